@@ -33,6 +33,10 @@ _DIGITS = 20
 _ABANDONED_S = 7 * 24 * 3600.0
 """Age after the last use at which local copies are removed."""
 _ETAGS = ".etags"
+_FileStates = tuple[tuple[str, int, int, int], ...]
+"""Name, inode, size and modification time of each file of an artifact."""
+_verified: dict[Path, tuple[str, _FileStates]] = {}
+"""By path, the digest that this process has computed last, and the states of the files then."""
 
 
 class Artifact(BaseModel):
@@ -80,7 +84,6 @@ class ArtifactStore:
         self._objects = None if isinstance(file_system, LocalFileSystem) else ObjectFolder(file_system, self.root)
         self.uri = self._objects.uri if self._objects else self.root
         self.documents = DocumentStore(uri)
-        self._verified: dict[str, tuple[str, float]] = {}
 
     @property
     def is_local(self) -> bool:
@@ -178,7 +181,8 @@ class ArtifactStore:
             self._settle(staged, Path(self.root) / name, artifact)
             return artifact
         if staged.is_dir():
-            self._objects.upload(staged, name, sorted(_folder_digests(staged)), last=MANIFEST)
+            files = sorted(str(path.relative_to(staged)) for path in _files(staged))
+            self._objects.upload(staged, name, [file for file in files if file != MANIFEST], last=MANIFEST)
         else:
             self._objects.upload_file(staged, name)
         self._keep(staged, artifact, self._objects.etags(name))
@@ -193,8 +197,10 @@ class ArtifactStore:
                 return
             except ArtifactError:
                 remove(place)
+        states = _file_states(staged)
         try:
             os.replace(staged, place)
+            _verified[place.resolve()] = artifact.sha256, states
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -255,12 +261,11 @@ class ArtifactStore:
         _forget(place.parent)
 
     def _check(self, path: Path, artifact: Artifact) -> None:
-        """Compare digests, once for each modification time."""
+        """Compare digests, once in a process as long as the files stay as they are."""
         if not path.exists():
             raise self._missing(artifact)
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        stamp = max((p.stat().st_mtime for p in files), default=0.0)
-        if self._verified.get(str(path)) == (artifact.sha256, stamp):
+        verified = artifact.sha256, _file_states(path)
+        if _verified.get(path.resolve()) == verified:
             return
         if path.is_dir():
             manifest = path / MANIFEST
@@ -271,7 +276,7 @@ class ArtifactStore:
             actual = file_digest(path)
         if actual != artifact.sha256:
             raise _damaged(artifact, actual)
-        self._verified[str(path)] = (artifact.sha256, stamp)
+        _verified[path.resolve()] = verified
 
 
 def local_path(address: str) -> Path:
@@ -342,9 +347,15 @@ def _damaged(artifact: Artifact, actual: str) -> ArtifactError:
     return ArtifactError(f"{artifact.kind} {artifact.uri} is damaged: expected {artifact.sha256}, found {actual}")
 
 
+def _files(path: Path) -> list[Path]:
+    """A file, or the files below a folder."""
+    return sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
+
+
+def _file_states(path: Path) -> _FileStates:
+    states = ((str(file.relative_to(path)), file.stat()) for file in _files(path))
+    return tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
+
+
 def _folder_digests(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): file_digest(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
+    return {str(path.relative_to(folder)): file_digest(path) for path in _files(folder) if path.name != MANIFEST}

@@ -18,7 +18,10 @@ from grpo.trajectories import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Token sequence of a trajectory with the advantage of each completion token."""
+    """Token sequence of a trajectory with the advantage of each completion token.
+
+    It ends with the last of them, unless a critic needs what follows.
+    """
 
     token_ids: NDArray[np.int32]  # [tokens]
     loss_mask: NDArray[np.bool_]  # [tokens]
@@ -155,7 +158,6 @@ def _with_rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings)
 def _sample(
     trajectory: Trajectory, advantages: NDArray[np.float32], *, rewards: NDArray[np.float64] | None = None
 ) -> Sample:
-    # no loss depends on what follows the last completion token; a critic has a value of it
     end = len(trajectory.token_ids) if rewards is not None else int(np.flatnonzero(trajectory.loss_mask)[-1]) + 1
     return Sample(
         token_ids=trajectory.token_ids[:end],

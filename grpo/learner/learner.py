@@ -167,10 +167,10 @@ class Learner:
             torch._foreach_copy_(list(self.model.parameters()), list(self.master.parameters()))
 
     def microbatches(self, samples: Sequence[Sample]) -> Sequence[list[Sample]]:
-        """This process's microbatches; the batch is split until each process has one."""
+        """This process's microbatches; the batch is split until each process, or each distinct sequence, has one."""
         budget = self.microbatch_tokens
         split = microbatches(self.model, samples, max_tokens=budget)
-        while len(split) < min(self.process_group.size, len(samples)):
+        while len(split) < min(self.process_group.size, len({sample.token_ids.tobytes() for sample in samples})):
             budget //= 2
             split = microbatches(self.model, samples, max_tokens=budget)
         return self.process_group.shard(split)

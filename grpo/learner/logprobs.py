@@ -38,7 +38,7 @@ class TokenLogprobs:
 def compute_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> TokenLogprobs:
     """Log-probability and entropy of each loss token at its sample's temperature.
 
-    Logits are computed for loss tokens alone, once for those that follow the same tokens, in chunks, and again in the
+    Logits are computed for loss tokens alone, once for equal ones after the same tokens, in chunks, and again in the
     backward pass: one chunk is in memory.
     """
     logprobs, entropy, processed_tokens = (
@@ -68,19 +68,22 @@ def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[t
     return logprobs, entropies, torch.tensor(predictions.processed_tokens)
 
 
-def log_distributions(model: PreTrainedModel, samples: Sequence[Sample]) -> torch.Tensor:
-    """Log-probabilities of the whole vocabulary at each loss token, [loss tokens, vocabulary]."""
+def log_distributions(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities of the whole vocabulary at each distinct loss token, [distinct, vocabulary], and their counts.
+
+    Equal loss tokens after the same tokens, at the same temperature, are one.
+    """
     predictions = _predictions(model, samples)
     logits = language_model_head(model)(predictions.states).float()
     distributions = torch.log_softmax(logits / predictions.temperatures[:, None], dim=-1)
-    return distributions.index_select(0, predictions.place)
+    return distributions, torch.bincount(predictions.place, minlength=len(distributions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Predictions:
     """Hidden state before each distinct loss token, its temperature and its id.
 
-    Loss tokens of several samples are one where they follow the same tokens.
+    Equal loss tokens after the same tokens, at the same temperature, are one.
     """
 
     states: torch.Tensor  # [distinct, hidden size]

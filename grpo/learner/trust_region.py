@@ -15,6 +15,8 @@ from grpo.learner.logprobs import log_distributions
 
 logger = logging.getLogger(__name__)
 _CONVERGED = 1e-10
+_Distributions = tuple[torch.Tensor, torch.Tensor]
+"""Of `log_distributions`."""
 
 
 class TrustRegionLearner(Learner):
@@ -22,7 +24,7 @@ class TrustRegionLearner(Learner):
 
     F is the Fisher matrix of the policy on the batch's loss tokens, g the gradient of the surrogate loss. A step is
     accepted if the loss falls and KL(old ‖ new) ≤ δ, exactly over the whole vocabulary, in nats a token on average.
-    The distribution of every loss token before the step is in memory: loss tokens × vocabulary × 4 bytes.
+    The distribution of every distinct loss token before the step is in memory, of the vocabulary × 4 bytes each.
     """
 
     def optimizer_step(
@@ -37,7 +39,7 @@ class TrustRegionLearner(Learner):
             old = [log_distributions(self.model, micro) for micro in micros]
             before = self._surrogate(micros, denominators)
         self.optimizer.zero_grad(set_to_none=True)
-        tokens = sum(len(part) for part in old)
+        tokens = sum(int(counts.sum()) for _, counts in old)
 
         def fisher(vector: torch.Tensor) -> torch.Tensor:
             product = self._fisher_product(micros, old, vector, tokens=tokens)
@@ -61,23 +63,23 @@ class TrustRegionLearner(Learner):
     def _surrogate(self, micros: Sequence[list[Sample]], denominators: Denominators) -> float:
         return sum(float(self.loss(micro, denominators)[0]) for micro in micros)
 
-    def _kl(self, micros: Sequence[list[Sample]], old: Sequence[torch.Tensor], *, tokens: int) -> float:
+    def _kl(self, micros: Sequence[list[Sample]], old: Sequence[_Distributions], *, tokens: int) -> float:
         """KL(old ‖ now), nats a token."""
         total = 0.0
-        for micro, before in zip(micros, old, strict=True):
-            now = log_distributions(self.model, micro)
-            total += float((before.exp() * (before - now)).double().sum())
+        for micro, (before, counts) in zip(micros, old, strict=True):
+            now, _ = log_distributions(self.model, micro)
+            total += float(counts.double() @ (before.exp() * (before - now)).sum(dim=1, dtype=torch.float64))
         return total / tokens
 
     def _fisher_product(
-        self, micros: Sequence[list[Sample]], old: Sequence[torch.Tensor], vector: torch.Tensor, *, tokens: int
+        self, micros: Sequence[list[Sample]], old: Sequence[_Distributions], vector: torch.Tensor, *, tokens: int
     ) -> torch.Tensor:
         """F v = ∇(∇KL · v), taken where KL is 0 and its Hessian the Fisher matrix."""
         product = torch.zeros_like(vector)
-        for micro, before in zip(micros, old, strict=True):
+        for micro, (before, counts) in zip(micros, old, strict=True):
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
-                now = log_distributions(self.model, micro)
-                kl = (before.exp() * (before - now)).sum() / tokens
+                now, _ = log_distributions(self.model, micro)
+                kl = (counts[:, None] * before.exp() * (before - now)).sum() / tokens
                 slopes = torch.autograd.grad(kl, self.parameters, create_graph=True)
                 along = torch.cat([slope.flatten() for slope in slopes]) @ vector
                 product += torch.cat([part.flatten() for part in torch.autograd.grad(along, self.parameters)])

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, user_temp_folder
 from grpo.errors import ArtifactError, RemovedError, StorageError
-from grpo.storage.files import write_atomically
+from grpo.storage.files import file_digest, write_atomically
 from tests.places import ROOT
 
 
@@ -228,21 +228,35 @@ def test_a_manifest_lists_its_files_in_the_order_of_their_names(store: ArtifactS
 
 @pytest.mark.parametrize("put", [_folder, lambda store: _text(store, "x")], ids=["a folder", "a file"])
 def test_what_changes_after_it_was_read_is_noticed_by_its_modification_time(
-    store: ArtifactStore, put: Callable[..., Artifact]
+    store: ArtifactStore, put: Callable[..., Artifact], monkeypatch: pytest.MonkeyPatch
 ):
-    """Digests are compared once for each time: at the old time the file is trusted, at a later one it is damage."""
+    """At the old time the file is trusted by every store of this process, at a later one, or in another, it is not."""
     artifact = put(store)
     path = store.path(artifact)
     changed = path / "a" if path.is_dir() else path
-    latest = max(file.stat().st_mtime for file in (path.iterdir() if path.is_dir() else [path]))
+    state = changed.stat()
     changed.write_text("9")
-    os.utime(changed, (latest, latest))
-    assert store.path(artifact) == path
-    with pytest.raises(ArtifactError, match="damaged"):
-        ArtifactStore(store.root).path(artifact)
-    os.utime(changed, (latest + 1, latest + 1))
+    os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert store.path(artifact) == ArtifactStore(store.root).path(artifact) == path
+    with monkeypatch.context() as patch:
+        patch.setattr("grpo.artifacts._verified", {})  # as in another process
+        with pytest.raises(ArtifactError, match="damaged"):
+            store.path(artifact)
+    os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
     with pytest.raises(ArtifactError, match="damaged"):
         store.path(artifact)
+
+
+def test_what_this_process_has_written_is_not_read_again(store: ArtifactStore, monkeypatch: pytest.MonkeyPatch):
+    """Its digest is known; a copy that was there before is compared."""
+    artifact = _folder(store)
+    read: list[Path] = []
+    monkeypatch.setattr("grpo.artifacts.file_digest", lambda path: read.append(path) or file_digest(path))
+    ArtifactStore(store.root).path(artifact)
+    assert not read
+    monkeypatch.setattr("grpo.artifacts._verified", {})
+    ArtifactStore(store.root).path(artifact)
+    assert read
 
 
 @pytest.mark.parametrize(

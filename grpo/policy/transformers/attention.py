@@ -1,6 +1,6 @@
 """Attention over one flat row [1, tokens] of many conversations, without padding.
 
-Slots, for sampling: every conversation in progress has a slot of a preallocated KV cache; a pass has one token of each
+Slots, for sampling: conversations in progress have slots of a preallocated KV cache; a pass has one token of each
 decoding slot and many of each prefilling one. Trees, for training: segments attend to their shared prefixes. Which
 positions a layer attends to (causal, sliding window, chunks) is the model's own rule, evaluated at the positions of
 the conversations. Without slots or a tree, attention is that of transformers.
@@ -123,7 +123,7 @@ class KVCache:
 
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """Copy the first `tokens` of a slot to others: siblings that share the prompt, or the slot it moves to."""
+        """Copy the first `tokens` of a slot to others."""
         for pair in self._layers.values():
             for part in pair:
                 part[targets, :, :tokens] = part[source : source + 1, :, :tokens]
@@ -163,7 +163,7 @@ class SlotBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeBlock:
-    """Segments of similar lengths that attend in one call; padding repeats a segment's first token."""
+    """Segments with similar numbers of queries and keys, which attend in one call; padding repeats a first token."""
 
     queries: torch.Tensor  # [segments, width] flat token index
     keys: torch.Tensor  # [segments, past + width] flat token index

@@ -25,7 +25,7 @@ from grpo.policy.transformers.token_batch import MaskedSequence, TokenBatch
 _MIN_FILL = 0.75
 """Segments attend in one block as long as the shortest has this share of the longest's queries and keys."""
 _MAX_EXPANSION = 4
-"""Most tokens of a row's distinct sequences at full length, for each token of the row."""
+"""Most keys of a row's segments, their ancestors' included, for each token that the row may have."""
 
 
 S = TypeVar("S", bound=MaskedSequence)
@@ -98,22 +98,26 @@ def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> TokenBat
 def packed_microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
     """Split a batch into rows of at most `max_tokens` tokens once packed, similar sequences together.
 
-    Attention keeps the keys of all ancestors of a segment: a row's distinct sequences, at full length, have at most
-    `_MAX_EXPANSION` times as many tokens.
+    Attention keeps the keys of all ancestors of a segment: those of a row are at most `_MAX_EXPANSION` times as many.
     """
     rows: list[list[S]] = []
+    ends: list[int] = []  # of the edges from the root to the last sequence
     previous = np.zeros(0, dtype=np.int32)
-    row_tokens, full_tokens = 0, 0
+    tokens, keys = 0, 0
     for sample in sorted(samples, key=_key):  # a sequence shares the longest prefix with one beside it
-        ids, shared = sample.token_ids, common_prefix_length([previous, sample.token_ids])
+        ids = sample.token_ids
+        shared = common_prefix_length([previous, ids]) if rows else 0
         new = len(ids) - shared
-        full = len(ids) if new else 0
-        if rows and row_tokens + new <= max_tokens and full_tokens + full <= _MAX_EXPANSION * max_tokens:
+        is_cut = 0 < shared < len(ids) and shared not in ends
+        new_keys = (len(ids) if new else 0) + (shared if is_cut else 0)
+        fits = tokens + new <= max_tokens and keys + new_keys <= _MAX_EXPANSION * max_tokens
+        if rows and (fits or not new):
             rows[-1].append(sample)
-            row_tokens, full_tokens = row_tokens + new, full_tokens + full
+            tokens, keys = tokens + new, keys + new_keys
+            ends = [*(end for end in ends if end < shared), *{shared, len(ids)}]
         else:
             rows.append([sample])
-            row_tokens, full_tokens = len(ids), len(ids)
+            tokens, keys, ends = len(ids), len(ids), [len(ids)]
         previous = ids
     return rows
 
@@ -169,7 +173,7 @@ def _path(leaf: _Edge) -> list[_Edge]:
 
 
 def _blocks(segments: Sequence[_Segment]) -> list[list[_Segment]]:
-    """Segments of similar numbers of queries and keys, the most queries first."""
+    """Segments of similar numbers of queries and keys."""
 
     def part(segments: Sequence[_Segment], size: Callable[[_Segment], int]) -> list[list[_Segment]]:
         parts: list[list[_Segment]] = []

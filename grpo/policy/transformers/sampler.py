@@ -34,7 +34,7 @@ time for each, since the states of a layer do not fit into its caches."""
 
 
 class SlotSampler(TurnSampler):
-    """Sampler with a slot of the KV cache per conversation, for a model with flat attention."""
+    """Sampler with a slot of the KV cache for each distinct conversation, for a model with flat attention."""
 
     def __init__(
         self, model: PreTrainedModel, *, stop_ids: Collection[int], concurrency: int, max_context: int
@@ -68,6 +68,11 @@ class SlotSampler(TurnSampler):
             self._holders[session.slot] = last
             last.slot = session.slot
         session.slot = None
+
+    def _abandon(self, session: TurnSession) -> None:
+        """See `TurnSampler`; idle followers have read nothing of the failed pass, and one of them takes the slot."""
+        SlotSampler.release(self, session)
+        super()._abandon(session)
 
     def _admit(self) -> None:
         """See `TurnSampler`; turns are admitted in order while slots are free."""

@@ -138,6 +138,10 @@ class TurnSampler(ABC):
     def release(self, session: TurnSession) -> None:
         """Free what a finished conversation holds."""
 
+    def _abandon(self, session: TurnSession) -> None:
+        """Forget the history of a conversation whose pass failed: what that has left in the cache is not known."""
+        session.history.clear()
+
     @abstractmethod
     def _admit(self) -> None:
         """Drop cancelled turns, and move waiting turns to the active ones."""
@@ -183,7 +187,7 @@ class TurnSampler(ABC):
                 self.on_pass()
         except BaseException as error:
             for turn in self._active:
-                turn.session.history.clear()  # what the failed pass has left in the cache is not known
+                self._abandon(turn.session)
             for turn in (*self._active, *self._waiting):
                 if not turn.future.done():
                     turn.future.set_exception(error)

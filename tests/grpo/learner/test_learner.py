@@ -336,6 +336,18 @@ def test_a_clip_that_an_algorithm_does_not_read_is_refused():
         TrainingSettings(algorithm="rloo", dual_clip=3.0)
 
 
+def test_equal_sequences_are_not_split_over_processes(policy: TransformersPolicy):
+    """Three equal ones and another are two microbatches for four processes."""
+    first, other, _ = make_samples(policy)
+    parts = [
+        Learner(policy.model, TrainingSettings(), process_group=ProcessGroup(rank=rank, size=4)).microbatches(
+            [first, other, first, first]
+        )
+        for rank in range(4)
+    ]
+    assert sorted([len(micro) for micro in part] for part in parts) == [[], [], [1], [3]]
+
+
 def test_a_batch_is_split_until_each_process_has_a_microbatch(policy: TransformersPolicy):
     """Three sequences are one pass for one process; two processes, and four, share them out and lose none."""
     samples = make_samples(policy)

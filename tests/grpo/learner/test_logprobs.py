@@ -40,7 +40,10 @@ def test_logprobs_are_those_of_each_sample_at_its_own_temperature(policy: Transf
     every = torch.cat(rows)
     assert torch.allclose(scores.logprobs, every.gather(1, torch.from_numpy(targets)[:, None])[:, 0], atol=1e-5)
     assert torch.allclose(scores.entropy, -(every.exp() * every).sum(dim=1), atol=1e-5)
-    assert torch.allclose(log_distributions(policy.model, samples), every, atol=1e-5)
+    for sample, row in zip(samples, rows, strict=True):
+        distributions, counts = log_distributions(policy.model, [sample, sample])
+        assert torch.allclose(distributions, row, atol=1e-5)
+        assert counts.tolist() == [2] * len(row)
 
 
 def test_shared_prompts_go_through_the_model_once(policy: TransformersPolicy):

@@ -35,14 +35,14 @@ def test_the_fisher_product_is_the_derivative_of_the_kl_gradient(policy: Transfo
     learner = _learner(policy)
     with torch.no_grad():
         old = [log_distributions(policy.model, samples)]
-    tokens = len(old[0])
+    (before, counts), tokens = old[0], int(old[0][1].sum())
     generator = torch.Generator().manual_seed(0)
     vector = torch.cat([torch.randn(p.numel(), generator=generator, dtype=torch.float64) for p in learner.parameters])
     product = learner._fisher_product([samples], old, vector, tokens=tokens)
 
     def slope() -> torch.Tensor:
-        now = log_distributions(policy.model, samples)
-        kl = (old[0].exp() * (old[0] - now)).sum() / tokens
+        now, _ = log_distributions(policy.model, samples)
+        kl = (counts[:, None] * before.exp() * (before - now)).sum() / tokens
         return torch.cat([part.flatten() for part in torch.autograd.grad(kl, learner.parameters)])
 
     start, step = slope(), 1e-3  # log_distributions rounds logits to float32
@@ -59,13 +59,13 @@ def test_a_step_stays_within_the_bound_and_lowers_the_loss(policy: TransformersP
     samples = make_samples(policy)
     learner = _learner(policy, max_kl=0.02)
     with torch.no_grad():
-        old = log_distributions(policy.model, samples)
+        old, counts = log_distributions(policy.model, samples)
         before = float(learner.loss(samples, whole(samples))[0])
     metrics = learner.step(samples, whole(samples), on_policy=True)
     with torch.no_grad():
-        now = log_distributions(policy.model, samples)
+        now, _ = log_distributions(policy.model, samples)
         after = float(learner.loss(samples, whole(samples))[0])
-    kl = float((old.exp() * (old - now)).sum(dim=1).mean())
+    kl = float((counts * (old.exp() * (old - now)).sum(dim=1)).sum() / counts.sum())
     assert metrics["step_kl"] == pytest.approx(kl, rel=1e-3)
     assert 0.002 < kl <= 0.02
     assert after < before

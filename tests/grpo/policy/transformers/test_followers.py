@@ -110,6 +110,42 @@ def test_a_follower_counts_as_a_conversation(policy: TransformersPolicy):
     asyncio.run(run())
 
 
+def test_a_failed_leader_leaves_its_idle_follower_what_it_has_read(
+    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
+):
+    """Two others fail while it waits for its next turn: it has the slot, and goes on as if alone."""
+
+    async def run() -> Generation:
+        async with _sampler(policy, concurrency=3) as sampler:
+            asyncio.get_running_loop().set_exception_handler(lambda loop, problem: None)
+            other, leader, idle = (sampler.open() for _ in range(3))
+            await asyncio.gather(
+                _turn(other, [9, 8, 7], _sampling(3)),
+                _turn(leader, PROMPT, _sampling(0)),
+                _turn(idle, PROMPT, _sampling(0, tokens=2)),
+            )
+            assert (leader.slot, idle.slot) == (1, None)
+            with monkeypatch.context() as patch:
+                patch.setattr(sampler, "_pass", lambda turns: 1 / 0)
+                turns = [_turn(session, [50], _sampling(0)) for session in (other, leader)]
+                failures = await asyncio.gather(*turns, return_exceptions=True)
+            assert [type(failure) for failure in failures] == [ZeroDivisionError] * 2
+            assert idle.slot == 0
+            other.close()
+            leader.close()
+            return await _turn(idle, [60, 61], _sampling(0))
+
+    async def alone() -> Generation:
+        async with _sampler(policy, concurrency=1) as sampler:
+            session = sampler.open()
+            await _turn(session, PROMPT, _sampling(0, tokens=2))
+            return await _turn(session, [60, 61], _sampling(0))
+
+    generation, expected = asyncio.run(run()), asyncio.run(alone())
+    assert generation.token_ids == expected.token_ids
+    assert generation.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_random_conversations_are_as_if_alone(policy: TransformersPolicy, seed: int):
     """Of up to three turns with few different texts and random numbers; some end early, cancelled or closed."""

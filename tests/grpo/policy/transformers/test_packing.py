@@ -129,7 +129,7 @@ def test_equal_sequences_count_once():
     """Six of 4 tokens, of which three are equal: 4, 1 and 1, 1 and 1 more."""
     samples = [make([9, 8, 7], k) for k in (1, 1, 1, 2, 3, 4)]
     assert [len(m) for m in packed_microbatches(samples, max_tokens=5)] == [4, 2]
-    assert [len(m) for m in packed_microbatches(samples[:3], max_tokens=4)] == [3]
+    assert [len(m) for m in packed_microbatches(samples[:3], max_tokens=2)] == [3]
 
 
 def test_the_count_is_that_of_the_packed_row():
@@ -143,9 +143,9 @@ def test_the_count_is_that_of_the_packed_row():
 
 
 def test_many_samples_of_a_long_prompt_are_split():
-    """40 completions of 1 token on a prompt of 20: 60 in a row, but 840 keys, of which a row of 60 may have 240."""
+    """40 completions of 1 token on a prompt of 20: 60 in a row may have 240 keys, 20 of the prompt and 21 of each."""
     cut = packed_microbatches([make([9] * 20, 10 + k) for k in range(40)], max_tokens=60)
-    assert [len(micro) for micro in cut] == [11, 11, 11, 7]
+    assert [len(micro) for micro in cut] == [10, 10, 10, 10]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -163,9 +163,21 @@ def test_random_sequences_are_read_from_the_row(seed: int):
         del predictors[: len(places)]
         assert row[places].tolist() == sample.token_ids[:-1].tolist()
         assert packed.position_ids[0, places].tolist() == list(range(len(places)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_microbatches_keep_both_bounds(seed: int):
+    """Of 8 tokens, and 32 keys: the lengths of all sequences and branching points, counted by their prefixes."""
+    rng = np.random.default_rng(seed)
+    samples = [make([9], *rng.integers(0, 2, rng.integers(1, 7)).tolist()) for _ in range(30)]
     cut = packed_microbatches(samples, max_tokens=8)
-    assert sum(map(len, cut)) == len(samples)
-    assert all(pack(micro, device=CPU).token_ids.shape[1] <= 8 for micro in cut)
+    assert sorted(id(sample) for micro in cut for sample in micro) == sorted(map(id, samples))
+    for micro in cut:
+        sequences = {tuple(sample.token_ids.tolist()) for sample in micro}
+        prefixes = {ids[:k] for ids in sequences for k in range(1, len(ids) + 1)}
+        branches = {prefix for prefix in prefixes if sum(longer[:-1] == prefix for longer in prefixes) > 1}
+        assert len(prefixes) == pack(micro, device=CPU).token_ids.shape[1] <= 8
+        assert sum(map(len, sequences | branches)) <= 32
 
 
 def test_an_empty_batch_has_no_rows():

@@ -175,7 +175,7 @@ def _path(leaf: _Edge) -> list[_Edge]:
 def _blocks(segments: Sequence[_Segment]) -> list[list[_Segment]]:
     """Segments of similar numbers of queries and keys."""
 
-    def part(segments: Sequence[_Segment], size: Callable[[_Segment], int]) -> list[list[_Segment]]:
+    def by_size(segments: Sequence[_Segment], size: Callable[[_Segment], int]) -> list[list[_Segment]]:
         parts: list[list[_Segment]] = []
         for segment in sorted(segments, key=size, reverse=True):
             if parts and size(segment) >= _MIN_FILL * size(parts[-1][0]):
@@ -184,8 +184,8 @@ def _blocks(segments: Sequence[_Segment]) -> list[list[_Segment]]:
                 parts.append([segment])
         return parts
 
-    by_queries = part(segments, lambda segment: segment.length)
-    return [block for similar in by_queries for block in part(similar, lambda s: s.length + len(s.past))]
+    by_queries = by_size(segments, lambda segment: segment.length)
+    return [block for similar in by_queries for block in by_size(similar, lambda s: s.length + len(s.past))]
 
 
 def _block(segments: Sequence[_Segment], device: torch.device) -> TreeBlock:

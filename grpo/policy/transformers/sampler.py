@@ -71,7 +71,7 @@ class SlotSampler(TurnSampler):
 
     def _abandon(self, session: TurnSession) -> None:
         """See `TurnSampler`; idle followers have read nothing of the failed pass, and one of them takes the slot."""
-        SlotSampler.release(self, session)
+        SlotSampler.release(self, session)  # not that of a subclass, which may keep the slot for a next turn
         super()._abandon(session)
 
     def _admit(self) -> None:

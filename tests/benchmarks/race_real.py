@@ -16,7 +16,7 @@ from tests.places import ROOT
 
 TARGET = 0.8
 SEEDS = (1, 2, 3)
-"""With one seed the time is as much chance as speed: ours arrives after four to six iterations."""
+"""A single seed says little: ours reached the target after four to eight iterations."""
 PATIENCE = 5.5
 """Time limit of TRL's run, as a multiple of the time that ours took to the target."""
 TRL_ROWS = 4
@@ -65,7 +65,7 @@ def measure() -> Findings:
 
 
 def _run(race: Race) -> list[CurvePoint]:
-    """Learning curve of our command, with records of its own."""
+    """Learning curve of our command, with its own home."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         environment = environment_at(home)
@@ -80,9 +80,10 @@ def _run(race: Race) -> list[CurvePoint]:
 
 
 def medians(ends: Sequence[tuple[CurvePoint, CurvePoint]]) -> tuple[CurvePoint, CurvePoint]:
-    """The middle one of our ends and of TRL's, where the unknown is to our disadvantage.
+    """Median run of each side by time, such that runs without the target cannot favour ours.
 
-    A run of ours that did not reach the target comes last; one of TRL's counts as if it had when it was stopped.
+    `ends` has the last points of both learning curves for each seed. A run of ours that did not reach the target is
+    sorted last; one of TRL's by the time at which it was stopped, a lower bound.
     """
     ours = sorted((ours for ours, _ in ends), key=lambda end: (end.success < TARGET, end.seconds))
     theirs = sorted((theirs for _, theirs in ends), key=lambda end: end.seconds)

@@ -19,7 +19,7 @@ from grpo.policy.transformers.model import TransformersPolicy, load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from tests.benchmarks.against_trl import make_trainer, trl_inputs, trl_step
 from tests.benchmarks.desk import MODEL
-from tests.benchmarks.growth import new_tokens, trajectories
+from tests.benchmarks.growth import attended_tokens, trajectories
 from tests.benchmarks.measure import in_turn, seconds
 from tests.benchmarks.page import Findings, Table
 from tests.benchmarks.step import our_step
@@ -165,7 +165,8 @@ def step_table(device: torch.device, shape: Qwen3Config) -> Table:
     taken = in_turn({name: partial(_timed, step) for name, step in steps.items()}, repeats=REPEATS)
     table = []
     for name, step in steps.items():
-        passed = new_tokens(samples) if name == "ours" else tokens  # the synthetic ones are of one length: no padding
+        # the synthetic trajectories are of one length: no padding
+        passed = len(attended_tokens(samples)) if name == "ours" else tokens
         mfu = model_flops_utilization(model, tokens_per_s=passed / taken[name], precision="bf16")
         told = "unknown" if mfu is None else f"{mfu:.0%}"
         busy = _busy_share(step, device)

@@ -1,9 +1,9 @@
 """Attention over one flat row [1, tokens] of many conversations, without padding.
 
-Slots, for sampling: conversations in progress have slots of a preallocated KV cache; a pass has one token of each
-decoding slot and many of each prefilling one. Trees, for training: segments attend to their shared prefixes. Which
-positions a layer attends to (causal, sliding window, chunks) is the model's own rule, evaluated at the positions of
-the conversations. Without slots or a tree, attention is that of transformers.
+Slots, for sampling: conversations in progress have slots of a preallocated KV cache, and may share a prefix that is
+there once; a pass has one token of each decoding slot and many of each prefilling one. Trees, for training: segments
+attend to their shared prefixes. Which positions a layer attends to (causal, sliding window, chunks) is the model's own
+rule, evaluated at the positions of the conversations. Without slots or a tree, attention is that of transformers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from grpo.policy.transformers.kv_cache import KVCache
+
 IMPLEMENTATION = "grpo_flat"
-_AHEAD = 64
-"""Tokens of each slot that are cleared at a time, so that unused memory is never touched."""
 _CHUNK = 256
 """Queries of a segment that attend in one call."""
+_LOGITS = 2**22
+"""Attention scores that are held at a time where keys are in two places, 16 MB in float32."""
 NEVER = 2**31 - 1
 """Position of a key that no query attends to."""
 
@@ -55,79 +57,6 @@ class MaskRule:
 
 _CAUSAL = MaskRule(causal_mask_function)
 
-KeysValues = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of one conversation by layer, [kv_heads, tokens, head_dim]."""
-
-
-class KVCache:
-    """Keys and values of `slots` conversations, each up to `capacity` tokens; grows by doubling.
-
-    Each layer's tensors are made when it first writes to them: layers differ in heads and dimensions.
-    """
-
-    def __init__(self, *, slots: int, capacity: int) -> None:
-        self._slots = slots
-        self.capacity = capacity
-        """Tokens that each slot can hold."""
-        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [slots, kv_heads, capacity, head_dim]
-        self._cleared = 0
-
-    def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, shaped for keys and values [1, kv_heads, tokens, head_dim]."""
-        if index not in self._layers:
-            tensors = (
-                part.new_empty(self._slots, part.shape[1], self.capacity, part.shape[3]) for part in (key, value)
-            )
-            keys, values = tensors
-            keys[:, :, : self._cleared] = 0
-            values[:, :, : self._cleared] = 0
-            self._layers[index] = keys, values
-        return self._layers[index]
-
-    def reserve(self, tokens: int) -> None:
-        """Grow every slot to `tokens` tokens; new ones are cleared, since masked values must be finite."""
-        if tokens > self.capacity:
-            extra = max(tokens, 2 * self.capacity) - self.capacity
-            self._layers = {
-                index: (functional.pad(keys, (0, 0, 0, extra)), functional.pad(values, (0, 0, 0, extra)))
-                for index, (keys, values) in self._layers.items()
-            }
-            self.capacity += extra
-        if tokens > self._cleared:
-            clear = slice(self._cleared, min(tokens + _AHEAD, self.capacity))
-            for keys, values in self._layers.values():
-                keys[:, :, clear] = 0
-                values[:, :, clear] = 0
-            self._cleared = clear.stop
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the keys and values of one token in all layers."""
-        parts = [part for pair in self._layers.values() for part in pair]
-        return sum(part.shape[1] * part.shape[3] * part.element_size() for part in parts)
-
-    @torch.inference_mode()
-    def read(self, slot: int, tokens: int) -> KeysValues:
-        """Copy of the first `tokens` of a slot."""
-        return {
-            index: (keys[slot, :, :tokens].clone(), values[slot, :, :tokens].clone())
-            for index, (keys, values) in self._layers.items()
-        }
-
-    @torch.inference_mode()
-    def write(self, slot: int, prefix: KeysValues, tokens: int) -> None:
-        """Copy the first `tokens` of what `read` returned into a slot."""
-        for index, pair in prefix.items():
-            for part, source in zip(self._layers[index], pair, strict=True):
-                part[slot, :, :tokens] = source[:, :tokens]
-
-    @torch.inference_mode()
-    def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """Copy the first `tokens` of a slot to others."""
-        for pair in self._layers.values():
-            for part in pair:
-                part[targets, :, :tokens] = part[source : source + 1, :, :tokens]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotBatch:
@@ -138,12 +67,12 @@ class SlotBatch:
 
     cache: KVCache
     slot: torch.Tensor  # [tokens] slot of each token
-    position: torch.Tensor  # [tokens] position of each token in its slot
+    position: torch.Tensor  # [tokens] position of each token in its conversation
     decode_count: int
     slots_in_use: int
     """Slots [0, slots_in_use) are in use."""
     cache_length: int
-    """Maximum number of tokens in a slot after the pass."""
+    """Maximum number of tokens of a conversation after the pass, the shared prefix included."""
     decode_positions: torch.Tensor  # [slots_in_use, 1] position of the token that a slot decodes, 0 of others
     prefill_slots: torch.Tensor | None  # [runs]
     prefill_index: torch.Tensor | None  # [runs, width] flat token index, padded with the run's first token
@@ -262,17 +191,73 @@ def _attend(
         grouped = query.view(rows, kv_heads, heads // kv_heads, -1)
         output = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scores.scaling)
         return output.reshape(rows, heads, 1, -1)
-    scaling = query.shape[-1] ** -0.5 if scores.scaling is None else scores.scaling
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, width, -1)
-    logits = torch.matmul(grouped, key[:, :, None].transpose(3, 4)) * scaling
+    weights = _weights(torch.matmul(grouped, key[:, :, None].transpose(3, 4)), query.shape[-1], mask, scores)
+    return torch.matmul(weights.to(value.dtype), value[:, :, None]).reshape(rows, heads, width, -1)
+
+
+def _weights(
+    logits: torch.Tensor,  # [rows, kv_heads, heads of a group, width, length]
+    head_dim: int,
+    mask: torch.Tensor,  # [rows, 1, width, length]
+    scores: _Scores,
+) -> torch.Tensor:
+    """Softmax of scaled, capped and masked attention scores, in float32."""
+    logits = logits * (head_dim**-0.5 if scores.scaling is None else scores.scaling)
     if scores.softcap is not None:
         logits = torch.tanh(logits / scores.softcap) * scores.softcap
     logits = (logits + mask[:, :, None]).float()
     if scores.sinks is not None:
+        rows, kv_heads, _, width, _ = logits.shape
         sinks = scores.sinks.float().view(1, kv_heads, -1, 1, 1).expand(rows, -1, -1, width, 1)
         logits = torch.cat([logits, sinks], dim=-1)
-    weights = logits.softmax(dim=-1)[..., : key.shape[2]].to(value.dtype)
-    return torch.matmul(weights, value[:, :, None]).reshape(rows, heads, width, -1)
+    return logits.softmax(dim=-1)[..., : mask.shape[-1]]
+
+
+def _attend_with_prefix(
+    query: torch.Tensor,  # [rows, heads, width, head_dim]
+    key: torch.Tensor,  # [rows, kv_heads, own, head_dim]
+    value: torch.Tensor,  # [rows, kv_heads, own, value_dim]
+    shared: tuple[torch.Tensor, torch.Tensor],  # [kv_heads, prefix, head_dim], [kv_heads, prefix, value_dim]
+    mask: torch.Tensor,  # [rows, 1, width, prefix + own]
+    scores: _Scores,
+) -> torch.Tensor:
+    """Attention to a prefix that all rows share and to their own keys after it, [rows, heads, width, value_dim].
+
+    The queries of all rows are multiplied with the keys of the prefix at once, which are read once for all of them.
+    """
+    rows, heads, width, _ = query.shape
+    queries = max(1, _LOGITS // (heads * mask.shape[-1]))  # at a time
+    some = min(width, queries)
+    output = query.new_empty(rows, heads, width, value.shape[-1])
+    for row in range(0, rows, max(1, queries // some)):
+        at = slice(row, row + max(1, queries // some))
+        for start in range(0, width, some):
+            to = slice(start, start + some)
+            output[at, :, to] = _attend_twice(query[at, :, to], key[at], value[at], shared, mask[at, :, to], scores)
+    return output
+
+
+def _attend_twice(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    shared: tuple[torch.Tensor, torch.Tensor],
+    mask: torch.Tensor,
+    scores: _Scores,
+) -> torch.Tensor:
+    """`_attend_with_prefix`, in one softmax in float32."""
+    rows, heads, width, head_dim = query.shape
+    kv_heads, prefix = shared[0].shape[:2]
+    of_group = query.float().reshape(rows, kv_heads, -1, head_dim)  # [rows, kv_heads, heads of a group · width, dim]
+    of_all = of_group.transpose(0, 1).flatten(1, 2)  # [kv_heads, rows · heads of a group · width, dim]
+    common = torch.matmul(of_all, shared[0].float().mT).view(kv_heads, rows, -1, prefix).transpose(0, 1)
+    logits = torch.cat([common, torch.matmul(of_group, key.float().mT)], dim=-1)
+    weights = _weights(logits.view(rows, kv_heads, -1, width, mask.shape[-1]), head_dim, mask, scores).flatten(2, 3)
+    common, own = weights.tensor_split([prefix], dim=-1)
+    output = torch.matmul(common.transpose(0, 1).flatten(1, 2), shared[1].float())
+    output = output.view(kv_heads, rows, -1, value.shape[-1]).transpose(0, 1) + torch.matmul(own, value.float())
+    return output.reshape(rows, heads, width, -1).to(value.dtype)
 
 
 def _attend_in_chunks(
@@ -326,8 +311,17 @@ def _slot_attention(
     scores: _Scores,
 ) -> torch.Tensor:
     keys, values = slots.cache.layer(module.layer_idx, key, value)
-    keys[slots.slot, :, slots.position] = key[0].transpose(0, 1)
-    values[slots.slot, :, slots.position] = value[0].transpose(0, 1)
+    column = slots.position - slots.cache.shared
+    keys[slots.slot, :, column] = key[0].transpose(0, 1)
+    values[slots.slot, :, column] = value[0].transpose(0, 1)
+    shared = slots.cache.shared_layer(module.layer_idx)
+    own = slice(0, slots.cache_length - slots.cache.shared)
+
+    def attend(queries: torch.Tensor, of: slice | torch.Tensor, *, prefill: bool) -> torch.Tensor:
+        mask = slots.mask(rule, prefill=prefill, dtype=queries.dtype)
+        if shared is None:
+            return _attend(queries, keys[of, :, own], values[of, :, own], mask, scores)
+        return _attend_with_prefix(queries, keys[of, :, own], values[of, :, own], shared, mask, scores)
 
     queries = query[0].transpose(0, 1)  # [tokens, heads, head_dim]
     output = queries.new_empty(*queries.shape[:2], value.shape[3])
@@ -335,22 +329,10 @@ def _slot_attention(
         count, decode_slots = slots.decode_count, slots.slot[: slots.decode_count]
         decoding = queries.new_zeros(slots.slots_in_use, *queries.shape[1:])
         decoding[decode_slots] = queries[:count]
-        attended = _attend(
-            decoding[:, :, None],
-            keys[: slots.slots_in_use, :, : slots.cache_length],
-            values[: slots.slots_in_use, :, : slots.cache_length],
-            slots.mask(rule, prefill=False, dtype=queries.dtype),
-            scores,
-        )
+        attended = attend(decoding[:, :, None], slice(slots.slots_in_use), prefill=False)
         output[:count] = attended[decode_slots, :, 0]
     if slots.prefill_slots is not None and slots.prefill_index is not None and slots.prefill_valid is not None:
-        attended = _attend(
-            queries[slots.prefill_index].transpose(1, 2),
-            keys[slots.prefill_slots, :, : slots.cache_length],
-            values[slots.prefill_slots, :, : slots.cache_length],
-            slots.mask(rule, prefill=True, dtype=queries.dtype),
-            scores,
-        )
+        attended = attend(queries[slots.prefill_index].transpose(1, 2), slots.prefill_slots, prefill=True)
         output[slots.prefill_index[slots.prefill_valid]] = attended.transpose(1, 2)[slots.prefill_valid]
     return output.unsqueeze(0)
 

@@ -39,8 +39,18 @@ _LENGTHS = (
 )  # fmt: skip
 """Settings of configs and layers that change attention from a length on, which a short conversation does not have."""
 _SHORT = 8
-_TURNS = (((14, 6), (5, 4), (3, 6)), ((14, 4), (3, 7), (6, 3)), ((9, 7), (7, 2), (4, 5)))
-"""(new prompt tokens, generated tokens) of each turn of each conversation; the first two share their first prompt."""
+_TURNS = (
+    ((14, 6), (5, 4), (3, 6)),
+    ((14, 4), (3, 7), (6, 3)),
+    ((9, 7), (7, 2), (4, 5)),
+    ((7, 3), (5, 4)),
+)
+"""(new prompt tokens, generated tokens) of each turn of each conversation.
+
+The first two have the same first prompt, the third begins like it, and the fourth comes later and begins otherwise.
+"""
+_SHARED = 6
+"""Tokens that the prompts of the first three conversations begin with."""
 _TOLERANCE = 1e-4
 """Largest error of a log-probability, relative to its size where that is above 1, and of the gradient's direction."""
 _GRADIENT_ELEMENTS = 2**22
@@ -212,20 +222,22 @@ def _sample(model: PreTrainedModel) -> list[_Conversation]:
 
 async def _converse(model: PreTrainedModel) -> list[_Conversation]:
     text_ids = _text_token_ids(model)
-    sampler = make_sampler(model, stop_ids=(), concurrency=len(_TURNS), max_context=2**20)
+    sampler = make_sampler(model, stop_ids=(), concurrency=len(_TURNS), max_context=2**20, min_shared_prefix=_SHARED)
+    begun = asyncio.Event()
 
     async def converse(index: int, turns: Sequence[tuple[int, int]]) -> _Conversation:
         session = sampler.open()
         token_ids: list[int] = []
         mask: list[bool] = []
         logprobs: list[float] = []
+        if index == len(_TURNS) - 1:
+            await begun.wait()
         for turn, (new, generated) in enumerate(turns):
-            # the first prompts of the first two conversations are equal
-            seed = [turn, index if turn or index > 1 else 0]
-            prompt = np.random.default_rng(seed).choice(text_ids, size=new).tolist()
+            prompt = _prompt(text_ids, index, turn, new)
             sampling = Sampling(temperature=1.0, max_new_tokens=generated, seed=index)
             generation = await session.generate(Prompt(new_ids=prompt), sampling)
             assert generation.logprobs is not None
+            begun.set()
             token_ids += [*prompt, *generation.token_ids]
             mask += [False] * len(prompt) + [True] * len(generation.token_ids)
             logprobs += generation.logprobs
@@ -234,6 +246,14 @@ async def _converse(model: PreTrainedModel) -> list[_Conversation]:
 
     async with sampler:
         return list(await asyncio.gather(*(converse(index, turns) for index, turns in enumerate(_TURNS))))
+
+
+def _prompt(text_ids: NDArray[np.int64], index: int, turn: int, new: int) -> list[int]:
+    """New prompt tokens of a turn; see `_TURNS`."""
+    own = np.random.default_rng([turn, index]).choice(text_ids, size=new)
+    first = np.random.default_rng([turn, 0]).choice(text_ids, size=new)
+    shared = 0 if turn else (0, new, _SHARED, 0)[index]
+    return [*first[:shared].tolist(), *own[shared:].tolist()]
 
 
 def _text_token_ids(model: PreTrainedModel) -> NDArray[np.int64]:

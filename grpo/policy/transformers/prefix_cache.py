@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from grpo.policy.transformers.attention import KeysValues
+from grpo.policy.transformers.kv_cache import KeysValues
 from grpo.policy.transformers.packing import common_prefix_length
 
 _TOKEN: np.dtype[np.int32] = np.dtype(">i4")

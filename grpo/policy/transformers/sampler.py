@@ -8,7 +8,8 @@ step   conversation 1    2               3
 4      decode            prefill 12      decode       a tool result for 2: only the new tokens are prefilled
 
 Conversations with the same tokens are one in a pass: followers have no slot of their own until they differ. A prefix
-that all new conversations share, such as the system prompt, is prefilled once as well.
+that all new conversations share, such as the system prompt, is prefilled once as well; a long one, such as that of many
+tools, is held once, and each pass reads it once for all conversations.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from grpo.policy.transformers.attention import KVCache, SlotBatch
+from grpo.policy.transformers.attention import SlotBatch
+from grpo.policy.transformers.kv_cache import KVCache
 from grpo.policy.transformers.packing import common_prefix_length
 from grpo.policy.transformers.turn_sampler import Turn, TurnSampler, TurnSession, pending
 
@@ -28,18 +31,29 @@ _INITIAL_CAPACITY = 512
 """Tokens per slot at the start."""
 _MIN_SAVED = 256
 """Fewest tokens that are saved for which a shared prefix gets a pass of its own."""
+MIN_SHARED_PREFIX = 512
+"""Fewest tokens of a prefix that is held once for all conversations rather than copied."""
 _PASS_TOKENS = 2048
-"""Maximum number of tokens in a forward pass; a longer turn has a pass of its own. With 23,000 a CPU takes twice the
-time for each, since the states of a layer do not fit into its caches."""
+"""Maximum number of tokens in a forward pass; a longer turn is read in several. With 23,000 a CPU takes twice the time
+for each, since the states of a layer do not fit into its caches, and masks grow with the square of a prompt."""
 
 
 class SlotSampler(TurnSampler):
     """Sampler with a slot of the KV cache for each distinct conversation, for a model with flat attention."""
 
     def __init__(
-        self, model: PreTrainedModel, *, stop_ids: Collection[int], concurrency: int, max_context: int
+        self,
+        model: PreTrainedModel,
+        *,
+        stop_ids: Collection[int],
+        concurrency: int,
+        max_context: int,
+        min_shared_prefix: int = MIN_SHARED_PREFIX,
     ) -> None:
         super().__init__(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
+        self._min_shared_prefix = min_shared_prefix
+        self._prefix = np.zeros(0, dtype=np.int32)
+        """Tokens that the cache holds once: all conversations begin with them."""
         self._cache = KVCache(slots=concurrency, capacity=min(_INITIAL_CAPACITY, max_context))
         self._holders: list[TurnSession] = []
         """Sessions by slot; slots stay contiguous, so that a pass computes none that is free."""
@@ -102,7 +116,7 @@ class SlotSampler(TurnSampler):
         leaders = [self._lead(group) for group in groups]
         self._share_prefix([turn for turn in leaders if turn.session.length == 0])
         order = sorted(range(len(groups)), key=lambda index: len(leaders[index].unread) > 1)
-        logits = self._forward([leaders[index] for index in order])
+        logits = self._forward([leaders[index] for index in order], self._cache)
         rows = [row for row, index in enumerate(order) for _ in groups[index]]
         self._sample([turn for index in order for turn in groups[index]], rows, logits)
 
@@ -131,47 +145,76 @@ class SlotSampler(TurnSampler):
         return leader
 
     def _share_prefix(self, turns: list[Turn]) -> None:
-        """Prefill the prefix that the prompts of new conversations share in one of them, and copy it to the others.
-
-        A conversation that is in progress may have read it already. The last token of a prompt stays unread.
-        """
+        """Let new conversations begin with what another has read. The last token of a prompt stays unread."""
         if not turns:
             return
+        prompts = [np.array(turn.unread[:-1], np.int32) for turn in turns]
         source = next((session for session in self._holders if session.length), None)
-        read = [turn.unread[:-1] for turn in turns]
-        if source is not None:
-            read.append(source.history)
-        shared = turns[0].unread[: common_prefix_length([np.array(ids, np.int32) for ids in read])]
+        self._hold_prefix(turns, prompts, source)
+        shared = len(self._prefix) or self._copy_prefix(turns, prompts, source)
+        for turn in turns:
+            turn.session.history, turn.unread = turn.unread[:shared], turn.unread[shared:]
+
+    def _hold_prefix(self, turns: list[Turn], prompts: list[NDArray[np.int32]], source: TurnSession | None) -> None:
+        """Hold a long prefix of all conversations once, or of one that is held as much as the new ones share."""
+        if len(self._prefix):
+            shared = common_prefix_length([self._prefix, *prompts])
+            if shared < len(self._prefix):
+                self._prefix = self._prefix[: shared if shared >= self._min_shared_prefix else 0]
+                self._cache.unshare(len(self._prefix))
+        elif source is None and len(turns) > 1:
+            shared = common_prefix_length(prompts)
+            if shared >= self._min_shared_prefix:
+                reader = TurnSession(self)
+                reader.slot = 0
+                cache = KVCache(slots=1, capacity=shared)
+                self._forward([replace(turns[0], session=reader, unread=prompts[0][:shared].tolist())], cache)
+                self._cache.share(cache.read(0, shared), shared)
+                self._prefix = prompts[0][:shared]
+
+    def _copy_prefix(self, turns: list[Turn], prompts: list[NDArray[np.int32]], source: TurnSession | None) -> int:
+        """Prefill the prefix that the prompts share in one of them, and copy it to the others; returns its length.
+
+        A conversation that is in progress, `source`, may have read it already. 0 where that would save too little.
+        """
+        read = prompts if source is None else [*prompts, np.array(source.history, np.int32)]
+        shared = common_prefix_length(read)
         others = turns[1:] if source is None else turns
-        if len(shared) * len(others) < _MIN_SAVED:
-            return
+        if shared * len(others) < _MIN_SAVED:
+            return 0
         if source is None:
             source = turns[0].session
-            self._forward([replace(turns[0], unread=shared)])
+            self._forward([replace(turns[0], unread=turns[0].unread[:shared])], self._cache)
         assert source.slot is not None
-        self._cache.copy(
-            source.slot, [turn.session.slot for turn in others if turn.session.slot is not None], len(shared)
-        )
-        for turn in turns:
-            turn.session.history = list(shared)
-            turn.unread = turn.unread[len(shared) :]
+        self._cache.copy(source.slot, [turn.session.slot for turn in others if turn.session.slot is not None], shared)
+        return shared
 
-    def _forward(self, turns: list[Turn]) -> torch.Tensor:
-        """Read the unread tokens of turns; returns the logits after the last of each, [turns, vocabulary]."""
+    def _forward(self, turns: list[Turn], cache: KVCache) -> torch.Tensor:
+        """Read the unread tokens of turns into a cache; returns the logits after each turn, [turns, vocabulary]."""
         passes: list[list[Turn]] = []
         room = 0
         for turn in turns:
+            self._read_long(turn, cache)
             if not passes or len(turn.unread) > room:
                 passes.append([])
                 room = _PASS_TOKENS
             passes[-1].append(turn)
             room -= len(turn.unread)
-        logits = [self._pass(part) for part in passes]
+        logits = [self._pass(part, cache) for part in passes]
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
-    def _pass(self, turns: list[Turn]) -> torch.Tensor:
+    def _read_long(self, turn: Turn, cache: KVCache) -> None:
+        """Read what a pass has no room for of a long turn, in passes of its own."""
+        while len(turn.unread) > _PASS_TOKENS:
+            piece, rest = turn.unread[:_PASS_TOKENS], turn.unread[_PASS_TOKENS:]
+            turn.unread = piece
+            self._pass([turn], cache)
+            turn.session.history += piece
+            turn.unread = rest
+
+    def _pass(self, turns: list[Turn], cache: KVCache) -> torch.Tensor:
         """Run one forward pass over the unread tokens of turns; see `_forward`."""
-        batch, ids, ends = self._build_batch(turns)
+        batch, ids, ends = self._build_batch(turns, cache)
         logits: torch.Tensor = self._model(
             input_ids=ids,
             position_ids=batch.position.unsqueeze(0),
@@ -183,7 +226,7 @@ class SlotSampler(TurnSampler):
         self.tokens_processed += ids.shape[1]
         return logits
 
-    def _build_batch(self, turns: list[Turn]) -> tuple[SlotBatch, torch.Tensor, torch.Tensor]:
+    def _build_batch(self, turns: list[Turn], cache: KVCache) -> tuple[SlotBatch, torch.Tensor, torch.Tensor]:
         """Build the batch layout, flat token ids, and the flat index of each turn's last token."""
         ids: list[int] = []
         slot: list[int] = []
@@ -203,7 +246,7 @@ class SlotSampler(TurnSampler):
             position += range(start, start + count)
             ends.append(len(ids) - 1)
         cache_length, slots_in_use = max(position) + 1, max(slot) + 1
-        self._cache.reserve(cache_length)
+        cache.reserve(cache_length)
 
         def tensor(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor(values, device=self._device)
@@ -220,7 +263,7 @@ class SlotSampler(TurnSampler):
             prefill_index = torch.where(prefill_valid, starts[:, None] + offsets, starts[:, None])
             prefill_positions = firsts[:, None] + offsets * prefill_valid
         batch = SlotBatch(
-            cache=self._cache,
+            cache=cache,
             slot=tensor(slot),
             position=tensor(position),
             decode_count=decode_count,

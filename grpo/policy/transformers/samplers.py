@@ -8,18 +8,29 @@ from transformers import PreTrainedModel
 
 from grpo.policy.transformers.forward import forward_path
 from grpo.policy.transformers.padded_sampler import PaddedSampler
-from grpo.policy.transformers.sampler import SlotSampler
+from grpo.policy.transformers.sampler import MIN_SHARED_PREFIX, SlotSampler
 from grpo.policy.transformers.serving_sampler import ServingSampler
 from grpo.policy.transformers.turn_sampler import TurnSampler
 
 
 def make_sampler(
-    model: PreTrainedModel, *, stop_ids: Collection[int], concurrency: int, max_context: int
+    model: PreTrainedModel,
+    *,
+    stop_ids: Collection[int],
+    concurrency: int,
+    max_context: int,
+    min_shared_prefix: int = MIN_SHARED_PREFIX,
 ) -> TurnSampler:
-    """Make the sampler of the model's forward path."""
+    """Make the sampler of the model's forward path; `min_shared_prefix` is for flat attention alone."""
     path = forward_path(model)
     if path == "flat":
-        return SlotSampler(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
+        return SlotSampler(
+            model,
+            stop_ids=stop_ids,
+            concurrency=concurrency,
+            max_context=max_context,
+            min_shared_prefix=min_shared_prefix,
+        )
     return PaddedSampler(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context, path=path)
 
 

@@ -134,7 +134,7 @@ class ServingSampler(SlotSampler):
         """See `TurnSampler`."""
         turns, later = self._next_pieces()
         turns.sort(key=lambda turn: len(turn.unread) > 1)
-        logits = self._forward(turns)
+        logits = self._forward(turns, self._cache)
         rows: list[int] = []
         for row, turn in enumerate(turns):
             if id(turn) not in later:

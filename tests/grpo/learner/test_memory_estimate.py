@@ -13,8 +13,8 @@ from grpo.learner.batch import build_batch
 from grpo.learner.learner import Learner
 from grpo.learner.memory_estimate import memory_estimate
 from grpo.policy.transformers.adapters import add_adapters
-from grpo.policy.transformers.attention import KVCache
 from grpo.policy.transformers.forward import token_batch
+from grpo.policy.transformers.kv_cache import KVCache
 from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward

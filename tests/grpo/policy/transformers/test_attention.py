@@ -11,13 +11,13 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 
 from grpo.policy.transformers.attention import (
     NEVER,
-    KVCache,
     MaskRule,
     SlotBatch,
     TreeBatch,
     TreeBlock,
     flat_attention,
 )
+from grpo.policy.transformers.kv_cache import KVCache
 from grpo.policy.transformers.model import load
 
 INF = float("inf")

@@ -126,7 +126,7 @@ def test_a_failed_leader_leaves_its_idle_follower_what_it_has_read(
             )
             assert (leader.slot, idle.slot) == (1, None)
             with monkeypatch.context() as patch:
-                patch.setattr(sampler, "_pass", lambda turns: 1 / 0)
+                patch.setattr(sampler, "_pass", lambda turns, cache: 1 / 0)
                 turns = [_turn(session, [50], _sampling(0)) for session in (other, leader)]
                 failures = await asyncio.gather(*turns, return_exceptions=True)
             assert [type(failure) for failure in failures] == [ZeroDivisionError] * 2

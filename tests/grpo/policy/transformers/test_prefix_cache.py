@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from grpo.policy.transformers.attention import KeysValues
+from grpo.policy.transformers.kv_cache import KeysValues
 from grpo.policy.transformers.prefix_cache import PrefixCache
 
 

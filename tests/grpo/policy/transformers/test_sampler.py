@@ -249,7 +249,7 @@ def test_a_prefix_that_all_prompts_share_is_read_once(policy: TransformersPolicy
 def test_a_batch_with_more_tokens_than_a_pass_is_read_in_several(
     policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
 ):
-    """At most 6 tokens: prompts of 4 and 2 together, and one of 9 alone; a sibling's is not read."""
+    """At most 6 tokens: 6 of a prompt of 9, prompts of 4 and 2 together, the other 3; a sibling's is not read."""
     monkeypatch.setattr("grpo.policy.transformers.sampler._PASS_TOKENS", 6)
     read: list[int] = []
     handle = policy.model.register_forward_pre_hook(
@@ -259,7 +259,7 @@ def test_a_batch_with_more_tokens_than_a_pass_is_read_in_several(
         conversations = _generate(policy, [[prompt] for prompt in PROMPTS], concurrency=4, tokens=2)
     finally:
         handle.remove()
-    assert read == [6, 9, 4]
+    assert read == [6, 6, 3, 4]
     for prompt, (generation,) in zip(PROMPTS, conversations, strict=True):
         assert np.abs(np.array(generation.logprobs) - _exact(policy, prompt, generation)).max() < 1e-5
 

@@ -112,9 +112,9 @@ def test_a_pass_reads_a_chunk_of_each_prompt_and_two_of_all(
         async with _opened(policy, concurrency=5) as sampler:
             forward = sampler._forward
 
-            def watch(turns):  # type: ignore[no-untyped-def]
+            def watch(turns, cache):  # type: ignore[no-untyped-def]
                 sizes.append(sum(len(turn.unread) for turn in turns))
-                return forward(turns)
+                return forward(turns, cache)
 
             monkeypatch.setattr(sampler, "_forward", watch)
             turns = [_turn(sampler.open(), ids, seed=seed, tokens=2) for seed, ids in enumerate(prompts)]

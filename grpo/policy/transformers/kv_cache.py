@@ -1,0 +1,114 @@
+"""KV cache of conversations that are sampled together."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+_AHEAD = 64
+"""Tokens of each slot that are cleared at a time, so that unused memory is never touched."""
+
+KeysValues = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Keys and values of one conversation by layer, [kv_heads, tokens, head_dim]."""
+
+
+class KVCache:
+    """Keys and values of `slots` conversations, each up to `capacity` tokens; grows by doubling.
+
+    All conversations may begin with the same prefix, which is held once; slots hold the tokens after it. Each layer's
+    tensors are made when it first writes to them: layers differ in heads and dimensions.
+    """
+
+    def __init__(self, *, slots: int, capacity: int) -> None:
+        self._slots = slots
+        self.capacity = capacity
+        """Tokens that each slot can hold."""
+        self.shared = 0
+        """Tokens of the shared prefix."""
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [slots, kv_heads, capacity, head_dim]
+        self._shared: KeysValues = {}
+        self._cleared = 0
+
+    def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, shaped for keys and values [1, kv_heads, tokens, head_dim]."""
+        if index not in self._layers:
+            tensors = (
+                part.new_empty(self._slots, part.shape[1], self.capacity, part.shape[3]) for part in (key, value)
+            )
+            keys, values = tensors
+            keys[:, :, : self._cleared] = 0
+            values[:, :, : self._cleared] = 0
+            self._layers[index] = keys, values
+        return self._layers[index]
+
+    def shared_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Keys and values of the shared prefix in a layer, [kv_heads, shared, head_dim]; None without one."""
+        return self._shared.get(index)
+
+    def reserve(self, tokens: int) -> None:
+        """Grow every slot for conversations of `tokens` tokens; new ones are cleared: masked values must be finite."""
+        own = tokens - self.shared
+        if own > self.capacity:
+            extra = max(own, 2 * self.capacity) - self.capacity
+            self._layers = {
+                index: (functional.pad(keys, (0, 0, 0, extra)), functional.pad(values, (0, 0, 0, extra)))
+                for index, (keys, values) in self._layers.items()
+            }
+            self.capacity += extra
+        if own > self._cleared:
+            clear = slice(self._cleared, min(own + _AHEAD, self.capacity))
+            for keys, values in self._layers.values():
+                keys[:, :, clear] = 0
+                values[:, :, clear] = 0
+            self._cleared = clear.stop
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of one token in all layers."""
+        parts = [part for pair in self._layers.values() for part in pair]
+        return sum(part.shape[1] * part.shape[3] * part.element_size() for part in parts)
+
+    @torch.inference_mode()
+    def read(self, slot: int, tokens: int) -> KeysValues:
+        """Copy of the first `tokens` of a slot."""
+        return {
+            index: (keys[slot, :, :tokens].clone(), values[slot, :, :tokens].clone())
+            for index, (keys, values) in self._layers.items()
+        }
+
+    @torch.inference_mode()
+    def write(self, slot: int, prefix: KeysValues, tokens: int) -> None:
+        """Copy the first `tokens` of what `read` returned into a slot."""
+        for index, pair in prefix.items():
+            for part, source in zip(self._layers[index], pair, strict=True):
+                part[slot, :, :tokens] = source[:, :tokens]
+
+    @torch.inference_mode()
+    def copy(self, source: int, targets: list[int], tokens: int) -> None:
+        """Copy the first `tokens` of a conversation to the slots of others."""
+        own = max(0, tokens - self.shared)
+        for pair in self._layers.values():
+            for part in pair:
+                part[targets, :, :own] = part[source : source + 1, :, :own]
+
+    def share(self, prefix: KeysValues, tokens: int) -> None:
+        """Begin every conversation with the `tokens` tokens of a prefix; call it while all slots are empty."""
+        self._shared, self.shared = prefix, tokens
+
+    @torch.inference_mode()
+    def unshare(self, tokens: int) -> None:
+        """Shorten the shared prefix to `tokens`; every slot gets a copy of the others."""
+        moved = self.shared - tokens
+        rest = {index: tuple(part[:, tokens:] for part in pair) for index, pair in self._shared.items()}
+        self._layers = {
+            index: tuple(  # type: ignore[misc]
+                torch.cat([part.expand(self._slots, -1, -1, -1), own], dim=2)
+                for part, own in zip(rest[index], pair, strict=True)
+            )
+            for index, pair in self._layers.items()
+        }
+        self._shared = {index: (keys[:, :tokens], values[:, :tokens]) for index, (keys, values) in self._shared.items()}
+        self._shared = self._shared if tokens else {}
+        self.capacity += moved
+        self._cleared += moved
+        self.shared = tokens

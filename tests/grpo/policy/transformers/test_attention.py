@@ -23,99 +23,6 @@ from grpo.policy.transformers.model import load
 INF = float("inf")
 
 
-def _cache(*, slots: int = 2, capacity: int = 4) -> tuple[KVCache, torch.Tensor, torch.Tensor]:
-    """Cache with the keys and values of one layer: 2 heads, keys of 5 and values of 3 numbers."""
-    cache = KVCache(slots=slots, capacity=capacity)
-    vectors = (torch.zeros(1, 2, 1, size).double() for size in (5, 3))
-    return cache, *cache.layer(7, *vectors)
-
-
-def test_a_layer_has_a_row_of_keys_and_values_in_each_slot():
-    """In the shape and dtype of what it writes; a second call gives the same tensors."""
-    cache, keys, values = _cache()
-    assert (keys.shape, values.shape) == ((2, 2, 4, 5), (2, 2, 4, 3))
-    assert (keys.dtype, values.dtype, cache.capacity) == (torch.float64, torch.float64, 4)
-    again = cache.layer(7, torch.zeros(1, 2, 1, 5), torch.zeros(1, 2, 1, 3))
-    assert (again[0].data_ptr(), again[1].data_ptr()) == (keys.data_ptr(), values.data_ptr())
-
-
-def test_reserved_tokens_are_cleared_and_written_ones_stay():
-    """Not a number until then: masked values must be finite, since 0 times NaN is NaN. A second call clears no more."""
-    cache, *parts = _cache(capacity=100)
-    for part in parts:
-        part.fill_(torch.nan)
-    cache.reserve(2)
-    for part in parts:
-        assert (part[:, :, :66] == 0).all()  # 2 and 64 ahead
-        assert part[:, :, 66:].isnan().all()
-        part[:, :, :3] = 7
-    cache.reserve(66)
-    for part in parts:
-        assert part[:, :, 66:].isnan().all()
-    cache.reserve(67)
-    for part in parts:
-        assert (part[:, :, :3] == 7).all()
-        assert (part[:, :, 3:] == 0).all()
-    assert cache.capacity == 100
-
-
-def test_a_layer_that_writes_first_after_a_reservation_is_cleared():
-    """Its 4 reserved tokens are 0, whatever the memory held."""
-    cache = KVCache(slots=1, capacity=4)
-    cache.reserve(4)
-    keys, values = cache.layer(0, torch.ones(1, 1, 1, 64), torch.ones(1, 1, 1, 64))
-    assert not keys.any()
-    assert not values.any()
-
-
-@pytest.mark.parametrize(("tokens", "capacity"), [(4, 4), (5, 8), (8, 8), (9, 9)])
-def test_a_cache_grows_to_twice_its_size_or_to_what_is_needed(tokens: int, capacity: int):
-    """From 4 tokens; what was written stays in its place, and the new ones are 0."""
-    cache, keys, values = _cache()
-    cache.reserve(4)
-    keys[1, 0, 3] = 7
-    values[1, 0, 3] = 8
-    cache.reserve(tokens)
-    keys, values = cache.layer(7, keys, values)
-    assert cache.capacity == keys.shape[2] == values.shape[2] == capacity
-    assert (keys[1, 0, 3] == 7).all()
-    assert (values[1, 0, 3] == 8).all()
-    assert (keys.sum(), values.sum()) == (35, 24)
-
-
-def test_a_prompt_is_copied_to_slots_up_to_its_length():
-    """The first 2 of 4 tokens from slot 2 to slots 0 and 3; slot 1 and the other tokens stay."""
-    cache, *parts = _cache(slots=4)
-    for part in parts:
-        part.copy_(torch.rand(part.shape))
-    before = [part.clone() for part in parts]
-    cache.copy(2, [0, 3], 2)
-    for part, old in zip(parts, before, strict=True):
-        for target in (0, 3):
-            assert torch.equal(part[target, :, :2], old[2, :, :2])
-            assert torch.equal(part[target, :, 2:], old[target, :, 2:])
-        assert torch.equal(part[1:3], old[1:3])
-
-
-def test_a_prefix_is_read_and_written_to_another_slot():
-    """3 tokens of slot 2; the first 2 of them into slot 0, also after slot 2 has changed."""
-    cache, *parts = _cache(slots=3)
-    for part in parts:
-        part.copy_(torch.rand(part.shape))
-    before = [part.clone() for part in parts]
-    prefix = cache.read(2, 3)
-    for part in parts:
-        part[2] = 0
-    cache.write(0, prefix, 2)
-    assert [part.shape for part in prefix[7]] == [(2, 3, 5), (2, 3, 3)]
-    for part, old in zip(parts, before, strict=True):
-        assert torch.equal(part[0, :, :2], old[2, :, :2])
-        assert torch.equal(part[0, :, 2:], old[0, :, 2:])
-        assert torch.equal(part[1], old[1])
-    # 2 heads · (5 + 3) numbers · 8 bytes
-    assert cache.token_bytes == 128
-
-
 def test_a_rule_is_evaluated_at_any_positions():
     """A window of 2: position 5 attends to 4 and 5, not to 3, 6 or padding."""
     mask = MaskRule(sliding_window_causal_mask_function(2)).additive(
@@ -237,13 +144,44 @@ def _slots(cache: KVCache, *, position: list[int]) -> SlotBatch:
         position=torch.tensor(position),
         decode_count=int(is_decode),
         slots_in_use=2,
-        cache_length=4,
+        cache_length=position[-1] + 1,
         decode_positions=torch.tensor([[0], [position[-1]]]),
         prefill_slots=None if is_decode else torch.tensor([1]),
         prefill_index=None if is_decode else torch.arange(tokens)[None],
         prefill_positions=None if is_decode else torch.tensor([position]),
         prefill_valid=None if is_decode else torch.ones(1, tokens, dtype=torch.bool),
     )
+
+
+@pytest.mark.parametrize("logits", [1, 30, 2**22], ids=["a query", "a few queries", "all queries"])
+@pytest.mark.parametrize("rule", [_WINDOW, None], ids=["window", "causal"])
+@pytest.mark.parametrize(("softcap", "sinks"), [(None, None), (0.7, _SINKS)])
+def test_a_prefix_that_is_held_once_is_attended_to_by_all_slots(
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    rule: MaskRule | None,
+    logits: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Tokens 0 1 2 shared, 3 4 prefilled into slot 1, 4 again as a decode: as in a slot that holds all of them."""
+    monkeypatch.setattr("grpo.policy.transformers.attention._LOGITS", logits)
+    vectors = _vectors(5)
+    kinds = {"scaling": 0.5, "softcap": softcap, "s_aux": sinks}
+    whole = KVCache(slots=2, capacity=5)
+    whole.reserve(5)
+    every = _slots(whole, position=[0, 1, 2, 3, 4])
+    expected, _ = flat_attention(_Layer(), *vectors, rule, slots=every, **kinds)
+    if rule is _WINDOW:
+        assert torch.allclose(expected, _written_out(*vectors, softcap=softcap, sinks=sinks), atol=1e-6)
+
+    cache = KVCache(slots=2, capacity=2)
+    cache.share(whole.read(1, 3), 3)
+    cache.reserve(5)
+    for position in ([3, 4], [4]):
+        parts = (part[:, :, position] for part in vectors)
+        answer, _ = flat_attention(_Layer(), *parts, rule, slots=_slots(cache, position=position), **kinds)
+        assert torch.allclose(answer, expected[:, position], atol=1e-6)
+    assert cache.capacity == 2
 
 
 def test_a_layer_that_adds_values_to_its_scores_is_refused():

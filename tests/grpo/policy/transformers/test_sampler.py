@@ -246,6 +246,50 @@ def test_a_prefix_that_all_prompts_share_is_read_once(policy: TransformersPolicy
         assert np.abs(np.array(generation.logprobs) - _exact(policy, prompt, generation)).max() < 1e-5
 
 
+def test_a_long_prefix_that_all_prompts_share_is_held_once(policy: TransformersPolicy):
+    """600 tokens of three conversations and a later one; a fifth shares 550 of them, a sixth begins otherwise."""
+    system = [5 + index % 90 for index in range(600)]
+    prompts = [[*system, 20, 31], [*system, 77], [*system, 60, 61, 62], [*system, 15], [*system[:550], 9, 9], [6, 7]]
+
+    async def run() -> tuple[list[Generation], list[int], list[int]]:
+        generations, read, shared = [], [], []
+        async with _opened(policy, concurrency=6, max_context=700) as sampler:
+            sessions = [sampler.open() for _ in prompts]
+
+            async def turn(index: int, tokens: int = 3) -> Generation:
+                return await sessions[index].generate(Prompt(new_ids=prompts[index]), _sampling(index, tokens=tokens))
+
+            for together in ((0, 1, 2), (3,), (4,), (5,)):
+                generations += await asyncio.gather(*map(turn, together))
+                read.append(sampler.tokens_processed)
+                shared.append(sampler._cache.shared)
+            again = await sessions[0].generate(Prompt(new_ids=[50, 51]), _sampling(0, tokens=3))
+            prompts[0] += [*generations[0].token_ids, 50, 51]
+            return [again, *generations[1:]], read, shared
+
+    generations, read, shared = asyncio.run(run())
+    # 600, 2 + 1 + 3 of the prompts and 2 passes · 3 tokens; then 1, 2 and 2 of the prompts and 2 passes
+    assert read == [612, 615, 619, 623]
+    assert shared == [600, 600, 550, 0]
+    for prompt, generation in zip(prompts, generations, strict=True):
+        assert np.abs(np.array(generation.logprobs) - _exact(policy, prompt, generation)).max() < 1e-5
+
+
+def test_a_prefix_below_the_minimum_is_copied(policy: TransformersPolicy):
+    """511 tokens of two prompts; a prompt alone has nobody to share with."""
+    system = [5 + index % 90 for index in range(511)]
+
+    async def shared(*prompts: list[int]) -> int:
+        async with _opened(policy, concurrency=2, max_context=700) as sampler:
+            turns = [sampler.open().generate(Prompt(new_ids=ids), _sampling(0, tokens=1)) for ids in prompts]
+            await asyncio.gather(*turns)
+            return sampler._cache.shared
+
+    assert asyncio.run(shared([*system, 20, 21], [*system, 30])) == 0
+    assert asyncio.run(shared([*system, 15, 20, 21])) == 0
+    assert asyncio.run(shared([*system, 15, 20, 21], [*system, 15, 30])) == 512
+
+
 def test_a_batch_with_more_tokens_than_a_pass_is_read_in_several(
     policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
 ):

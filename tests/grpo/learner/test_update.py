@@ -78,6 +78,18 @@ def _largest_difference(left: Path, right: Path) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
+def _share_of_the_step(left: Path, right: Path, start: Path) -> float:
+    """The distance of two policies (2-norm) as a share of the step that the first has made from `start`.
+
+    Adam divides a gradient by its own size. Where that is below Adam's epsilon (1e-8), the order of additions
+    alone moves a weight by percents of the learning rate: no bound holds for the largest weight, one does for all.
+    """
+    first, second, base = _weights(left), _weights(right), _weights(start)
+    apart = sum(float((first[name] - second[name]).square().sum()) for name in first)
+    step = sum(float((first[name] - base[name]).square().sum()) for name in first)
+    return (apart / step) ** 0.5
+
+
 def test_activation_checkpointing_gives_the_same_weights(desk_rollout: DeskRollout, tmp_path: Path):
     """It changes the memory, not the result; dropout stays off."""
     _update(desk_rollout, tmp_path / "plain")
@@ -239,7 +251,7 @@ def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_p
     """Gloo on the CPU, each with its part of the batch: the same step, up to the order of additions."""
     alone = _update(desk_rollout, tmp_path / "one")
     shared = _update(desk_rollout, tmp_path / "two", processes=2, sharding=sharding)
-    assert _largest_difference(tmp_path / "one", tmp_path / "two") < 1e-5
+    assert _share_of_the_step(tmp_path / "one", tmp_path / "two", desk_rollout.base) < 3e-4
     assert _largest_difference(tmp_path / "one", desk_rollout.base) > 1e-4
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
     assert shared.tokens == alone.tokens
@@ -250,7 +262,7 @@ def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_p
         _update(
             desk_rollout, tmp_path / then, scored=scored, parent=tmp_path / first, iteration=1, ratio_tolerance=10.0
         )
-    assert _largest_difference(tmp_path / "three", tmp_path / "four") < 1e-5
+    assert _share_of_the_step(tmp_path / "three", tmp_path / "four", tmp_path / "one") < 3e-4
 
 
 def test_an_error_of_a_worker_is_raised_as_its_own_class(desk_rollout: DeskRollout, tmp_path: Path):

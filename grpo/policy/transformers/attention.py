@@ -224,21 +224,24 @@ def _attend_with_prefix(
 ) -> torch.Tensor:
     """Attention to a prefix that all rows share and to their own keys after it, [rows, heads, width, value_dim].
 
-    The queries of all rows are multiplied with the keys of the prefix at once, which are read once for all of them.
+    The queries of all rows are multiplied with the keys of the prefix at once, as many as `_LOGITS` allows; each
+    time, the prefix is read once for all of them.
     """
     rows, heads, width, _ = query.shape
     queries = max(1, _LOGITS // (heads * mask.shape[-1]))  # at a time
-    some = min(width, queries)
+    of_row = min(width, queries)
     output = query.new_empty(rows, heads, width, value.shape[-1])
-    for row in range(0, rows, max(1, queries // some)):
-        at = slice(row, row + max(1, queries // some))
-        for start in range(0, width, some):
-            to = slice(start, start + some)
-            output[at, :, to] = _attend_twice(query[at, :, to], key[at], value[at], shared, mask[at, :, to], scores)
+    for row in range(0, rows, max(1, queries // of_row)):
+        chunk = slice(row, row + max(1, queries // of_row))
+        for start in range(0, width, of_row):
+            part = slice(start, start + of_row)
+            output[chunk, :, part] = _attend_prefix_and_own(
+                query[chunk, :, part], key[chunk], value[chunk], shared, mask[chunk, :, part], scores
+            )
     return output
 
 
-def _attend_twice(
+def _attend_prefix_and_own(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -311,11 +314,11 @@ def _slot_attention(
     scores: _Scores,
 ) -> torch.Tensor:
     keys, values = slots.cache.layer(module.layer_idx, key, value)
-    column = slots.position - slots.cache.shared
+    column = slots.position - slots.cache.shared_length
     keys[slots.slot, :, column] = key[0].transpose(0, 1)
     values[slots.slot, :, column] = value[0].transpose(0, 1)
     shared = slots.cache.shared_layer(module.layer_idx)
-    own = slice(0, slots.cache_length - slots.cache.shared)
+    own = slice(0, slots.cache_length - slots.cache.shared_length)
 
     def attend(queries: torch.Tensor, of: slice | torch.Tensor, *, prefill: bool) -> torch.Tensor:
         mask = slots.mask(rule, prefill=prefill, dtype=queries.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
@@ -23,7 +25,7 @@ class KVCache:
         self._slots = slots
         self.capacity = capacity
         """Tokens that each slot can hold."""
-        self.shared = 0
+        self.shared_length = 0
         """Tokens of the shared prefix."""
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # [slots, kv_heads, capacity, head_dim]
         self._shared: KeysValues = {}
@@ -47,7 +49,7 @@ class KVCache:
 
     def reserve(self, tokens: int) -> None:
         """Grow every slot for conversations of `tokens` tokens; new ones are cleared: masked values must be finite."""
-        own = tokens - self.shared
+        own = tokens - self.shared_length
         if own > self.capacity:
             extra = max(own, 2 * self.capacity) - self.capacity
             self._layers = {
@@ -70,7 +72,7 @@ class KVCache:
 
     @torch.inference_mode()
     def read(self, slot: int, tokens: int) -> KeysValues:
-        """Copy of the first `tokens` of a slot."""
+        """Copy of the first `tokens` that a slot holds, without a shared prefix."""
         return {
             index: (keys[slot, :, :tokens].clone(), values[slot, :, :tokens].clone())
             for index, (keys, values) in self._layers.items()
@@ -86,29 +88,38 @@ class KVCache:
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
         """Copy the first `tokens` of a conversation to the slots of others."""
-        own = max(0, tokens - self.shared)
+        own = max(0, tokens - self.shared_length)
         for pair in self._layers.values():
             for part in pair:
                 part[targets, :, :own] = part[source : source + 1, :, :own]
 
     def share(self, prefix: KeysValues, tokens: int) -> None:
         """Begin every conversation with the `tokens` tokens of a prefix; call it while all slots are empty."""
-        self._shared, self.shared = prefix, tokens
+        self._shared, self.shared_length = prefix, tokens
 
     @torch.inference_mode()
-    def unshare(self, tokens: int) -> None:
-        """Shorten the shared prefix to `tokens`; every slot gets a copy of the others."""
-        moved = self.shared - tokens
-        rest = {index: tuple(part[:, tokens:] for part in pair) for index, pair in self._shared.items()}
-        self._layers = {
-            index: tuple(  # type: ignore[misc]
-                torch.cat([part.expand(self._slots, -1, -1, -1), own], dim=2)
-                for part, own in zip(rest[index], pair, strict=True)
-            )
-            for index, pair in self._layers.items()
-        }
-        self._shared = {index: (keys[:, :tokens], values[:, :tokens]) for index, (keys, values) in self._shared.items()}
-        self._shared = self._shared if tokens else {}
-        self.capacity += moved
-        self._cleared += moved
-        self.shared = tokens
+    def unshare(self, tokens: int, lengths: Sequence[int]) -> None:
+        """Shorten the shared prefix to `tokens`; the first slots, with conversations of `lengths`, get its end."""
+        moved = self.shared_length - tokens
+        own = max(0, max(lengths, default=0) - self.shared_length)
+        if any(lengths):
+            capacity = max(self.capacity, moved + own)
+
+            def move(part: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+                slots = part.new_empty(part.shape[0], part.shape[1], capacity, part.shape[3])
+                slots[:, :, : moved + own] = 0
+                slots[: len(lengths), :, :moved] = rest
+                slots[: len(lengths), :, moved : moved + own] = part[: len(lengths), :, :own]
+                return slots
+
+            self._layers = {
+                index: (
+                    move(keys, self._shared[index][0][:, tokens:]),
+                    move(values, self._shared[index][1][:, tokens:]),
+                )
+                for index, (keys, values) in self._layers.items()
+            }
+            self.capacity, self._cleared = capacity, moved + own
+        kept = self._shared.items() if tokens else ()
+        self._shared = {index: (keys[:, :tokens].clone(), values[:, :tokens].clone()) for index, (keys, values) in kept}
+        self.shared_length = tokens

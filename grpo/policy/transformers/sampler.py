@@ -9,7 +9,7 @@ step   conversation 1    2               3
 
 Conversations with the same tokens are one in a pass: followers have no slot of their own until they differ. A prefix
 that all new conversations share, such as the system prompt, is prefilled once as well; a long one, such as that of many
-tools, is held once, and each pass reads it once for all conversations.
+tools, is held once, and a pass reads it for many conversations at a time.
 """
 
 from __future__ import annotations
@@ -145,49 +145,54 @@ class SlotSampler(TurnSampler):
         return leader
 
     def _share_prefix(self, turns: list[Turn]) -> None:
-        """Let new conversations begin with what another has read. The last token of a prompt stays unread."""
+        """Let new conversations begin with what another has read. The last token of a prompt stays unread.
+
+        What all share is held once if it is long; more of it is copied, from a conversation that is in progress or else
+        from the first of the new ones, where that saves enough.
+        """
         if not turns:
             return
-        prompts = [np.array(turn.unread[:-1], np.int32) for turn in turns]
+        unread = [turn.unread for turn in turns]
+        prompts = [np.array(tokens[:-1], np.int32) for tokens in unread]
         source = next((session for session in self._holders if session.length), None)
-        self._hold_prefix(turns, prompts, source)
-        shared = len(self._prefix) or self._copy_prefix(turns, prompts, source)
-        for turn in turns:
-            turn.session.history, turn.unread = turn.unread[:shared], turn.unread[shared:]
 
-    def _hold_prefix(self, turns: list[Turn], prompts: list[NDArray[np.int32]], source: TurnSession | None) -> None:
-        """Hold a long prefix of all conversations once, or of one that is held as much as the new ones share."""
-        if len(self._prefix):
-            shared = common_prefix_length([self._prefix, *prompts])
-            if shared < len(self._prefix):
-                self._prefix = self._prefix[: shared if shared >= self._min_shared_prefix else 0]
-                self._cache.unshare(len(self._prefix))
-        elif source is None and len(turns) > 1:
-            shared = common_prefix_length(prompts)
-            if shared >= self._min_shared_prefix:
-                reader = TurnSession(self)
-                reader.slot = 0
-                cache = KVCache(slots=1, capacity=shared)
-                self._forward([replace(turns[0], session=reader, unread=prompts[0][:shared].tolist())], cache)
-                self._cache.share(cache.read(0, shared), shared)
-                self._prefix = prompts[0][:shared]
+        def begin(shared: int) -> None:
+            for turn, tokens in zip(turns, unread, strict=True):
+                turn.session.history, turn.unread = tokens[:shared], tokens[shared:]
 
-    def _copy_prefix(self, turns: list[Turn], prompts: list[NDArray[np.int32]], source: TurnSession | None) -> int:
-        """Prefill the prefix that the prompts share in one of them, and copy it to the others; returns its length.
-
-        A conversation that is in progress, `source`, may have read it already. 0 where that would save too little.
-        """
-        read = prompts if source is None else [*prompts, np.array(source.history, np.int32)]
-        shared = common_prefix_length(read)
+        held = self._hold_prefix(turns[0], prompts, in_progress=source is not None)
+        begin(held)
+        shared = common_prefix_length(prompts if source is None else [*prompts, np.array(source.history, np.int32)])
         others = turns[1:] if source is None else turns
-        if shared * len(others) < _MIN_SAVED:
-            return 0
+        if (shared - held) * len(others) < _MIN_SAVED:
+            return
         if source is None:
             source = turns[0].session
-            self._forward([replace(turns[0], unread=turns[0].unread[:shared])], self._cache)
+            self._forward([replace(turns[0], unread=unread[0][held:shared])], self._cache)
         assert source.slot is not None
         self._cache.copy(source.slot, [turn.session.slot for turn in others if turn.session.slot is not None], shared)
-        return shared
+        begin(shared)
+
+    def _hold_prefix(self, first: Turn, prompts: list[NDArray[np.int32]], *, in_progress: bool) -> int:
+        """Hold a long prefix of the prompts once; returns its length.
+
+        While other conversations are in progress, the prefix that is held can only be shortened to what they and the
+        prompts share. A prompt that comes alone is held as well: conversations that come later may begin like it.
+        """
+        shared, held = common_prefix_length(prompts), common_prefix_length([self._prefix, *prompts])
+        if self._concurrency > 1 and not in_progress and shared - held >= self._min_shared_prefix:
+            reader = TurnSession(self)
+            reader.slot = 0
+            cache = KVCache(slots=1, capacity=shared)
+            self._forward([replace(first, session=reader, unread=prompts[0][:shared].tolist())], cache)
+            self._cache.share(cache.read(0, shared), shared)
+            self._prefix = prompts[0][:shared]
+            return shared
+        if held < len(self._prefix):
+            held = held if held >= self._min_shared_prefix else 0
+            self._cache.unshare(held, [session.length for session in self._holders])
+            self._prefix = self._prefix[:held]
+        return held
 
     def _forward(self, turns: list[Turn], cache: KVCache) -> torch.Tensor:
         """Read the unread tokens of turns into a cache; returns the logits after each turn, [turns, vocabulary]."""
@@ -237,7 +242,7 @@ class SlotSampler(TurnSampler):
         for turn in turns:
             assert turn.session.slot is not None
             count, start = len(turn.unread), turn.session.length
-            if count == 1:
+            if count == 1 and not runs:  # the last token of a long turn may come after a run
                 decode_count += 1
             else:
                 runs.append((turn.session.slot, len(ids), count, start))

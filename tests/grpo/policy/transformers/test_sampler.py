@@ -262,7 +262,7 @@ def test_a_long_prefix_that_all_prompts_share_is_held_once(policy: TransformersP
             for together in ((0, 1, 2), (3,), (4,), (5,)):
                 generations += await asyncio.gather(*map(turn, together))
                 read.append(sampler.tokens_processed)
-                shared.append(sampler._cache.shared)
+                shared.append(sampler._cache.shared_length)
             again = await sessions[0].generate(Prompt(new_ids=[50, 51]), _sampling(0, tokens=3))
             prompts[0] += [*generations[0].token_ids, 50, 51]
             return [again, *generations[1:]], read, shared
@@ -276,18 +276,70 @@ def test_a_long_prefix_that_all_prompts_share_is_held_once(policy: TransformersP
 
 
 def test_a_prefix_below_the_minimum_is_copied(policy: TransformersPolicy):
-    """511 tokens of two prompts; a prompt alone has nobody to share with."""
+    """511 tokens of two prompts. A prompt alone is held for those that may come, but not where only one is played."""
     system = [5 + index % 90 for index in range(511)]
 
-    async def shared(*prompts: list[int]) -> int:
-        async with _opened(policy, concurrency=2, max_context=700) as sampler:
+    async def shared(*prompts: list[int], concurrency: int = 2) -> int:
+        async with _opened(policy, concurrency=concurrency, max_context=700) as sampler:
             turns = [sampler.open().generate(Prompt(new_ids=ids), _sampling(0, tokens=1)) for ids in prompts]
             await asyncio.gather(*turns)
-            return sampler._cache.shared
+            return sampler._cache.shared_length
 
     assert asyncio.run(shared([*system, 20, 21], [*system, 30])) == 0
-    assert asyncio.run(shared([*system, 15, 20, 21])) == 0
+    assert asyncio.run(shared([*system, 15, 20, 21])) == 513
+    assert asyncio.run(shared([*system, 15, 20, 21], concurrency=1)) == 0
     assert asyncio.run(shared([*system, 15, 20, 21], [*system, 15, 30])) == 512
+
+
+def test_a_prefix_is_held_again_after_another_has_taken_its_place(policy: TransformersPolicy):
+    """Waves of two conversations that begin with 600 tokens, the second wave otherwise; slots do not grow by it.
+
+    The third wave shares 560 tokens more than the 600 that are held, which is held as well; of the fourth, 300 more are
+    copied.
+    """
+    first, second = [5 + index % 90 for index in range(600)], [6 + index % 80 for index in range(600)]
+    waves = [
+        [[*first, 20, 31], [*first, 77]],
+        [[*second, 20, 31], [*second, 77]],
+        [[*second, *first[:560], 9, 7], [*second, *first[:560], 8]],
+        [[*second, *first[:560], *[11] * 300, 9, 7], [*second, *first[:560], *[11] * 300, 8]],
+    ]
+
+    async def run() -> list[tuple[list[Generation], int, int, int]]:
+        seen = []
+        async with _opened(policy, concurrency=4, max_context=1500) as sampler:
+            for prompts in waves:
+                sessions = [sampler.open() for _ in prompts]
+                before = sampler.tokens_processed
+                turns = [
+                    session.generate(Prompt(new_ids=ids), _sampling(index, tokens=1))
+                    for index, (session, ids) in enumerate(zip(sessions, prompts, strict=True))
+                ]
+                generations = list(await asyncio.gather(*turns))
+                read = sampler.tokens_processed - before
+                seen.append((generations, read, sampler._cache.shared_length, sampler._cache.capacity))
+                for session in sessions:
+                    session.close()
+        return seen
+
+    seen = asyncio.run(run())
+    assert [read for _, read, _, _ in seen] == [603, 603, 1163, 303]
+    assert [shared for _, _, shared, _ in seen] == [600, 600, 1160, 1160]
+    assert [capacity for _, _, _, capacity in seen] == [512] * 4
+    for prompts, (generations, _, _, _) in zip(waves, seen, strict=True):
+        for prompt, generation in zip(prompts, generations, strict=True):
+            assert np.abs(np.array(generation.logprobs) - _exact(policy, prompt, generation)).max() < 1e-5
+
+
+def test_the_last_token_of_a_long_prompt_may_share_a_pass_with_a_shorter_one(
+    policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
+):
+    """At most 6 tokens: 6 of a prompt of 7, then the 3 of the other and the last."""
+    monkeypatch.setattr("grpo.policy.transformers.sampler._PASS_TOKENS", 6)
+    prompts = [[5, 20, 31], [9, 10, 11, 12, 13, 14, 15]]
+    conversations = _generate(policy, [[prompt] for prompt in prompts], concurrency=2, tokens=3)
+    for prompt, (generation,) in zip(prompts, conversations, strict=True):
+        assert np.abs(np.array(generation.logprobs) - _exact(policy, prompt, generation)).max() < 1e-5
 
 
 def test_a_batch_with_more_tokens_than_a_pass_is_read_in_several(

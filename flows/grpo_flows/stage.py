@@ -12,8 +12,9 @@ from prefect.states import Completed, Failed
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
+from grpo.identity.code_transfer import check_modules, receive_code
 from grpo_tasks.evaluate import evaluate
-from grpo_tasks.remote import check_modules, decode, receive_code, write_result_artifact
+from grpo_tasks.remote import decode, write_result_artifact
 from grpo_tasks.results import StageResult
 from grpo_tasks.rollout import rollout
 from grpo_tasks.stage import Stage

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import shutil
 import threading
 import time
 from types import TracebackType
@@ -29,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, create_model
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import ComputeSettings
 from grpo.errors import ConfigError, GRPOError
-from grpo.identity.code import external_digests, source_digest, user_code_files
-from grpo.user_objects import make_importable
+from grpo.identity.code import source_digest
+from grpo.identity.code_transfer import module_digests, write_code_artifact
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import Stage
 
@@ -118,40 +117,6 @@ def encode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
 def decode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
     """A stage's inputs from JSON, of the types that its parameters have."""
     return dict(_inputs(stage).model_validate(inputs))
-
-
-def write_code_artifact(store: ArtifactStore, inputs: dict[str, Any]) -> Artifact | None:
-    """Store the sources of the user's modules that a stage imports; None where its inputs name none."""
-    files = user_code_files(inputs.values())
-    if not files:
-        return None
-    with store.new_folder("code") as new:
-        for name, path in files.items():
-            (new.path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, new.path / name)
-    return new.artifact
-
-
-def receive_code(store: ArtifactStore, code: Artifact) -> None:
-    """Make the user's modules of another machine importable here, after what is installed or on the path already."""
-    make_importable(store.path(code))
-
-
-def module_digests(inputs: dict[str, Any]) -> dict[str, str]:
-    """Digests of the user's modules that a stage's inputs name, and versions of the packages that they import."""
-    digests = external_digests(inputs.values())
-    return {name: digest for name, digest in digests.items() if ", module " in name or ", package " in name}
-
-
-def check_modules(inputs: dict[str, Any], modules: dict[str, str]) -> None:
-    """Raise `ConfigError` where the user's modules are not here as they were on the machine that sent the stage."""
-    here = module_digests(inputs)
-    for name in sorted({*here, *modules}):
-        if here.get(name) != modules.get(name):
-            raise ConfigError(
-                f"{name}: this worker has {here.get(name, 'none')}, the run that sent the stage "
-                f"{modules.get(name, 'none')}; remove the other version from the worker's path, or install the same"
-            )
 
 
 def write_result_artifact(store: ArtifactStore, result: StageResult) -> Artifact:

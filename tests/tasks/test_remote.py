@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +20,6 @@ from prefect.states import Completed, Crashed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.environments import PythonEnvironmentSettings
 from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.cache_identity import RunInputs
@@ -236,33 +233,3 @@ def test_rollouts_have_one_place(desk_config: dict[str, Any]):
     with pytest.raises(ValueError, match="not to both"):
         PipelineConfig.model_validate({**dask, "compute": {"gpu_stages": {}}})
     PipelineConfig.model_validate({**dask, "compute": {"gpu_stages": {"stages": ["train"]}}})
-
-
-def test_the_users_modules_travel_with_a_stage(inputs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A package with a module that it imports; a process without its folder imports both from the artifact."""
-    sender = tmp_path / "sender"
-    sources = {
-        "__init__.py": "",
-        "words.py": 'GREETING = "hello"\n',
-        "desk.py": "from far_shop.words import GREETING\n\n\nclass Desk:\n    greeting = GREETING\n",
-    }
-    (sender / "far_shop").mkdir(parents=True)
-    for name, source in sources.items():
-        (sender / "far_shop" / name).write_text(source)
-    monkeypatch.syspath_prepend(sender)
-    settings = PythonEnvironmentSettings(kind="python", object="far_shop.desk:Desk")
-    store = ArtifactStore(inputs["store"])
-    code = remote.write_code_artifact(store, {**inputs, "environment": settings})
-    assert code is not None
-    assert remote.write_code_artifact(store, inputs) is None
-    files = sorted(str(path.relative_to(store.path(code))) for path in store.path(code).rglob("*.py"))
-    assert files == ["far_shop/__init__.py", "far_shop/desk.py", "far_shop/words.py"]
-    receiver = (
-        "import sys\nfrom grpo.artifacts import Artifact, ArtifactStore\nfrom grpo.user_objects import load_object\n"
-        "from grpo_tasks.remote import receive_code\n"
-        "receive_code(ArtifactStore(sys.argv[1]), Artifact.model_validate_json(sys.argv[2]))\n"
-        "print(load_object('far_shop.desk:Desk').greeting)"
-    )
-    command = [sys.executable, "-c", receiver, inputs["store"], code.model_dump_json()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.strip() == "hello", done.stderr

@@ -286,7 +286,7 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
     from grpo_flows.train import train
 
     try:
-        promotion = train(plan.run)
+        result = train(plan.run)
     except GRPOError as error:
         report = RetrainingReport(
             name=plan.config.name,
@@ -300,7 +300,7 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
         retraining_report(report, None, folder)
         pending.unlink(missing_ok=True)
         raise
-    version, decision = promotion.version, promotion.decision
+    version, decision = result.version, result.decision
     report = RetrainingReport(
         name=plan.config.name,
         triggers=plan.triggers,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import cast
 
 import yaml
 from prefect import flow
 from prefect.states import Completed
+from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
 from grpo.config.gates import compared_metric
@@ -55,14 +57,24 @@ from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
 from grpo_tasks.promote import promote
 from grpo_tasks.register import register
 from grpo_tasks.registry import registry
-from grpo_tasks.report import Promotion, iteration_progress, report, shown_conversations
+from grpo_tasks.report import iteration_progress, report, shown_conversations
 
 COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
 """Stages whose own work is what a run is for; everything else is orchestration."""
 
 
+class RunResult(BaseModel):
+    """Decision, report and registered version of a run."""
+
+    model_config = ConfigDict(frozen=True)
+
+    decision: Decision
+    report: Path
+    version: ModelVersion | None
+
+
 @flow(name="train", flow_run_name="{config.name}", task_runner=one_thread())
-def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
+def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
     """Prepare scenarios, train the policy, and promote it if it passes the gates.
 
     Args:
@@ -135,7 +147,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             RolloutRecord(part="before", scored=(before.scored,)),
             RolloutRecord(part="after", scored=(after.scored,)),
         )
-        promotion = _report(
+        result = _report(
             config,
             run,
             data,
@@ -152,7 +164,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> Promotion:
             heldout,
         )
         # the caller gets the data of a state
-        return cast(Promotion, Completed(message=f"{decision.verdict}: {decision.reason}", data=promotion))
+        return cast(RunResult, Completed(message=f"{decision.verdict}: {decision.reason}", data=result))
 
 
 def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, start: Checkpoint) -> Artifact:
@@ -198,7 +210,7 @@ def _report(
     shown: tuple[EpisodePair, ...] = (),
     tuned: tuple[FineTuning | None, PreferenceTuning | None] = (None, None),
     heldout: tuple[RolloutRecord, ...] = (),
-) -> Promotion:
+) -> RunResult:
     """Write the report, and attach it to the records of Prefect and MLflow."""
     counts, wall, timings = data.ingested.counts, time.time() - started_at, executor.timings()
     document = ReportDocument(
@@ -240,7 +252,7 @@ def _report(
         config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
     )
     page = report(document, config, run.key(config), data.validated.docs, home() / config.name)
-    return Promotion(decision=decision, report=page, version=version)
+    return RunResult(decision=decision, report=page, version=version)
 
 
 def orchestration_share(timings: Sequence[StageTiming], wall_s: float) -> float:

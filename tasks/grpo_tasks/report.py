@@ -19,31 +19,19 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
-from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.episode_pairs import select_pairs
 from grpo.evaluation.report import write_report
-from grpo.evaluation.schema import Decision, EpisodePair, GateCheck, ReportDocument
+from grpo.evaluation.schema import EpisodePair, GateCheck, ReportDocument
 from grpo.identity.provenance import parameters
 from grpo.learner.checkpoints import load_policy
-from grpo.registry import ModelVersion
 from grpo.tables import read_all
 from grpo_tasks.registry import registry
 
 _WORDS = {">": "above", ">=": "at least", "<=": "at most"}
 _PAUSE_S = 1.0
-
-
-class Promotion(BaseModel):
-    """Result of a run: decision, report and registered version."""
-
-    model_config = ConfigDict(frozen=True)
-
-    decision: Decision
-    report: Path
-    version: ModelVersion | None
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +48,22 @@ def test_every_published_question_is_a_scenario(published, ingested):
     assert sum(row["text"] != row["text"].strip() for row in rows) == 9
     assert sum("\n" in s.user_responses[0] for s in scenarios) == 1
     assert {s.metadata.category for s in scenarios} == {row["category"] for row in rows}
+
+
+def test_demonstrations_show_each_intent_and_repeat_no_published_question(published: Callable[[str], Path]):
+    """309 questions of 77 intents, four or five of each; compared without case and punctuation."""
+
+    def words(text: str) -> str:
+        return " ".join(re.findall(r"\w+", text.lower()))
+
+    path = ROOT / "data" / "scenarios" / "banking77_intents_demonstrations.jsonl"
+    demonstrations = [json.loads(line)["messages"] for line in path.read_text(encoding="utf-8").splitlines()]
+    with (published("banking77") / "train.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    shown = Counter(turns[1]["tool_calls"][0]["function"]["arguments"]["team"] for turns in demonstrations)
+    assert shown.keys() == {row["category"] for row in rows}
+    assert set(shown.values()) == {4, 5}
+    assert not {words(turns[0]["content"]) for turns in demonstrations} & {words(row["text"]) for row in rows}
 
 
 @pytest.mark.parametrize("name", ["banking77", "banking77_teams"])

@@ -156,6 +156,7 @@ def _memory(config: PipelineConfig, episodes: Episodes) -> MemoryEstimate:
             config.training,
             episodes=_in_flight(config, episodes),
             max_context=config.rollout.max_context,
+            dtype=config.policy.dtype,
         )
 
 

@@ -15,10 +15,10 @@ Reduction = Literal["sequence_mean", "token_mean", "constant", "sequence_sum"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denominators:
-    """Sizes of the whole batch, uninformative groups included."""
+    """Sizes of the whole batch, uninformative groups included; of several steps, those of a step on average."""
 
-    sequences: int
-    tokens: int
+    sequences: float
+    tokens: float
     normalizer: int
     """Constant length that Dr. GRPO divides by: the most completion tokens of an episode."""
 

@@ -157,12 +157,11 @@ class TrainingSettings(Settings):
     def _settings_agree(self) -> Self:
         if self.engine == "trl" and self.algorithm not in TRL_ALGORITHMS:
             raise ValueError(f"engine trl has no {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
-        if self.credit_assignment == "turn" and "global_mean" in (
-            self.baseline,
-            {"reinforce": "global_mean"}.get(self.algorithm),
-        ):
+        baseline = self.baseline or ("global_mean" if self.algorithm == "reinforce" else None)
+        if self.credit_assignment == "turn" and baseline == "global_mean":
             raise ValueError(
-                "credit_assignment: turn compares siblings turn by turn; set baseline to one within the group"
+                "credit_assignment: turn compares the trajectories of a group by turn; set baseline to group_mean or "
+                "leave_one_out"
             )
         if self.algorithm == "dpo" and not self.beta:
             raise ValueError("dpo needs beta above 0, for example 0.1")

@@ -179,7 +179,8 @@ def to_samples(trajectories: Iterable[Trajectory]) -> list[Sample]:
 def _check(group: TrajectoryGroup, policy_hash: str, earlier_hash: str | None, renderer_hash: str | None) -> None:
     if len(group.trajectories) < 2:
         raise DataError(
-            f"scenario {group.scenario_id}: a group needs at least 2 trajectories, got 1; raise rollout.group_size"
+            f"scenario {group.scenario_id}: a group needs at least 2 trajectories, got "
+            f"{len(group.trajectories)}; raise rollout.group_size"
         )
     for trajectory in group.trajectories:
         if trajectory.policy_hash not in (policy_hash, earlier_hash):

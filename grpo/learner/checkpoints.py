@@ -110,7 +110,9 @@ def read_state(folder: Path) -> CheckpointState:
     try:
         return CheckpointState.model_validate_json((folder / STATE).read_bytes())
     except FileNotFoundError as error:
-        raise PolicyError(f"{folder} is not a checkpoint: {STATE} is missing") from error
+        raise PolicyError(
+            f"{folder} is not a checkpoint: {STATE} is missing; give the folder that a train stage wrote"
+        ) from error
 
 
 def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:
@@ -138,7 +140,7 @@ def resume(learner: Learner, folder: Path) -> None:
     try:
         tensors = load_file(folder / OPTIMIZER)
     except SafetensorError as error:
-        raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}") from error
+        raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}; run the stage that wrote it again") from error
     torch.set_rng_state(tensors.pop(_RNG))
     if not tensors:  # trust-region steps have no moments
         return
@@ -149,11 +151,17 @@ def resume(learner: Learner, folder: Path) -> None:
         if all(value is None for value in moments.values()):
             continue  # a weight without a gradient so far, such as the bias of a router
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
-            raise PolicyError(f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}")
+            raise PolicyError(
+                f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}; run the stage that wrote "
+                "it again"
+            )
         learner.optimizer.state[parameter] = {
             # copied, since the first write to memory-mapped moments takes a page fault for each 4 KB
             key: value.to(parameter.device) if key == "step" else distribute_like(value.clone(), parameter)
             for key, value in moments.items()
         }
     if tensors:
-        raise PolicyError(f"optimizer state in {folder} is that of another model, which has {min(tensors)}")
+        raise PolicyError(
+            f"optimizer state in {folder} is that of another model, which has {min(tensors)}; run the stage that wrote it "
+            "again"
+        )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.agents.agent import to_messages
@@ -18,10 +17,9 @@ from grpo.artifacts import local_path
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
+from grpo.learner.logprobs import compute_logprobs
 from grpo.learner.training_lines import read_lines
 from grpo.messages import Message
-from grpo.policy.transformers.forward import hidden_states, token_batch
-from grpo.policy.transformers.head import language_model_head
 from grpo.scenarios.conversation_log import ConversationLog
 
 _FORM = '{"messages": [{"role": …, "content": …}, …]}'
@@ -33,6 +31,7 @@ class TokenizedDemonstration:
 
     token_ids: NDArray[np.int32]  # [tokens]
     loss_mask: NDArray[np.bool_]  # [tokens] True for the agent's tokens
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.loss_mask):
@@ -45,9 +44,7 @@ class TokenizedDemonstration:
 
 def next_token_loss(model: PreTrainedModel, demonstrations: Sequence[TokenizedDemonstration]) -> torch.Tensor:
     """Σ −log π(token) over the agent's tokens of demonstrations that fit into one pass, in nats."""
-    batch = token_batch(model, demonstrations)
-    states = hidden_states(model, batch).index_select(0, batch.predictors)
-    return nn.functional.cross_entropy(language_model_head(model)(states).float(), batch.targets, reduction="sum")
+    return -compute_logprobs(model, demonstrations).logprobs.sum()
 
 
 def read_demonstrations(source: WrittenDemonstrations | LoggedDemonstrations) -> list[tuple[Message, ...]]:

@@ -34,8 +34,8 @@ def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: 
         for minibatch in make_minibatches(batch.groups, groups_per_step=settings.groups_per_step, rng=rng)
     ]
     denominators = Denominators(
-        sequences=max(1, batch.sample_count * settings.epochs // len(minibatches)),
-        tokens=max(1, batch.token_count * settings.epochs // len(minibatches)),
+        sequences=batch.sample_count * settings.epochs / len(minibatches),
+        tokens=batch.token_count * settings.epochs / len(minibatches),
         normalizer=settings.length_normalizer,
     )
     steps = []

@@ -27,9 +27,9 @@ from grpo.errors import CapacityError, Diverged
 from grpo.learner.batch import Sample
 from grpo.learner.distributed import ProcessGroup
 from grpo.learner.logprobs import check_mismatch, check_ratio, compute_logprobs, local_logprobs, loss_tokens
-from grpo.learner.performance import activation_checkpointing, autocast, is_out_of_memory, loss_scaler
+from grpo.learner.performance import activation_checkpointing, autocast, loss_scaler
 from grpo.policy.transformers.adapters import without_adapters
-from grpo.policy.transformers.forward import microbatches
+from grpo.policy.transformers.forward import is_out_of_memory, microbatches
 from grpo.policy.transformers.sharding import gather_full, shard_model
 
 logger = logging.getLogger(__name__)
@@ -115,9 +115,8 @@ class Learner:
             sums, _ = self._gradient(samples, denominators, is_proximal=is_proximal)
         step = self.optimizer_step(samples, denominators, progress=progress)
         self.step_count += 1
-        names = ("ratio", "clip_share", "entropy")
-        corrections = ("mismatch_kl", "masked_share") if is_proximal else ()
-        means = {name: sums[name] / tokens for name in (*names, *corrections)}
+        names = ("ratio", "clip_share", "entropy", "masked_share", *(("mismatch_kl",) if is_proximal else ()))
+        means = {name: sums[name] / tokens for name in names}
         return {**means, "loss": sums["loss"], "tokens": tokens, "processed_tokens": sums["processed_tokens"], **step}
 
     def _is_finite(self, loss: float) -> bool:
@@ -271,6 +270,7 @@ class Learner:
         ratio = importance_ratio(log_ratio, tokens.lengths, by_sequence=self.algorithm.ratio_by_sequence)
         losses, clipped = self.algorithm.objective(ratio, policy.logprobs, tokens.advantages, self.clip_range)
         mask = torch.ones_like(losses)
+        masked = 0.0
         if threshold is not None:
             mask = (policy.entropy.detach() >= threshold).float()
             losses = losses * mask
@@ -282,6 +282,7 @@ class Learner:
                 proximal, tokens.sampler_logprobs, tokens.lengths, bound=settings.importance_sampling_mask
             )
             mask, losses = mask * kept, losses * kept
+            masked = float((kept == 0).sum())
         if settings.beta:
             assert self.reference is not None
             with torch.no_grad(), without_adapters(self.reference):
@@ -295,7 +296,7 @@ class Learner:
             "ratio": float(ratio.detach().sum()),
             "clip_share": float(clipped.sum()),
             "mismatch_kl": float(k3(tokens.sampler_logprobs.double(), proximal.double()).sum()),
-            "masked_share": float((mask == 0).sum()) if settings.importance_sampling_mask is not None else 0.0,
+            "masked_share": masked,
             "entropy": float(policy.entropy.detach().sum()),
             "processed_tokens": float(policy.processed_tokens),
         }

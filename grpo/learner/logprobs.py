@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,9 +21,18 @@ from grpo.policy.transformers.adapters import without_adapters
 from grpo.policy.transformers.forward import hidden_states, microbatches, token_batch
 from grpo.policy.transformers.head import language_model_head
 from grpo.policy.transformers.sharding import is_sharded
+from grpo.policy.transformers.token_batch import MaskedSequence
 
 _MAX_LOGITS = 2**24
 """Logits in memory at once: 64 MiB in float32."""
+
+
+class SampledSequence(MaskedSequence, Protocol):
+    """Token sequence with its loss mask and the temperature that its log-probabilities are taken at."""
+
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +45,11 @@ class TokenLogprobs:
     """Tokens that went through the model, shared prefixes once."""
 
 
-def compute_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> TokenLogprobs:
+def compute_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> TokenLogprobs:
     """Log-probability and entropy of each loss token at its sample's temperature.
 
-    Logits are computed for loss tokens alone, once for equal ones after the same tokens, in chunks, and again in the
-    backward pass: one chunk is in memory.
+    Logits are computed for loss tokens alone, once per distinct (prefix, token), in chunks, and again in the backward
+    pass: one chunk is in memory.
     """
     logprobs, entropy, processed_tokens = (
         model.local_logprobs(samples) if is_sharded(next(model.parameters())) else local_logprobs(model, samples)
@@ -47,7 +57,7 @@ def compute_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> Token
     return TokenLogprobs(logprobs=logprobs, entropy=entropy, processed_tokens=int(processed_tokens))
 
 
-def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[torch.Tensor, ...]:
+def local_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, ...]:
     """The fields of `TokenLogprobs` as tensors, by a model whose weights are not sharded."""
     head = language_model_head(model)
 
@@ -68,7 +78,7 @@ def local_logprobs(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[t
     return logprobs, entropies, torch.tensor(predictions.processed_tokens)
 
 
-def log_distributions(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
+def log_distributions(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the whole vocabulary at each distinct loss token, [distinct, vocabulary], and their counts.
 
     Equal loss tokens after the same tokens, at the same temperature, are one.
@@ -93,7 +103,7 @@ class _Predictions:
     processed_tokens: int
 
 
-def _predictions(model: PreTrainedModel, samples: Sequence[Sample]) -> _Predictions:
+def _predictions(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> _Predictions:
     batch = token_batch(model, samples)
     lengths = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
     temperatures = torch.tensor([sample.temperature for sample in samples]).repeat_interleave(lengths).to(model.device)

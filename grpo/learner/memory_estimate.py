@@ -17,8 +17,9 @@ from grpo.algorithms.catalog import get_algorithm
 from grpo.config.training import TrainingSettings
 from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import add_adapters
+from grpo.policy.transformers.dtype import Dtype
 
-_FLOAT32 = 4
+_FLOAT32, _BFLOAT16 = 4, 2
 _STATES = 12
 """Vectors of the hidden size that a layer keeps for a token: norms, queries, attention outputs. With these numbers the
 estimate is within 3 % of PyTorch's memory for 1007, 2978 and 6077 tokens of the embedded default."""
@@ -38,9 +39,10 @@ class MemoryEstimate(BaseModel):
     trained: int
     """Number of trained parameters."""
     copies: int
-    """Models in memory: the policy, its base, and the sampler with an importance-sampling cap."""
+    """Models in memory: the policy, its reference unless that is the policy without its adapters, and the sampler with an
+    importance-sampling cap."""
     weights: int
-    """Weights of all copies."""
+    """Weights of all copies, and their rounded weights in bfloat16."""
     gradients: int
     optimizer: int
     """Two moments of each trained parameter, and a step count of each tensor."""
@@ -57,11 +59,12 @@ class MemoryEstimate(BaseModel):
 
 
 def memory_estimate(
-    model_folder: Path, training: TrainingSettings, *, episodes: int, max_context: int
+    model_folder: Path, training: TrainingSettings, *, episodes: int, max_context: int, dtype: Dtype = "float32"
 ) -> MemoryEstimate:
     """Memory of a training in one process with at most `episodes` concurrent episodes of `max_context` tokens.
 
-    The critic of ppo and a2c, a quantized base and the overhead of libraries are not counted. Raises
+    Policies held in the `dtype` bfloat16 keep their float32 weights beside it, but for the weights under adapters. The
+    critic of ppo and a2c, a quantized base and the overhead of libraries are not counted. Raises
     `PolicyError` for a folder without a model.
     """
     try:
@@ -85,12 +88,22 @@ def memory_estimate(
         parameters=counts[0],
         trained=counts[1],
         copies=copies,
-        weights=copies * counts[0] * _FLOAT32,
+        weights=copies * _weights(counts, dtype=dtype, adapters=shared),
         gradients=counts[1] * _FLOAT32,
         optimizer=moments * _FLOAT32,
         activations=activations,
         cache=cache,
     )
+
+
+def _weights(counts: tuple[int, int], *, dtype: Dtype, adapters: bool) -> int:
+    """Bytes of the weights of one policy with these numbers of all and of trained parameters."""
+    parameters, trained = counts
+    if dtype == "float32":
+        return parameters * _FLOAT32
+    if adapters:
+        return (parameters - trained) * _BFLOAT16 + trained * _FLOAT32
+    return parameters * (_FLOAT32 + _BFLOAT16)
 
 
 def _layers_memory(
@@ -108,7 +121,7 @@ def _layers_memory(
         layers_kept = config.num_hidden_layers * config.hidden_size + kept
     else:
         layers_kept = config.num_hidden_layers * kept
-    half = 1 if training.precision == "fp32" else 2
+    compression = 1 if training.precision == "fp32" else 2
     longest = min(max_context, config.max_position_embeddings)
-    activations = int(training.microbatch_tokens * layers_kept * _FLOAT32 / half)
+    activations = int(training.microbatch_tokens * layers_kept * _FLOAT32 / compression)
     return activations, episodes * longest * config.num_hidden_layers * kv_size * _FLOAT32

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class UpdateMetrics(BaseModel):
-    """Metrics of one update; means are over the completion tokens."""
+    """Metrics of one update: means over the completion tokens, and over the steps where a step has one value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 

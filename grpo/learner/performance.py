@@ -49,11 +49,6 @@ def activation_checkpointing(model: PreTrainedModel) -> Iterator[None]:
             layer.training = False
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """True for an out-of-memory error: PyTorch has a class for it on accelerators, on the CPU only a message."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
 def model_flops_utilization(model: PreTrainedModel, *, tokens_per_s: float, precision: Precision) -> float | None:
     """Share of the accelerator's peak that forward and backward passes used, 6 operations a weight and token.
 

@@ -37,11 +37,13 @@ from grpo.trajectories import Trajectory, group
 
 _KL_SAMPLES = 48
 """Trajectories whose KL to the base is measured in each iteration, informative ones where there are any."""
+_OF_TOKENS = ("entropy", "clip_share", "masked_share", "ratio")
+_OF_STEPS = ("gradient_norm", "learning_rate", "loss", "margin")
 logger = logging.getLogger(__name__)
 
 
 class UpdateSkipped(Exception):
-    """A later rollout without a learning signal, as when all of it succeeds: the policy is unchanged."""
+    """A later rollout without a learning signal, for example when every episode succeeds: the policy is unchanged."""
 
     def __init__(self, metrics: UpdateMetrics) -> None:
         super().__init__("no learning signal: the policy is unchanged")
@@ -144,11 +146,10 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         critic.save(request.target)
     model_cache.put(policy)
     tokens_per_s = sum(metrics["processed_tokens"] for metrics in steps) / seconds
-    names = ("entropy", "clip_share", "masked_share", "ratio", "gradient_norm", "learning_rate", "loss", "margin")
     return UpdateMetrics(
         informative_share=batch.informative_share,
         kl_to_base=reference_kl(reference.model, batch.samples[:_KL_SAMPLES], max_tokens=learner.microbatch_tokens),
-        **{name: float(np.mean([metrics[name] for metrics in steps])) for name in names if name in steps[0]},
+        **mean_metrics(steps),
         tokens=int(sum(metrics["tokens"] for metrics in steps)),
         clipped_rewards=batch.clipped_rewards,
         mismatch_kl=mismatch,
@@ -159,6 +160,17 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
             policy.model, tokens_per_s=tokens_per_s / process_group.size, precision=settings.precision
         ),
     )
+
+
+def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Metrics of an update from those of its steps: means over tokens, or over steps where a step has one value."""
+    tokens = [metrics["tokens"] for metrics in steps]
+    return {
+        name: float(np.average([metrics[name] for metrics in steps], weights=tokens if by_token else None))
+        for names, by_token in ((_OF_TOKENS, True), (_OF_STEPS, False))
+        for name in names
+        if name in steps[0]
+    }
 
 
 def _unchanged_error(
@@ -182,7 +194,8 @@ def _open(
     """The policy to train, and its reference: the base, or with adapters the policy itself without them."""
     policy_hash, base_hash = (read_state(folder).policy_hash for folder in (parent, base))
     is_base = policy_hash == base_hash
-    if is_base or settings.importance_sampling_cap is not None:  # the base, or off-policy the sampler, is still in use
+    # the base is the reference of a policy without adapters, and the sampler of an off-policy update still in use
+    if (is_base and settings.lora is None) or settings.importance_sampling_cap is not None:
         policy = model_cache.get(policy_hash, parent, base=base, frozen=dtype)
         policy = TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
     else:
@@ -206,7 +219,7 @@ def _measure_unchanged(scored: Sequence[Path], parent: Path, base: Path, *, max_
     reference = model_cache.get(read_state(base).policy_hash, base).model
     return UpdateMetrics(
         kl_to_base=reference_kl(reference, samples, max_tokens=max_tokens),
-        entropy=float(torch.cat(entropy).mean()) if entropy else 0.0,
+        entropy=float(torch.cat(entropy).mean()),
     )
 
 

@@ -229,7 +229,8 @@ def _to_message(response: ChatCompletion, renderer: Renderer) -> Message:
     calls: list[ToolCall] = []
     for call in message.tool_calls or ():
         if call.type != "function":
-            continue
+            reason = f"not a tool call: the server's call is of type {call.type}"
+            return Message(role="assistant", content=text, malformed=reason)
         try:
             arguments = json.loads(call.function.arguments or "{}")
         except ValueError:

@@ -115,7 +115,7 @@ def _find(request: _Request) -> Variant:
     variants: list[Variant] = []
     for candidate in _candidates(template):
         variant = _complete(template.with_source(candidate), pattern, declared)
-        if variant.as_generated or (variant.fault is None and variant.tool_fault is None):
+        if variant.as_generated or _passes(variant):
             return variant
         variants.append(variant)
     best = next((variant for variant in variants if variant.fault is None), variants[0])
@@ -242,14 +242,16 @@ def _opens_after_result(template: ChatTemplate) -> bool:
 
 
 def _states_tools(template: ChatTemplate) -> bool:
-    """Check that a prompt names a tool, its description and its parameters, with a system message and without."""
-    tool = replace(EXAMPLE, description="qzdescription")
+    """Check that a prompt names a tool and its parameters, with a system message and without.
+
+    A compact template may leave descriptions out.
+    """
     for shapes in ((USER,), (SYSTEM, USER)):
         try:
-            rendered = template.with_tools((tool,)).render(shapes, True)
+            rendered = template.with_tools((EXAMPLE,)).render(shapes, True)
         except TemplateFailure:
             return False
-        if not all(text in rendered for text in (tool.name, *tool.parameters["properties"])):
+        if not all(text in rendered for text in (EXAMPLE.name, *EXAMPLE.parameters["properties"])):
             return False
     return True
 

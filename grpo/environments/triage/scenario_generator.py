@@ -12,9 +12,12 @@ from pydantic import Field
 from grpo.config.base import Settings
 from grpo.config.loading import load_settings
 from grpo.environments.support_desk.scenario_generator import choose_alternatives
+from grpo.errors import DataError
 from grpo.scenarios.scenario import SplitName
 from grpo.storage.shipped import shipped_folder
 
+_REPEATS = 10_000
+"""Draws of known scenarios in a row after which a team counts as exhausted."""
 PHRASEBOOK = shipped_folder() / "scenarios" / "triage_phrasebook.yaml"
 
 
@@ -57,15 +60,23 @@ def triage_scenarios() -> Iterator[dict[str, Any]]:
 
 
 def draw_scenarios(wordings: Wordings, *, split: SplitName, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Draw different scenarios, teams in turn."""
+    """Draw different scenarios, teams in turn; raises `DataError` for a phrasebook with too few wordings."""
     rng, teams = random.Random(f"{seed}/{split}"), tuple(wordings.matters)
     drawn: set[tuple[str, ...]] = set()
+    repeats = 0
     while len(drawn) < wordings.scenarios:
         index = len(drawn)
         team = teams[index % len(teams)]
         lines = _lines(wordings, team, rng, vague=rng.random() < wordings.vague_share)
         if lines in drawn:
+            repeats += 1
+            if repeats == _REPEATS:
+                raise DataError(
+                    f"{split}: only {index} different scenarios of {wordings.scenarios} found, none of team {team} in "
+                    f"{repeats} draws; add wordings of it, or lower scenarios"
+                )
             continue
+        repeats = 0
         drawn.add(lines)
         yield {
             "id": f"triage-{split}-{index:04d}",

@@ -154,7 +154,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
         with _without_notices():
             report = model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise PolicyError(f"cannot load the adapters in {folder}: {error}") from error
+        raise PolicyError(f"cannot load the adapters in {folder}: {error}; fetch or save them again") from error
     model._weight_conversions = conversions  # those of the adapters would misname merged weights on disk
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
     own: dict[str, torch.Tensor] = model.get_adapter_state_dict()
@@ -165,6 +165,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     elif report.missing_keys or report.unexpected_keys:
         raise PolicyError(
             f"adapters in {folder} are not those of {type(model).__name__}: without weights are "
-            f"{sorted(report.missing_keys)[:3]}, without a layer {sorted(report.unexpected_keys)[:3]}"
+            f"{sorted(report.missing_keys)[:3]}, without a layer {sorted(report.unexpected_keys)[:3]}; correct "
+            "base_model_name_or_path in adapter_config.json"
         )
     model.eval()

@@ -16,7 +16,9 @@ FLASH = "flash_attention_2"
 
 
 def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, attention: str) -> TransformersPolicy:
-    """Move the policy to a device and dtype; a new dtype gives it a new hash.
+    """Move the policy to a device, and its weights to a dtype; a new dtype gives it a new hash.
+
+    Buffers, such as rotary frequencies, keep their dtype.
 
     Attention is always PyTorch's sdpa over the sampler's slots; a fallback is logged with its reason. Raises
     `CapacityError` for a device that this machine lacks.
@@ -34,5 +36,7 @@ def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, atten
     target = model.device if device == "auto" else torch.device(device)
     if model.device.type == target.type and model.dtype == getattr(torch, dtype):
         return policy
-    model.to(device=target, dtype=getattr(torch, dtype))
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    model.to(target)
     return TransformersPolicy(model, policy.tokenizer)

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from grpo.errors import PolicyError
 from grpo.policy.policy import Prompt, Sampling
 from grpo.policy.transformers.attention import IMPLEMENTATION
-from grpo.policy.transformers.forward import ForwardPath, hidden_states, microbatches, token_batch
+from grpo.policy.transformers.forward import ForwardPath, hidden_states, is_out_of_memory, microbatches, token_batch
 from grpo.policy.transformers.head import language_model_head
 from grpo.policy.transformers.samplers import make_sampler
 
@@ -118,6 +118,8 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
             except PolicyError:
                 raise
             except Exception as error:  # noqa: BLE001 - a model's own code fails in any way on such a path
+                if is_out_of_memory(error):
+                    raise
                 rejected.append(f"{label}: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
                 continue
             if logprob_error <= _TOLERANCE and gradient_error <= _TOLERANCE:

@@ -70,3 +70,8 @@ def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
     outputs = base_model(model)(input_ids=batch.token_ids, use_cache=False, **layout)
     states: torch.Tensor = outputs.last_hidden_state
     return states.flatten(0, 1)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """True for an out-of-memory error: PyTorch has a class for it on accelerators, on the CPU only a message."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

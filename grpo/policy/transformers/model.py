@@ -169,11 +169,13 @@ def load(
             quantization_config=quantization_config,
         )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, StrictDataclassError) as error:
-        raise PolicyError(f"cannot load the model in {folder}: {error}") from error
+        raise PolicyError(f"cannot load the model in {folder}: {error}; fetch or save it again") from error
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
         architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
-        raise PolicyError(f"weights in {folder} are not those of {architecture}: {mismatches}")
+        raise PolicyError(
+            f"weights in {folder} are not those of {architecture}: {mismatches}; save weights and config.json together"
+        )
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         _align(model)
@@ -228,7 +230,10 @@ class ModelCache:
             if policy is None:
                 policy = load(folder, base=base, frozen=frozen)
                 if policy.hash != policy_hash:
-                    raise PolicyError(f"{folder} holds policy {policy.hash}, expected {policy_hash}")
+                    raise PolicyError(
+                        f"{folder} holds policy {policy.hash}, expected {policy_hash}: its files were changed; run the stage "
+                        "that wrote them again"
+                    )
             self._policies[policy_hash] = policy
             self._trim(policy_hash)
             return policy

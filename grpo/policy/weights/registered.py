@@ -81,7 +81,9 @@ def resolve_version(connect: Callable[[], MlflowClient], address: str) -> ModelV
     name, alias, number = parts["name"], parts["alias"], parts["version"]
     version = version_by_alias(client, name, alias) if alias is not None else _version_by_number(client, name, number)
     if version is None:
-        raise AddressError(f"no model at {address} in the registry {client.tracking_uri}")
+        raise AddressError(
+            f"no model at {address} in the registry {client.tracking_uri}; `grpo models` lists those that are there"
+        )
     return version
 
 

@@ -13,6 +13,7 @@ from grpo.learner.batch import build_batch
 from grpo.learner.learner import Learner
 from grpo.learner.memory_estimate import memory_estimate
 from grpo.policy.transformers.adapters import add_adapters
+from grpo.policy.transformers.dtype import cast_frozen
 from grpo.policy.transformers.forward import token_batch
 from grpo.policy.transformers.kv_cache import KVCache
 from grpo.policy.transformers.model import load
@@ -55,6 +56,22 @@ def test_a_trust_region_has_no_moments_and_a_separate_sampler_is_another_copy(ti
     assert memory_estimate(tiny_folder, TrainingSettings(algorithm="trpo"), episodes=4, max_context=64).optimizer == 0
     capped = memory_estimate(tiny_folder, TrainingSettings(importance_sampling_cap=2.0), episodes=4, max_context=64)
     assert (plain.copies, capped.copies) == (2, 3)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["weights", "adapters"])
+def test_weights_in_bfloat16_are_counted_beside_their_float32_masters(tiny_folder: Path, lora: LoraSettings | None):
+    """Of one policy: 6 bytes a weight that is trained as a whole; under adapters 2, and 4 for each of theirs."""
+    settings = TrainingSettings(lora=lora, importance_sampling_cap=2.0)
+    estimate = memory_estimate(tiny_folder, settings, episodes=4, max_context=64, dtype="bfloat16")
+    policy = load(tiny_folder)
+    if lora is None:
+        models = [policy.model, policy.in_dtype("bfloat16").model]
+    else:
+        add_adapters(policy.model, lora, seed=0)
+        cast_frozen(policy.model, "bfloat16")
+        models = [policy.model]
+    held = sum(_bytes(list(model.parameters())) for model in models)
+    assert estimate.weights == estimate.copies * held
 
 
 def test_the_kv_cache_is_that_of_all_episodes_at_full_length(tiny_folder: Path):

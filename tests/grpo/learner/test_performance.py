@@ -15,7 +15,6 @@ from grpo.learner.performance import (
     Precision,
     activation_checkpointing,
     autocast,
-    is_out_of_memory,
     loss_scaler,
     model_flops_utilization,
 )
@@ -81,19 +80,6 @@ def test_activations_are_kept_again_after_an_error(model: PreTrainedModel):
     assert not any(
         module.gradient_checkpointing for module in model.modules() if hasattr(module, "gradient_checkpointing")
     )
-
-
-@pytest.mark.parametrize(
-    ("error", "memory"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory"), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"), True),
-        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
-    ],
-)
-def test_out_of_memory_errors_are_recognized(error: RuntimeError, memory: bool):
-    """By class on accelerators, by message on the CPU."""
-    assert is_out_of_memory(error) is memory
 
 
 class OnAccelerator(nn.Module):

@@ -20,7 +20,7 @@ from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSi
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.distributed import WorkerFailed, WorkerLost
 from grpo.learner.metrics import UpdateMetrics
-from grpo.learner.update import update
+from grpo.learner.update import mean_metrics, update
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load, model_cache
@@ -173,6 +173,38 @@ def test_sequences_that_the_sampler_would_not_have_written_are_masked(desk_rollo
     ]
     own, all_tokens = first.loss_mask.sum(), sum(t.loss_mask.sum() for t in desk_rollout.trajectories)
     assert shares == [pytest.approx(own / all_tokens, rel=0.5), 0.0]
+
+
+def test_turns_are_compared_with_a_baseline_of_their_group_alone():
+    """reinforce's own baseline is that of the whole batch; with one of the group it goes with credit by turn."""
+    with pytest.raises(ValueError, match=r"set baseline to group_mean or leave_one_out"):
+        TrainingSettings(algorithm="reinforce", credit_assignment="turn")
+    TrainingSettings(algorithm="reinforce", credit_assignment="turn", baseline="group_mean")
+
+
+def test_masked_sequences_are_counted_in_every_step(desk_rollout: DeskRollout, tmp_path: Path):
+    """In two steps as in one, and without the tokens that a threshold of the entropy leaves out.
+
+    The threshold is that of all tokens, so that uninformative groups count as well: another share of the same tokens.
+    """
+    first, *others = desk_rollout.trajectories
+    shifted = first.sampler_logprobs - np.float32(0.05) * first.loss_mask
+    scored = tmp_path / "moved.parquet"
+    write_trajectories(scored, [replace(first, sampler_logprobs=shifted), *others], provenance={})
+    correction = {"scored": scored, "importance_sampling_cap": 2.0, "importance_sampling_mask": 1.04}
+    one = _update(desk_rollout, tmp_path / "one", **correction).masked_share
+    two = _update(desk_rollout, tmp_path / "two", epochs=2, **correction).masked_share
+    few = _update(desk_rollout, tmp_path / "few", top_entropy_quantile=0.2, **correction).masked_share
+    assert one > 0
+    assert two == pytest.approx(one)
+    own, all_tokens = first.loss_mask.sum(), sum(t.loss_mask.sum() for t in desk_rollout.trajectories)
+    assert few == pytest.approx(own / all_tokens)
+
+
+def test_metrics_of_an_update_are_means_over_its_tokens():
+    """Entropy 4 of one token and 0 of three: (1 · 4 + 3 · 0) / 4 = 1; the loss has one value a step: (2 + 6) / 2 = 4."""
+    steps = [{"tokens": 1, "entropy": 4.0, "loss": 2.0}, {"tokens": 3, "entropy": 0.0, "loss": 6.0}]
+    assert mean_metrics(steps) == {"entropy": 1.0, "loss": 4.0}
 
 
 def test_half_precision_without_a_correction_is_refused():

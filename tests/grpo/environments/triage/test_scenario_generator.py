@@ -9,6 +9,7 @@ import pytest
 
 from grpo.environments.support_desk.scenario_generator import expand_alternatives
 from grpo.environments.triage.scenario_generator import TriagePhrasebook, Wordings, draw_scenarios
+from grpo.errors import DataError
 from grpo.scenarios.scenario import Scenario
 from tests.places import ROOT
 
@@ -53,6 +54,16 @@ def test_the_pack_has_each_team_evenly_and_a_third_of_vague_openings(book: Triag
     assert len({s.user_responses for s in drawn}) == 600
     assert 168 <= sum(len(s.user_responses) == 2 for s in drawn) <= 240
     assert not [s for s in drawn if re.search(r"[\[\]{}|]", " ".join(s.user_responses))]
+
+
+def test_a_phrasebook_with_too_few_wordings_is_refused():
+    """Two items in one sentence of one team make two scenarios, and three are asked for."""
+    few = Wordings(
+        scenarios=3, vague_share=0.0, items=("kettle", "lamp"), frames=("{matter}",), vague=("Hello.",),
+        matters={"repairs": ("My {item} broke.",)},
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"train: only 2 different scenarios of 3 .* of team repairs.*lower scenarios"):
+        list(draw_scenarios(few, split="train"))
 
 
 def test_the_same_seed_draws_the_same_scenarios(book: TriagePhrasebook):

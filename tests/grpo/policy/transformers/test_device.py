@@ -10,6 +10,7 @@ import torch
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.errors import CapacityError
 from grpo.policy.transformers.device import move_to_device
+from grpo.policy.transformers.dtype import copy_in
 from grpo.policy.transformers.model import TransformersPolicy, load, weights_hash
 from tests.grpo.agents.fixtures import run
 
@@ -28,6 +29,16 @@ def test_a_model_computes_in_the_configured_dtype(tiny_folder: Path):
     assert (single.policy.model.dtype, half.policy.model.dtype) == (torch.float32, torch.bfloat16)
     assert single.policy.hash != half.policy.hash
     run(half.generate_response("hello"))
+
+
+def test_rotary_frequencies_keep_their_dtype(tiny_folder: Path):
+    """Rounded to 8 bits they would turn far positions by another angle; the logits are those of `copy_in`."""
+    ids = torch.arange(5, 45)[None]
+    half = load(tiny_folder).model
+    expected = copy_in(half, "bfloat16")(input_ids=ids).logits
+    moved = _place(tiny_folder, dtype="bfloat16")[1].model
+    assert moved.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert torch.equal(moved(input_ids=ids).logits, expected)
 
 
 def test_unavailable_attention_falls_back_to_sdpa_with_a_warning(tiny_folder: Path, caplog: pytest.LogCaptureFixture):

@@ -87,6 +87,17 @@ def test_a_gradient_that_is_off_is_not_taken(monkeypatch: pytest.MonkeyPatch):
     assert check.path != "flat"
 
 
+def test_a_comparison_without_memory_does_not_choose_another_path(monkeypatch: pytest.MonkeyPatch):
+    """The error is raised: a slower path would be taken, and kept for the process, for a reason that passes."""
+
+    def exhausted(*arguments, **kwargs):  # type: ignore[no-untyped-def]
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        choose_path(tiny_model("llama"), "0")
+
+
 def test_long_windows_are_shortened_for_the_comparison_alone():
     """A window of 4096 is compared with conversations of some 40 tokens, and is 4096 again afterwards."""
     model = tiny_model("mistral")

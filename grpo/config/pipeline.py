@@ -165,12 +165,12 @@ class PipelineConfig(Settings):
                 environment.args,
             ):
                 raise ValueError(
-                    f"source verifiers {source.id} {source.args} is played in the environment of the same id and args, "
-                    f"and environment is {environment.kind}; write them alike"
+                    f"source verifiers {source.id} {source.args} needs the environment of the same id and args, and "
+                    f"environment is {environment.kind}; write them alike"
                 )
         if isinstance(environment, VerifiersSettings) and len(sources) != len(self.scenarios.sources):
             raise ValueError(
-                f"environment verifiers {environment.id} plays the tasks of its own taskset; give scenarios.sources "
+                f"environment verifiers {environment.id} runs the tasks of its own taskset; give scenarios.sources "
                 "{kind: verifiers} with its id and args alone"
             )
         return self

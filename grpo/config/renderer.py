@@ -6,6 +6,6 @@ from grpo.config.python_object import PythonObject
 
 
 class RendererSettings(PythonObject):
-    """Renderer of one's own: a subclass of `grpo.Renderer`, called with the tokenizer, `tools=` and the options."""
+    """Custom renderer: a subclass of `grpo.Renderer`, called with the tokenizer, `tools=` and the options."""
 
     group = "grpo.renderers"

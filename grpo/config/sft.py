@@ -26,7 +26,7 @@ class LoggedDemonstrations(Settings):
     path: LocalPath
     """Folder of the log."""
     min_reward: float = 1.0
-    """Least reward of a conversation that is imitated; those without a reward are left out."""
+    """Least reward of a conversation that is used as a demonstration; those without a reward are left out."""
 
 
 class FineTuningSettings(Settings):
@@ -47,4 +47,4 @@ class SFTSettings(FineTuningSettings):
     """Supervised fine-tuning of the base on demonstrations."""
 
     demonstrations: Annotated[WrittenDemonstrations | LoggedDemonstrations, Field(discriminator="kind")]
-    """Conversations to imitate; one without a system message gets that of the agent and environment."""
+    """Demonstrations; one without a system message gets that of the agent and environment."""

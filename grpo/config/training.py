@@ -56,7 +56,7 @@ class TrustRegionSettings(Settings):
     """Natural-gradient step of trpo and its line search."""
 
     max_kl: float = Field(default=0.01, gt=0)
-    """Largest KL(old ‖ new) of a step, nats a token."""
+    """Largest KL(policy before the step ‖ after it) of a step, nats a token."""
     damping: float = Field(default=0.1, ge=0)
     """Added to the diagonal of the Fisher matrix."""
     conjugate_gradient_steps: int = Field(default=10, ge=1)

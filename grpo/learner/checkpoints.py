@@ -152,8 +152,8 @@ def resume(learner: Learner, folder: Path) -> None:
             continue  # a weight without a gradient so far, such as the bias of a router
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(
-                f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}; run the stage that wrote "
-                "it again"
+                f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}; run the "
+                "stage that wrote it again"
             )
         learner.optimizer.state[parameter] = {
             # copied, since the first write to memory-mapped moments takes a page fault for each 4 KB
@@ -162,6 +162,6 @@ def resume(learner: Learner, folder: Path) -> None:
         }
     if tensors:
         raise PolicyError(
-            f"optimizer state in {folder} is that of another model, which has {min(tensors)}; run the stage that wrote it "
-            "again"
+            f"optimizer state in {folder} is that of another model, which has {min(tensors)}; run the stage "
+            "that wrote it again"
         )

@@ -39,8 +39,8 @@ class MemoryEstimate(BaseModel):
     trained: int
     """Number of trained parameters."""
     copies: int
-    """Models in memory: the policy, its reference unless that is the policy without its adapters, and the sampler with an
-    importance-sampling cap."""
+    """Models in memory: the policy, its reference unless that is the policy without its adapters, and the sampler
+    with an importance-sampling cap."""
     weights: int
     """Weights of all copies, and their rounded weights in bfloat16."""
     gradients: int

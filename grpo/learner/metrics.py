@@ -33,7 +33,7 @@ class UpdateMetrics(BaseModel):
     masked_share: float = 0.0
     """Share of tokens in sequences that `training.importance_sampling_mask` excluded."""
     step_kl: float | None = None
-    """KL(old ‖ new) of a trust-region step."""
+    """KL(policy before ‖ after) of a trust-region step."""
     margin: float | None = None
     """DPO: mean reward margin of pairs, beta times the difference of their log-ratios."""
     value_loss: float | None = None

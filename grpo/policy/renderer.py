@@ -2,8 +2,8 @@
 
     policy: {model: models/clerk, renderer: {kind: python, object: "shop.renderer:ShopRenderer", options: {date: true}}}
 
-The hash of one's own is that of its tokenizer and template with its class, sources and options, so that a learner
-refuses rollouts of another one.
+The hash of a custom renderer is that of its tokenizer and template with its class, sources and options, so that a
+learner refuses rollouts of another one.
 """
 
 from __future__ import annotations

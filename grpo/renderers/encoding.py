@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _Segment = tuple[str, str, bool]
-"""Text, a flag for each character that is trusted, and whether no token stands before it."""
+"""Text, a flag for each character that is trusted, and whether it begins the sequence."""
 _SEPARATOR = "\ue002"
 _REPLACEMENT = "\ufffd"
 _ELEMENT = re.compile(r"</?[a-z]+\d?>")
@@ -34,11 +34,11 @@ _ELEMENT = re.compile(r"</?[a-z]+\d?>")
 _MARKED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)
 _REASONING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _CACHED_CHARACTERS = 2**20
-"""Characters of the segments whose tokens are kept: texts of users are as long as they like."""
+"""Characters of the segments whose tokens are kept: texts of users are unbounded."""
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> frozenset[str]:
-    """Tokens that a text of a user or a tool must not become.
+    """Control tokens, which text of a user or a tool must not become.
 
     All special tokens, and added tokens in brackets, which families use for tools and reasoning. Markup is among them
     if the template prints it; runs of white space and other fragments of text, which some tokenizers add, are not.

@@ -1,7 +1,7 @@
 """Parsing of a reply into reasoning, content and tool calls, in the format of a chat template.
 
-The format is read off from rendered turns with known texts. A parser counts as one for a template if it reads back what
-the template renders.
+The format is read off from rendered turns with known texts. A parser is accepted if it reads back what the template
+renders.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     with forms for what it leaves out  see `grpo.renderers.fallbacks`
 
 A template of which no variant is prefix-preserving is refused, unless its first line is `{#- turns as generated #}`:
-then earlier turns stay in the context as they were generated, whatever the template makes of them.
+then earlier turns stay in the context as they were generated, even where the template renders them in another way.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CALL_WITH_CONTENT = replace(CALL, filled=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A template and what is known of it."""
+    """A chat template with the ends of its turns, its reply format and its faults."""
 
     source: str
     forms: frozenset[Form]

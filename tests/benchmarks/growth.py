@@ -16,7 +16,7 @@ from tests.benchmarks.triage import triage_config
 from tests.places import ROOT
 
 GROUPS, PROMPT, TURN = 2, 64, 24
-"""Groups of a batch, tokens of a prompt, and tokens said in a turn; as many are heard after it."""
+"""Groups of a batch, tokens of a prompt, and completion tokens of a turn; the environment's reply has as many."""
 GROUP_SIZES, TURNS, LENGTHS = (4, 8, 16, 32), (1, 2, 4, 8), (128, 256, 512, 1024)
 REAL_SHAPES = {128: (8, 8), 1024: (1, 4), 4096: (1, 1)}
 """Groups and siblings by the length of a trajectory, for the real model: about 4,000 new tokens each."""

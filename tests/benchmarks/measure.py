@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import IO, ParamSpec, TypeVar
 
 import psutil
 import torch
@@ -44,10 +44,12 @@ def environment_at(home: Path) -> dict[str, str]:
     return environment
 
 
-def command_cost(command: list[str], environment: Mapping[str, str] | None = None) -> Cost:
-    """Run a command to its end; one that fails ends the benchmark."""
+def command_cost(
+    command: list[str], environment: Mapping[str, str] | None = None, *, log: IO[str] | None = None, check: bool = True
+) -> Cost:
+    """Run a command to its end, with its output in `log`; one that fails ends the benchmark, unless `check` is off."""
     began = time.perf_counter()
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log or subprocess.DEVNULL, stderr=log) as process:
         ended = threading.Event()
         peaks = [0.0]
 
@@ -61,7 +63,7 @@ def command_cost(command: list[str], environment: Mapping[str, str] | None = Non
         ended.set()
         watcher.join()
         process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if check and process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
     return Cost(
         wall_s=time.perf_counter() - began,

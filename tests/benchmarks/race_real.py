@@ -18,7 +18,8 @@ TARGET = 0.8
 SEEDS = (1, 2, 3)
 """A single seed says little: ours reached the target after four to eight iterations."""
 PATIENCE = 5.5
-"""Time limit of each of TRL's runs, as a multiple of the median of ours: no run that ends earlier hides its median."""
+"""Time limit of each of TRL's runs, as a multiple of the median of ours, so that a stopped run
+bounds the median from below."""
 TRL_ROWS = 4
 """Episodes in one of TRL's training passes in float32; 2 to 16 take 30 to 40 s a step, bfloat16 44."""
 SAMPLES = 4

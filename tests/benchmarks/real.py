@@ -9,10 +9,7 @@ The runs take hours, so that each is a command, and the page has those that are 
 from __future__ import annotations
 
 import argparse
-import resource
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -23,7 +20,7 @@ from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Interval, ReportDocument, SliceMetrics
 from grpo.rewards.learned.metrics import wilson_interval
 from grpo_flows.local.service import free_port
-from tests.benchmarks.measure import environment_at
+from tests.benchmarks.measure import command_cost, environment_at
 from tests.benchmarks.page import Findings, Table, commit, read
 from tests.places import ROOT
 
@@ -45,11 +42,11 @@ RUNS: dict[str, tuple[str, ...]] = {
 HEAD = ("run", "base", "after fine-tuning", "after GRPO", "verdict", "time", "peak memory", "commit")
 
 
-class Cost(BaseModel):
-    """Time and peak memory of a run's command."""
+class RunCost(BaseModel):
+    """Time and peak memory of a run's command, its server included."""
 
     wall_s: float
-    peak_mib: float
+    peak_tree_mib: float
     beside: bool
     """It had one thread, beside other work on the machine."""
     commit: str
@@ -78,9 +75,9 @@ def run(name: str, *, beside: bool) -> None:
     """Run one command, with records of its own, unless it was complete; one that failed goes on, and times add up."""
     config, *overrides = RUNS[name]
     records = RECORDS / name.replace(", ", "-").replace(" ", "_")
-    spent = Cost(wall_s=0.0, peak_mib=0.0, beside=beside, commit=commit())
+    spent = RunCost(wall_s=0.0, peak_tree_mib=0.0, beside=beside, commit=commit())
     if (records / "cost.json").is_file():
-        spent = Cost.model_validate_json((records / "cost.json").read_bytes())
+        spent = RunCost.model_validate_json((records / "cost.json").read_bytes())
         if (records / "run" / "report.json").is_file():
             return
     records.mkdir(parents=True, exist_ok=True)
@@ -89,14 +86,12 @@ def run(name: str, *, beside: bool) -> None:
     command = [sys.executable, "-m", "grpo_flows.cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
     for override in overrides:
         command += ["--set", override]
-    began = time.perf_counter()
     with (records / "log.txt").open("a") as log:
-        subprocess.run(command, cwd=ROOT, env=environment, stdout=log, stderr=log, check=False)
-    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        of_command = command_cost(command, environment, log=log, check=False)
     cost = spent.model_copy(
         update={
-            "wall_s": spent.wall_s + time.perf_counter() - began,
-            "peak_mib": max(spent.peak_mib, peak_mib),
+            "wall_s": spent.wall_s + of_command.wall_s,
+            "peak_tree_mib": max(spent.peak_tree_mib, of_command.peak_tree_mib),
             "beside": spent.beside or beside,
         }
     )
@@ -111,8 +106,12 @@ def _row(name: str, known: tuple[str, ...] | None) -> tuple[str, ...]:
     if not (records / "cost.json").is_file():
         absent = f"not measured: no data at {missing[0].relative_to(ROOT.parent)}" if missing else "not run yet"
         return known or (name, "–", "–", "–", absent, "–", "–", "–")
-    spent = Cost.model_validate_json((records / "cost.json").read_bytes())
-    cost = (f"{spent.wall_s / 60:.1f} min{'*' if spent.beside else ''}", f"{spent.peak_mib:,.0f} MiB", spent.commit)
+    spent = RunCost.model_validate_json((records / "cost.json").read_bytes())
+    cost = (
+        f"{spent.wall_s / 60:.1f} min{'*' if spent.beside else ''}",
+        f"{spent.peak_tree_mib:,.0f} MiB",
+        spent.commit,
+    )
     try:
         document: ReportDocument = read_report(records / "run" / "report.json")
     except DataError:

@@ -124,7 +124,7 @@ class _Scores:
     softcap: float | None
     """Scores s become softcap · tanh(s / softcap) (Gemma 2, arXiv 2408.00118)."""
     sinks: torch.Tensor | None  # [heads]
-    """Logit of a position without a value, which takes its part of the softmax (gpt-oss)."""
+    """Attention sinks: a logit in the softmax without a value (gpt-oss)."""
 
 
 def flat_attention(

@@ -117,7 +117,7 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
                 logprob_error, gradient_error = _errors(model)
             except PolicyError:
                 raise
-            except Exception as error:  # noqa: BLE001 - a model's own code fails in any way on such a path
+            except Exception as error:  # a model's own code fails in any way on such a path
                 if is_out_of_memory(error):
                     raise
                 rejected.append(f"{label}: {type(error).__name__}: {' '.join(str(error).split())[:160]}")

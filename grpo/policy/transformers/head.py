@@ -14,7 +14,7 @@ from grpo.errors import PolicyError
 
 
 class _Output(BaseModelOutputWithPast):
-    """Output of a base model of any class; what it has beside the hidden states is None."""
+    """Output of a base model of any class; attributes other than the hidden states are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

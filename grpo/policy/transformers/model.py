@@ -37,7 +37,8 @@ _ALIGNMENT = 64
 class TransformersPolicy:
     """A causal language model in this process, with its tokenizer.
 
-    Raises `PolicyError` for a model that no forward path computes exactly, or that a checkpoint would not bring back.
+    Raises `PolicyError` for a model that no forward path computes exactly, or that cannot be reloaded from a
+    checkpoint.
     """
 
     def __init__(
@@ -231,8 +232,8 @@ class ModelCache:
                 policy = load(folder, base=base, frozen=frozen)
                 if policy.hash != policy_hash:
                     raise PolicyError(
-                        f"{folder} holds policy {policy.hash}, expected {policy_hash}: its files were changed; run the stage "
-                        "that wrote them again"
+                        f"{folder} holds policy {policy.hash}, expected {policy_hash}: its files were changed; run the "
+                        "stage that wrote them again"
                     )
             self._policies[policy_hash] = policy
             self._trim(policy_hash)

@@ -16,7 +16,7 @@ _TOKEN: np.dtype[np.int32] = np.dtype(">i4")
 
 
 class PrefixCache:
-    """At most `max_bytes` of keys and values; what was least recently read leaves first.
+    """At most `max_bytes` of keys and values; the least recently used is evicted first.
 
     kept        S U1 A1        S U2
     put         S U1 A1 U3 A3            replaces S U1 A1, its own beginning

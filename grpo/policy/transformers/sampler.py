@@ -70,11 +70,11 @@ class SlotSampler(TurnSampler):
             return
         followers = [follower for follower, leader in self._followers.items() if leader is session]
         if followers:
-            heir = max(followers, key=lambda follower: follower.length)
-            del self._followers[heir]
-            heir.slot, session.slot = session.slot, None
-            self._holders[heir.slot] = heir
-            self._followers.update((follower, heir) for follower in followers if follower is not heir)
+            successor = max(followers, key=lambda follower: follower.length)
+            del self._followers[successor]
+            successor.slot, session.slot = session.slot, None
+            self._holders[successor.slot] = successor
+            self._followers.update((follower, successor) for follower in followers if follower is not successor)
             return
         last = self._holders.pop()
         if last is not session and last.slot is not None:
@@ -137,10 +137,10 @@ class SlotSampler(TurnSampler):
         leader = next((turn for turn in group if turn.session.slot is not None), group[0])
         session = leader.session
         if session.slot is None:
-            left = self._followers.pop(session)
+            former = self._followers.pop(session)
             self._append_slot(session)
-            if left is not None:
-                self._cache.copy(left.slot, [session.slot], session.length)  # type: ignore[arg-type,list-item]
+            if former is not None:
+                self._cache.copy(former.slot, [session.slot], session.length)  # type: ignore[arg-type,list-item]
         self._followers.update((turn.session, session) for turn in group if turn is not leader)
         return leader
 

@@ -67,7 +67,7 @@ class ServingSampler(SlotSampler):
 
     @property
     def kv_capacity(self) -> int:
-        """Tokens that all slots can hold before they grow."""
+        """Capacity of all slots, in tokens."""
         return self._slots * self._cache.capacity
 
     @property

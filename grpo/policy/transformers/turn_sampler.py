@@ -139,7 +139,7 @@ class TurnSampler(ABC):
         """Free what a finished conversation holds."""
 
     def _abandon(self, session: TurnSession) -> None:
-        """Forget the history of a conversation whose pass failed: what that has left in the cache is not known."""
+        """Forget the history of a conversation whose pass failed: the cache may hold a part of it."""
         session.history.clear()
 
     @abstractmethod

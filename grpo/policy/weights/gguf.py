@@ -129,14 +129,14 @@ def _check_settings(file: Path, reader: GGUFReader, architecture: str, config: A
         value = field.contents()
         if name.startswith("rope.scaling.") and (value == "none" or architecture == "gpt-oss"):
             continue
-        if value != (_rotated(config) if name == _ROTATED else getattr(config, _COMPARED.get(name, name), None)):
+        if value != (_rotary_dim(config) if name == _ROTATED else getattr(config, _COMPARED.get(name, name), None)):
             dropped.append(f"{key} = {value}")
     if dropped:
         raise PolicyError(f"{file}: transformers does not read {', '.join(dropped)} from GGUF; {_REMEDY}")
 
 
-def _rotated(config: Any) -> int:
-    """Dimensions of a head that the rotary embedding turns."""
+def _rotary_dim(config: Any) -> int:
+    """Rotary dimensions of a head."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
     return int(head * share)

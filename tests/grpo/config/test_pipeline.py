@@ -65,9 +65,9 @@ TASKSET = {"kind": "verifiers", "id": "words", "args": {"count": 3}}
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"environment": {**TASKSET, "args": {}}}, "is played in the environment of the same id and args"),
+        ({"environment": {**TASKSET, "args": {}}}, "needs the environment of the same id and args"),
         ({"environment": {"kind": "conversation"}}, "same id and args, and environment is conversation"),
-        ({"scenarios": {"sources": [{"kind": "jsonl", "path": "x.jsonl"}]}}, "plays the tasks of its own taskset"),
+        ({"scenarios": {"sources": [{"kind": "jsonl", "path": "x.jsonl"}]}}, "runs the tasks of its own taskset"),
     ],
 )
 def test_a_taskset_is_played_with_its_own_scenarios(tmp_path: Path, sections: dict[str, object], problem: str):

@@ -202,7 +202,7 @@ def test_masked_sequences_are_counted_in_every_step(desk_rollout: DeskRollout, t
 
 
 def test_metrics_of_an_update_are_means_over_its_tokens():
-    """Entropy 4 of one token and 0 of three: (1 · 4 + 3 · 0) / 4 = 1; the loss has one value a step: (2 + 6) / 2 = 4."""
+    """Entropy (1 · 4 + 3 · 0) / 4 = 1 over four tokens; the loss has one value a step, (2 + 6) / 2 = 4."""
     steps = [{"tokens": 1, "entropy": 4.0, "loss": 2.0}, {"tokens": 3, "entropy": 0.0, "loss": 6.0}]
     assert mean_metrics(steps) == {"entropy": 1.0, "loss": 4.0}
 

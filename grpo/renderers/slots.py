@@ -7,7 +7,8 @@ reads what a user or a tool wrote, and rendering is cached.
     rendered  <|user|>⸨0c⸩<|end|>      a template that trims
     filled    <|user|>hello<|end|>
 
-White space at the ends of a text is part of the shape: the template trims it, or keeps it.
+White space at the ends of a text is part of the shape: the template trims it, or keeps it. The date that a template
+prints is a placeholder as well: what is rendered and kept does not change at midnight.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
@@ -25,6 +27,9 @@ from grpo.messages import Message, ToolCall
 _QUOTES = "\"'"
 """Characters in each slot that show how a template escapes a text."""
 _SLOT = re.compile(r"⸨(\w+)([^⸨⸩]*)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
+_DATE = re.compile(r"⸨@([^⸨⸩]*)⸩")
+DATE_MACRO = "{% macro strftime_now(form) %}⸨@{{ form }}⸩{% endmacro %}\n"
+"""Statement in front of a template that puts a placeholder where it prints the date."""
 _LEAF = "\0"
 _BRACKET = re.compile(r"[<\[⸨\0]")
 UNNAMED = "unknown"
@@ -153,9 +158,14 @@ def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
     pieces: list[tuple[str, bool]] = []
     end = 0
     for slot in slots_in(rendered):
-        pieces += [(rendered[end : slot.start], True), (escape(texts[slot.key], slot.escaping), False)]
+        pieces += [(_dated(rendered[end : slot.start]), True), (escape(texts[slot.key], slot.escaping), False)]
         end = slot.stop
-    return [*pieces, (rendered[end:], True)]
+    return [*pieces, (_dated(rendered[end:]), True)]
+
+
+def _dated(text: str) -> str:
+    """Text of a template with the present date in its placeholders."""
+    return _DATE.sub(lambda slot: datetime.now().strftime(slot[1]), text)
 
 
 def common_prefix(first: str, second: str) -> str:

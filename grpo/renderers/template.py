@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import Tool
-from grpo.renderers.slots import MessageShape, escape, slots_in, template_messages
+from grpo.renderers.slots import DATE_MACRO, MessageShape, escape, slots_in, template_messages
 from grpo.renderers.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -29,12 +29,13 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, source: str, tools: Sequence[Tool] = ()) -> None:
         self.tokenizer = tokenizer
         self.source = source
+        self._given = tuple(tools)
         self._tools = [tool.to_template() for tool in tools] or None
         self.render = lru_cache(maxsize=_CACHED)(self._render)
 
     def with_source(self, source: str) -> ChatTemplate:
-        """Template of another source for the same tokenizer, without tools."""
-        return ChatTemplate(self.tokenizer, source)
+        """Template of another source for the same tokenizer and tools."""
+        return ChatTemplate(self.tokenizer, source, self._given)
 
     def with_tools(self, tools: Sequence[Tool]) -> ChatTemplate:
         """The same template with tools."""
@@ -74,7 +75,7 @@ class ChatTemplate:
                     render(
                         list(messages),
                         tools=self._tools,
-                        chat_template=self.source,
+                        chat_template=(DATE_MACRO if "strftime_now" in self.source else "") + self.source,
                         tokenize=False,
                         add_generation_prompt=generate,
                     )

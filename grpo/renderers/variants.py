@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 AS_GENERATED = "{#- turns as generated #}"
+FOR_TOOLS = "{%- if tools %}{#- template for tools #}"
+"""Beginning of a template that was joined from one for conversations with tools and one for those without."""
 _KEEPING = ("preserve_thinking = true", "clear_thinking = false", "truncate_history_thinking = false")
 """Switches by which templates keep the reasoning of earlier turns."""
 _SILENCING = ("enable_thinking = false", "thinking = false")
@@ -100,7 +102,7 @@ def find_variant(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str], d
 @lru_cache(maxsize=8)
 def _find(request: _Request) -> Variant:
     source, controls, declared = request.source, request.controls, request.declared
-    template = ChatTemplate(request.tokenizer, source)
+    template = ChatTemplate(request.tokenizer, source, (EXAMPLE,) if FOR_TOOLS in source else ())
     parts = template.with_source(with_forms(source, frozenset({"parts"})))
     basic = parts if not template.renders(USER, keys=("0c",)) and parts.renders(USER, keys=("0c",)) else template
     for shapes in ((USER,), (USER, REPLY, USER)):
@@ -131,10 +133,15 @@ def _find(request: _Request) -> Variant:
 
 
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Chat template of a tokenizer, of several the one for tools; raises `PolicyError` if it has none."""
+    """Chat template of a tokenizer; raises `PolicyError` if it has none.
+
+    Of several, transformers takes `tool_use` where there are tools, and `default` elsewhere: they are joined into one.
+    """
     template = tokenizer.chat_template
     if isinstance(template, dict):
-        template = template.get("tool_use") or template.get("default")
+        default, for_tools = (template.get(name, "").removesuffix("\n") for name in ("default", "tool_use"))
+        both = f"{FOR_TOOLS}{for_tools}{{% else %}}{default}{{% endif %}}"
+        template = both if default and for_tools else default or for_tools
     if not template:
         raise PolicyError(
             f"tokenizer of {tokenizer.name_or_path!r} has no chat template; "
@@ -278,7 +285,7 @@ def _inspect(
     fault = tool_fault = None
     if not as_generated:
         modes = ([True] if begun else [False, True]) if reasons else [False]
-        fault = prefix_fault(template, ends, tools=False, reasoning=modes)
+        fault = prefix_fault(template.with_tools(()), ends, tools=False, reasoning=modes)
         tool_fault = prefix_fault(template.with_tools((EXAMPLE,)), ends, tools=True, reasoning=modes)
     both = template.renders(USER, _CALL_WITH_CONTENT, RESULT, keys=("1c", "1n0", "2c"))
     if both:

@@ -20,7 +20,8 @@ from trl.trainer.sft_trainer import SFTTrainer
 from grpo.errors import NoLearningSignal
 from grpo.learner.demonstrations import TokenizedDemonstration, next_token_loss
 from grpo.learner.trl.loop import WithoutTelemetry, restored_after, rows_per_pass, run_trainer, training_arguments
-from grpo.policy.transformers.forward import takes_equal_lengths
+from grpo.policy.transformers.forward import forward_path, takes_equal_lengths
+from grpo.policy.transformers.packing import common_prefix_length
 
 _IGNORED = -100
 """Label of a token without loss, in transformers."""
@@ -41,13 +42,13 @@ def train_sft(
     """Minimize the mean next-token loss over the agent's tokens of each step; returns the loss of each, nats a token.
 
     AdamW without weight decay, its rate falling linearly to 0. A step takes `conversations_per_step` demonstrations in
-    passes of at most `max_tokens` tokens, padding included. Raises `NoLearningSignal` without demonstrations.
+    passes of at most `max_tokens` tokens, padding included and a shared prefix once.
+    Raises `NoLearningSignal` without demonstrations.
     """
     if not demonstrations:
         raise NoLearningSignal("no learning signal: the list of demonstrations is empty")
     per_step = min(conversations_per_step, len(demonstrations))
-    width = max(len(demonstration.token_ids) for demonstration in demonstrations)
-    per_pass = 1 if takes_equal_lengths(model) else rows_per_pass(per_step, width=width, max_tokens=max_tokens)
+    per_pass = _rows_per_pass(model, demonstrations, per_step=per_step, max_tokens=max_tokens)
     with restored_after(model), TemporaryDirectory() as folder:
         trainer = _SFTTrainer(
             model=model,
@@ -69,6 +70,18 @@ def train_sft(
         )
         logged = run_trainer(trainer)
     return [entry["loss"] for entry in logged]
+
+
+def _rows_per_pass(
+    model: PreTrainedModel, demonstrations: Sequence[TokenizedDemonstration], *, per_step: int, max_tokens: int
+) -> int:
+    """Demonstrations of a pass: as many as fit, a prefix that all share counted once if the forward path shares it."""
+    if takes_equal_lengths(model):
+        return 1
+    sequences = [demonstration.token_ids for demonstration in demonstrations]
+    shared = common_prefix_length(sequences) if forward_path(model) == "flat" else 0
+    width = max(map(len, sequences)) - shared
+    return rows_per_pass(per_step, width=width, max_tokens=max_tokens - shared)
 
 
 def _columns(demonstration: TokenizedDemonstration) -> dict[str, list[int]]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
-from grpo.messages import Message, Tool
+from grpo.messages import Message, Tool, ToolCall
 from grpo.renderers.encoding import any_of, control_tokens, text_encoder
 from grpo.renderers.fallbacks import FORMS, Form
 from grpo.renderers.slots import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
@@ -73,6 +73,16 @@ class Renderer:
         self._template = ChatTemplate(tokenizer, variant.source, self.tools)
         self._encoder = text_encoder(tokenizer, controls)
         self._bridge = lru_cache(maxsize=_CACHED)(self._render_bridge)
+        if variant.as_generated:
+            self._check_bridges()
+
+    def _check_bridges(self) -> None:
+        """Raise `PolicyError` for a template that cannot go on after a turn as it was generated."""
+        call = Message(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments={"x": "y"}),))
+        turns = [(Message(role="assistant", content="x"), _AFTER[0])]
+        turns += [(call, Message(role="tool", content="x"))] if self.tools else []
+        for turn, following in turns:
+            self.build_continuation((*_AFTER, turn), (following,))
 
     def build_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a prompt that ends at the start of the assistant turn."""
@@ -172,17 +182,16 @@ class Renderer:
         """Text, with slots, between the end of the last turn of `history` and the next assistant turn."""
         last = len(history) - 1
         before, after = self._template.render(history, False), self._template.render((*history, *new), True)
-        own, rest = tail(before, last), tail(after, last)
+        try:
+            own, rest = tail(before, last), tail(after, last)
+        except ValueError as error:  # the turn is left out
+            raise self._rewriting_error(new) from error
         end = self._variant.ends.of(history[last])
         proper = end.text is not None and not end.borrowed and end.text in own
         lead = own[: own.index(end.text)] if proper and end.text is not None else own.rstrip()
         kept = before[: len(before) - len(own)] == after[: len(after) - len(rest)]
         if not rest.startswith(lead) or not (kept or self._variant.as_generated):
-            role = new[0].role if new else "assistant"
-            raise PolicyError(
-                f"chat template of {self.tokenizer.name_or_path!r} rewrites earlier turns when a {role} message "
-                "follows; sampled tokens cannot be kept: use a prefix-preserving template"
-            )
+            raise self._rewriting_error(new)
         text = rest[len(lead) :]
         match = self._controls.match(text.lstrip())
         ending = None if match is None else match[0]
@@ -193,6 +202,13 @@ class Renderer:
             text = text.lstrip()[len(ending) :]
         self._check_rendered(text, new, start=len(history))
         return text
+
+    def _rewriting_error(self, new: Sequence[MessageShape]) -> PolicyError:
+        role = new[0].role if new else "assistant"
+        return PolicyError(
+            f"chat template of {self.tokenizer.name_or_path!r} rewrites earlier turns when a {role} message follows; "
+            "sampled tokens cannot be kept: use a prefix-preserving template"
+        )
 
     def _check_rendered(self, rendered: str, shapes: Sequence[MessageShape], *, start: int) -> None:
         """Raise `PolicyError` if a message of others is not in a rendered text."""

@@ -113,9 +113,11 @@ class ReplyFormat:
             return ""
         text = text.removeprefix(self.opening)
         if self.reasoning is not None:
-            _, closed, text = text.partition(self.reasoning[1])
+            before, closed, text = text.partition(self.reasoning[1])
             text = text.lstrip()
             if not closed or self.header.startswith(text):
+                return ""
+            if not before.startswith(self.reasoning[0]) and self._calls_in(before):
                 return ""
             text = text.removeprefix(self.header)
         formats = (TAGGED_JSON,) if self.calls is None else (self.calls, TAGGED_JSON)
@@ -135,11 +137,15 @@ class ReplyFormat:
         if self.reasoning is None:
             return None, text
         opening, closing = self.reasoning
-        if closing not in text and not begun and not text.lstrip().startswith(opening):
+        before, closed, after = text.partition(closing)
+        if not begun and not text.lstrip().startswith(opening) and (not closed or self._calls_in(before)):
             return None, text
-        before, _, after = text.partition(closing)
         after = after.lstrip().removeprefix(self.header)
         return before.strip().removeprefix(opening).strip() or None, after
+
+    def _calls_in(self, text: str) -> bool:
+        """Check that a call begins in a text: what ends reasoning also stands between the calls of some families."""
+        return self.calls is not None and self.calls.call_start(text) < len(text)
 
     def _unwrap(self, content: str) -> str:
         before, after = self.around
@@ -236,7 +242,7 @@ def _tool_format(render: Render, reasoning: tuple[str, str] | None, called: str)
 
     def cut(text: str | None) -> str | None:
         """Text after an empty reasoning."""
-        if text is None or reasoning is None or reasoning[1] not in text:
+        if text is None or reasoning is None or reasoning[1] not in text.partition(_NAME)[0]:
             return text
         return text.partition(reasoning[1])[2].lstrip()
 

@@ -13,6 +13,7 @@ prints is a placeholder as well: what is rendered and kept does not change at mi
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,6 +159,11 @@ def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
     pieces: list[tuple[str, bool]] = []
     end = 0
     for slot in slots_in(rendered):
+        if slot.key not in texts:
+            raise PolicyError(
+                "the chat template changes letters inside of texts, so that the tokens would not be those of the "
+                "texts; set policy.chat_template to one that prints texts as they are"
+            )
         pieces += [(_dated(rendered[end : slot.start]), True), (escape(texts[slot.key], slot.escaping), False)]
         end = slot.stop
     return [*pieces, (_dated(rendered[end:]), True)]
@@ -186,9 +192,13 @@ def escape(text: str, escaping: str) -> str:
         for character, escaped in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")):
             text = text.replace(character, escaped)
         return text
+    if escaping == "&#34;&#39;":
+        return html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+    if escaping == "&quot;'":
+        return text.replace("&", "&amp;").replace('"', "&quot;")
     raise PolicyError(
-        f"the chat template writes the quotes {_QUOTES} of a text as {escaping}, which is neither JSON nor the text "
-        "itself; set policy.chat_template to one that prints texts as they are, or by tojson"
+        f"the chat template writes the quotes {_QUOTES} of a text as {escaping}, which is none of JSON, HTML and the "
+        "text itself; set policy.chat_template to one that prints texts as they are, or by tojson"
     )
 
 

@@ -49,11 +49,13 @@ class ChatTemplate:
             return False
         return set(keys) <= {slot.key for slot in slots_in(rendered)}
 
-    def keeps(self, text: str) -> bool:
-        """Check that a text of a user is printed as it is, or escaped as its slot is."""
-        rendered = self.render((MessageShape(role="user"),), True)
-        escaping = next(slot.escaping for slot in slots_in(rendered))
-        return escape(text, escaping) in self.render_messages([{"role": "user", "content": text}], True)
+    def keeps(self, text: str, *shapes: MessageShape) -> bool:
+        """Check that the content of the last of these messages is printed as it is, or escaped as its slot is."""
+        key = f"{len(shapes) - 1}c"
+        escaping = next(slot.escaping for slot in slots_in(self.render(shapes, True)) if slot.key == key)
+        messages = template_messages(shapes)
+        messages[-1]["content"] = text
+        return escape(text, escaping) in self.render_messages(messages, True)
 
     def failure(self, fault: str) -> TemplateFailure:
         """Error that names the model, the fault and the remedy."""

@@ -30,6 +30,8 @@ _NAME = re.compile(r"[\w.\-/]+")
 _DECODER = json.JSONDecoder()
 _CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
 _SHOWN = 80
+_LEADING = r"(?:<\|\w+\|>\s*)?"
+"""A token that some families write before a call without a marker, such as Llama's <|python_tag|>."""
 
 
 class MalformedCall(ValueError):
@@ -58,10 +60,13 @@ class ToolFormat(ABC):
 
     def __init__(self, marks: Marks) -> None:
         self._bare = marks.bare
-        self._open = re.compile(_core(marks.opening) + r"\s*")
+        self._open = re.compile((_LEADING if self._bare else "") + _core(marks.opening) + r"\s*")
         start = rf"\s*{self._open.pattern}{self._beginning}" if self._bare else self._open.pattern
         self._partial = regex.compile(start)
-        self._between = None if marks.between is None else pattern(marks.between)
+        between = pattern("(?!)" if marks.between is None else marks.between).pattern
+        # without a marker, calls follow each other after a semicolon or white space as well
+        unmarked = rf"(?:{between}|\s*;?\s*{self._open.pattern})(?={self._beginning})"
+        self._next = re.compile(unmarked if self._bare else between)
         self._close = re.compile(r"\s*" + _core(marks.closing))
 
     def parse(self, text: str, tools: Sequence[Tool]) -> tuple[str, tuple[ToolCall, ...]]:
@@ -77,11 +82,12 @@ class ToolFormat(ABC):
             except (ValueError, SyntaxError, RecursionError) as error:
                 raise MalformedCall(self._body(text, start)) from error
             calls += parsed
-            following = self._between.match(text, position) if self._between is not None else None
-            if following is not None and following.end() > position:
+            closing = self._close.match(text, position)
+            following = self._next.match(text, position)
+            is_end = closing is not None and following is not None and self._ends(closing, following)
+            if following is not None and (self._bare or following.end() > position) and not is_end:
                 start = position = following.end()
                 continue
-            closing = self._close.match(text, position)
             if closing is None and text[position:].strip():
                 raise MalformedCall(self._body(text, start))
             position = len(text) if closing is None else closing.end()
@@ -101,6 +107,11 @@ class ToolFormat(ABC):
             return len(text) if self._partial.match(text, partial=True) is None else 0
         match = self._partial.search(text, partial=True)
         return len(text) if match is None else int(match.start())
+
+    @staticmethod
+    def _ends(closing: re.Match[str], following: re.Match[str]) -> bool:
+        """True for a closing text where only white space separates calls."""
+        return bool(closing[0].strip()) and not following[0].strip()
 
     def _body(self, text: str, start: int) -> str:
         closing = self._close.search(text, start) if self._close.pattern.strip(r"\s*") else None
@@ -205,10 +216,21 @@ class PythonCalls(ToolFormat):
         closings = list(self._close.finditer(text, position))
         closing = closings[-1 if self._bare else 0] if closings else None  # a bare bracket ends a list as well
         end = closing.start() if closing else len(text.rstrip().removesuffix("]"))
-        listed = ast.parse(f"[{text[position:end].strip()}]", mode="eval").body
-        if not isinstance(listed, ast.List):  # as in [f()][g()], which is an index
-            raise ValueError("not a list of calls")
-        return list(map(_python_call, listed.elts)), end if closing else len(text)
+        return list(map(_python_call, _listed(text[position:end].strip()))), end if closing else len(text)
+
+
+def _listed(text: str) -> list[ast.expr]:
+    """Expressions between commas or on lines of their own."""
+    try:
+        listed = ast.parse(f"[{text}]", mode="eval").body
+    except SyntaxError:
+        statements = ast.parse(text).body
+        if not all(isinstance(statement, ast.Expr) for statement in statements):
+            raise
+        return [statement.value for statement in statements if isinstance(statement, ast.Expr)]
+    if not isinstance(listed, ast.List):  # as in [f()][g()], which is an index
+        raise ValueError("not a list of calls")
+    return listed.elts
 
 
 def _python_call(node: ast.expr) -> ToolCall:
@@ -234,8 +256,9 @@ def pattern(text: str) -> re.Pattern[str]:
 
 
 def _core(text: str) -> str:
-    """Expression of a text in which white space and the example's name may vary."""
-    return r"\s*".join(re.escape(word).replace(EXAMPLE_NAME, _NAME.pattern) for word in text.split())
+    """Expression of a text in which white space, numbers and the example's name may vary: some families count calls."""
+    words = (re.sub(r"\d+", r"\\d+", re.escape(word)) for word in text.split())
+    return r"\s*".join(word.replace(EXAMPLE_NAME, _NAME.pattern) for word in words)
 
 
 def _after(expected: re.Pattern[str], text: str, position: int) -> int:
@@ -257,15 +280,21 @@ def _json_at(text: str, position: int) -> tuple[Any, int]:
 
 
 def _typed(raw: str, schema: Any) -> Any:
-    """Value of an argument without quotes, by its JSON schema; without one, JSON where it is JSON."""
+    """Value of an argument without quotes, by its JSON schema; without one, in JSON or Python where it is one."""
     types = set(_types(schema))
     if types == {"string"}:
         return raw
+    if raw.strip() == "None" and "null" in types:
+        return None
     try:
         value = json.loads(raw)
     except ValueError:
-        constant = {"True": True, "False": False, "None": None}.get(raw.strip(), raw)
-        return raw if "string" in types else constant
+        if "string" in types:
+            return raw
+        try:
+            return ast.literal_eval(raw.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return raw
     return raw if "string" in types and isinstance(value, (int, float)) and not {"integer", "number"} & types else value
 
 

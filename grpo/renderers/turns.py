@@ -21,6 +21,8 @@ SYSTEM, USER, REPLY, RESULT = (MessageShape(role=role) for role in ("system", "u
 CALL = MessageShape(role="assistant", filled=False, calls=(CallShape('{"value": "\\u00000"}'),))
 THINK, END_OF_THINK = "<think>", "</think>"
 _CONTEXT = 24
+_UNCLOSED = re.compile(r"[<\[][^<>\[\]\s]*$")
+"""Beginning of a mark in brackets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +113,28 @@ def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape])
     if len(earlier) > 1:
         return None
     header = prompt.rstrip().removesuffix(THINK).rstrip("\n")
-    start = len(header) if whole.startswith(header) else len(common_prefix(prompt, whole))
+    start = len(header) if whole.startswith(header) else _start_of_turn(prompt, whole, len(earlier))
     text = whole[start:end]
     if not prompt.rstrip().endswith(THINK):
         return text
     text = text.rpartition(END_OF_THINK)[2].lstrip()
     reasoning = f"⸨{len(earlier)}r\"'⸩" if turn.reasoning else ""
     return f"{reasoning}\n{END_OF_THINK}\n\n{text}"
+
+
+def _start_of_turn(prompt: str, whole: str, message: int) -> int:
+    """Position where a turn begins in a conversation that is rendered otherwise than its prompt.
+
+    It is after the last text before the turn and what the prompt has there, up to a mark that differs:
+
+    prompt   ⸨0c⸩<|end|><|bot|><|START_THINKING|>
+    whole    ⸨0c⸩<|end|><|bot|><|START_TEXT|>⸨1c⸩        begins at <|START_TEXT|>
+    """
+    ends = [
+        max((slot.stop for slot in slots_in(text) if slot.message < message), default=0) for text in (prompt, whole)
+    ]
+    shared = common_prefix(prompt[ends[0] :], whole[ends[1] :])
+    return ends[1] + len(_UNCLOSED.sub("", shared))
 
 
 def reply_renderer(template: ChatTemplate, ends: Ends) -> Callable[[Message], str | None]:
@@ -140,14 +157,15 @@ def prefix_fault(template: ChatTemplate, ends: Ends, *, tools: bool, reasoning: 
     `reasoning` are the conversations to check: with replies that have reasoning, without, or both.
     """
     for reasoned in reasoning:
-        for conversation in _conversations(tools=tools, reasoning=reasoned):
+        for conversation in sample_conversations(tools=tools, reasoning=reasoned):
             fault = _fault_in(template, ends, conversation)
             if fault is not None:
                 return fault
     return None
 
 
-def _conversations(*, tools: bool, reasoning: bool) -> list[tuple[MessageShape, ...]]:
+def sample_conversations(*, tools: bool, reasoning: bool) -> list[tuple[MessageShape, ...]]:
+    """Conversations of several turns that templates are checked with."""
     reply, call = REPLY, CALL
     if reasoning:
         reply = MessageShape(role="assistant", reasoning=True)

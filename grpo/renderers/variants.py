@@ -37,6 +37,7 @@ from grpo.renderers.turns import (
     end_of_turn,
     prefix_fault,
     reply_renderer,
+    sample_conversations,
 )
 
 if TYPE_CHECKING:
@@ -47,8 +48,12 @@ FOR_TOOLS = "{%- if tools %}{#- template for tools #}"
 """Beginning of a template that was joined from one for conversations with tools and one for those without."""
 _KEEPING = ("preserve_thinking = true", "clear_thinking = false", "truncate_history_thinking = false")
 """Switches by which templates keep the reasoning of earlier turns."""
-_SILENCING = ("enable_thinking = false", "thinking = false")
-"""Switches by which templates turn reasoning off."""
+_REASONING = {
+    "enable_thinking = false": "no reasoning",
+    "thinking = false": "no reasoning",
+    "enable_thinking = true": "reasoning in each turn",
+}
+"""Switches by which templates turn reasoning off, or on."""
 _SWITCHES = re.compile(r"(?:\{%- set \w+ = \w+ %\}\n?)*")
 _INSIDE = 'a\n\n b\r\n\t"c"  it\'s <d> & \\ é'
 """Text whose inside templates have been seen to change."""
@@ -111,7 +116,7 @@ def _find(request: _Request) -> Variant:
             raise template.failure("prints no message")
         if keys != {f"{index}c" for index in range(len(shapes))}:
             raise template.failure("is not prefix-preserving: it leaves out earlier messages")
-    if not basic.keeps(_INSIDE):
+    if not basic.keeps(_INSIDE, USER):
         raise template.failure("changes the inside of a user's text, so that the tokens would not be those of the text")
     pattern = any_of(controls)
     variants: list[Variant] = []
@@ -121,13 +126,12 @@ def _find(request: _Request) -> Variant:
             return variant
         variants.append(variant)
     best = next((variant for variant in variants if variant.fault is None), variants[0])
-    silent = [
-        switch
-        for switch in _SILENCING
+    lines = [
+        f"{_set(switch).strip()} ({effect})"
+        for switch, effect in _REASONING.items()
         if switch.partition(" ")[0] in source
         and _passes(_complete(template.with_source(_set(switch) + source), pattern, declared))
     ]
-    lines = [f"{_set(switch).strip()} (no reasoning)" for switch in silent]
     lines.append(f"{AS_GENERATED} (earlier turns stay as they were generated)")
     return replace(best, remedy=" or ".join(lines))
 
@@ -164,6 +168,8 @@ def _candidates(template: ChatTemplate) -> Iterator[str]:
 def _training_template(template: ChatTemplate) -> str | None:
     """TRL's variant for training of a template that TRL ships, after the switches that are set in front.
 
+    An earlier release of a template, which renders the same conversations, has the same variant.
+
     `trl.chat_template_utils` compares the same files; its import takes seconds, for TRL's trainers.
     """
     switches = _SWITCHES.match(template.source)
@@ -172,11 +178,38 @@ def _training_template(template: ChatTemplate) -> str | None:
     spec = importlib.util.find_spec("trl")
     assert spec is not None
     assert spec.origin is not None
-    for path in (Path(spec.origin).parent / "chat_templates").glob("*_training.jinja"):
-        original = path.with_name(path.name.replace("_training", ""))
-        if original.is_file() and original.read_text(encoding="utf-8") == published:
-            return switches[0] + path.read_text(encoding="utf-8")
-    return None
+    training = {
+        path.with_name(path.name.replace("_training", "")): path
+        for path in sorted((Path(spec.origin).parent / "chat_templates").glob("*_training.jinja"))
+    }
+    originals = {path: path.read_text(encoding="utf-8") for path in training if path.is_file()}
+    same = [path for path, source in originals.items() if source == published] or [
+        path
+        for path, source in originals.items()
+        if _renders_alike(template, template.with_source(switches[0] + source))
+    ]
+    return switches[0] + training[same[0]].read_text(encoding="utf-8") if same else None
+
+
+def _renders_alike(first: ChatTemplate, second: ChatTemplate) -> bool:
+    """Check that two templates render the same conversations and prompts, with tools and reasoning and without."""
+
+    def rendered(template: ChatTemplate, shapes: tuple[MessageShape, ...], *, generate: bool) -> str | None:
+        try:
+            return template.render(shapes, generate)
+        except TemplateFailure:
+            return None
+
+    for tools in ((), (EXAMPLE,)):
+        pair = first.with_tools(tools), second.with_tools(tools)
+        for reasoning in (False, True):
+            for conversation in sample_conversations(tools=bool(tools), reasoning=reasoning):
+                for length in range(1, len(conversation) + 1):
+                    for generate in (False, True):
+                        texts = {rendered(template, conversation[:length], generate=generate) for template in pair}
+                        if len(texts) > 1:
+                            return False
+    return True
 
 
 def _set(switch: str) -> str:
@@ -287,11 +320,15 @@ def _inspect(
         modes = ([True] if begun else [False, True]) if reasons else [False]
         fault = prefix_fault(template.with_tools(()), ends, tools=False, reasoning=modes)
         tool_fault = prefix_fault(template.with_tools((EXAMPLE,)), ends, tools=True, reasoning=modes)
-    both = template.renders(USER, _CALL_WITH_CONTENT, RESULT, keys=("1c", "1n0", "2c"))
+    results = (USER, CALL, RESULT)
+    if tool_fault is None and template.renders(*results, keys=("2c",)) and not template.keeps(_INSIDE, *results):
+        fault_of_results = "changes the inside of a tool's result, so that the tokens would not be those of the result"
+        tool_fault = str(template.failure(fault_of_results))
+    call_with_content = replace(_CALL_WITH_CONTENT, reasoning=reasons)
+    both = template.renders(USER, call_with_content, RESULT, keys=("1c", "1n0", "2c"))
     if both:
-        last = [
-            slot for slot in slots_in(template.render((USER, _CALL_WITH_CONTENT, RESULT), True)) if slot.message == 1
-        ]
+        rendered = template.render((USER, call_with_content, RESULT), True)
+        last = [slot for slot in slots_in(rendered) if slot.message == 1]
         both = last[-1].key != "1c"
     return Variant(
         source=template.source,

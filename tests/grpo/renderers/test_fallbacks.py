@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from grpo.errors import PolicyError
-from grpo.messages import Message, ToolCall
+from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.transformers.model import load_tokenizer
 from grpo.renderers.chat_template import Renderer, rendering_tokenizer
 from tests.grpo.renderers import published
@@ -176,3 +177,109 @@ def test_texts_of_calls_in_a_history_are_no_control_tokens():
         for turn in (quoting, keyed, benign)
     ]
     assert len(set(counts)) == 1
+
+
+def test_the_date_of_a_template_is_that_of_each_prompt():
+    """A run that passes midnight goes on: prompts have the new date, and what was rendered before still fits."""
+    renderer = _renderer("{% set now = strftime_now('%f') %}[{{ now }}]" + PLAIN)
+    first, second = (_text(renderer, user("hello")) for _ in range(2))
+    assert first != second
+    assert re.fullmatch(r"\[\d{6}\]", first.partition("<|im_start|>")[0].partition("# Tools")[0].strip() or first[:8])
+    history = (user("hello"), reply("hi"))
+    assert renderer.decode(renderer.encode_reply(history[1], history[:1])) == "hi"
+    bridge = renderer.build_continuation(history, (user("bye"),))
+    assert renderer.tokenizer.decode(bridge) == "\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_for_tools_and_one_without_are_both_used(tmp_path: Path):
+    """As transformers chooses of several; what is saved is one template that renders the same."""
+    for_tools = PYTHONIC.replace("{% for t in tools or [] %}", "[TOOLS]{% for t in tools %}")
+    tokenizer = published.tokenizer(PLAIN, end="<|im_end|>")
+    tokenizer.chat_template = {"default": PLAIN, "tool_use": for_tools}
+    plain, tooled = Renderer(tokenizer), Renderer(tokenizer, tools=(LOOK_UP,))
+    assert _text(plain, user("hello")) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    assert _text(tooled, user("hello")).startswith("[TOOLS]{")
+    assert tooled.decode(tooled.encode_reply(call(order="1"))) == '[look_up(order="1")]'
+    rendering_tokenizer(tokenizer).save_pretrained(tmp_path)
+    again = Renderer(load_tokenizer(tmp_path), tools=(LOOK_UP,))
+    assert plain.hash == tooled.hash == again.hash
+    assert again.build_prompt((user("hello"),)) == tooled.build_prompt((user("hello"),))
+
+
+THINKING = (
+    "{% for m in messages %}<|turn|>{{ m.role }}:{% if m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}<|begin_think|>{{ m.reasoning_content }}<|end_think|>{% endif %}"
+    "<|begin_text|>{% endif %}"
+    "{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant:<|begin_think|>{% endif %}"
+)
+"""A template whose prompt opens a reasoning that it leaves out of turns without one."""
+
+
+def test_a_turn_begins_with_a_whole_mark():
+    """The prompt ends in <|begin_think|>, the turn begins with <|begin_text|>: nothing of either mark is cut off."""
+    renderer = Renderer(published.tokenizer("{#- turns as generated #}" + THINKING, end="<|end|>"))
+    ids = renderer.encode_reply(reply("yes"))
+    assert renderer.tokenizer.decode(ids) == "<|begin_text|>yes<|end|>"
+
+
+def test_an_earlier_release_of_a_template_has_its_training_variant():
+    """Qwen3's before its contents could be other than texts renders the same conversations."""
+    earlier = published.template("qwen3").replace("message.content is string and ", "")
+    assert earlier != published.template("qwen3")
+    renderers = [
+        Renderer(published.tokenizer(source, end="<|im_end|>")) for source in (earlier, published.template("qwen3"))
+    ]
+    assert renderers[0].template == renderers[1].template
+    with pytest.raises(PolicyError, match="not prefix-preserving"):
+        Renderer(published.tokenizer(earlier.replace("'\\n<think>\\n'", "'\\n<think>\\n\\n'"), end="<|im_end|>"))
+
+
+def test_a_switch_for_reasoning_is_offered_where_it_helps():
+    """A template that closes the reasoning in prompts alone, unless reasoning is on."""
+    closing = PLAIN.replace(
+        "<|im_start|>assistant\n{% endif %}",
+        "<|im_start|>assistant\n{% if not enable_thinking %}<think></think>{% endif %}{% endif %}",
+    )
+    with pytest.raises(PolicyError, match=r"enable_thinking = true %\} \(reasoning in each turn\)"):
+        Renderer(published.tokenizer(closing, end="<|im_end|>"))
+    Renderer(published.tokenizer("{%- set enable_thinking = true %}\n" + closing, end="<|im_end|>"))
+
+
+def test_turns_as_generated_that_cannot_be_continued_are_refused_at_once():
+    """A template that leaves a call out once its result follows."""
+    rewriting = (
+        "{% for m in messages %}{% if m.role == 'tool' %}[RESULT]{{ m.content }}"
+        "{% elif m.tool_calls and not loop.last %}[CALLED]{% else %}[{{ m.role }}]{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}<|im_end|>{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    source = "{#- turns as generated #}" + rewriting
+    Renderer(published.tokenizer(source, end="<|im_end|>"))
+    with pytest.raises(PolicyError, match="rewrites earlier turns when a tool message follows"):
+        Renderer(published.tokenizer(source, end="<|im_end|>"), tools=(LOOK_UP,))
+
+
+def test_names_in_html_are_escaped_as_the_template_escapes_them():
+    """A template that adds a name to JSON that is marked as safe escapes the name."""
+    escaping = PLAIN.replace(
+        "{{ m.content }}",
+        "{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<call>{{ c.function.name + '=' + (c.function.arguments | tojson | safe) }}</call>{% endfor %}",
+    )
+    tool = Tool(name="a&b", description="", parameters={"type": "object", "properties": {}})
+    renderer = Renderer(
+        published.tokenizer("{% for t in tools or [] %}{{ t }}{% endfor %}" + escaping, end="<|im_end|>"), tools=(tool,)
+    )
+    turn = Message(role="assistant", content="", tool_calls=(ToolCall(name="a&b", arguments={"x": "1 & 2"}),))
+    assert renderer.decode(renderer.encode_reply(turn)) == '<call>a&amp;b={"x": "1 & 2"}</call>'
+
+
+def test_a_template_that_changes_results_or_replies_inside_is_refused():
+    """One that joins the lines of results, with tools alone; and one that replaces letters of replies, when it does."""
+    joining = PLAIN.replace("m.content", "(m.content.replace('\n\n', '\n') if m.role == 'tool' else m.content)")
+    Renderer(published.tokenizer(joining, end="<|im_end|>"))
+    with pytest.raises(PolicyError, match="changes the inside of a tool's result"):
+        _renderer(joining)
+    replacing = PLAIN.replace("m.content", "(m.content.replace('c', 'C') if m.role == 'assistant' else m.content)")
+    with pytest.raises(PolicyError, match=r"changes letters inside of texts|prints no message|leaves"):
+        Renderer(published.tokenizer(replacing, end="<|im_end|>")).encode_reply(reply("cat"))

@@ -5,9 +5,10 @@ import re
 
 import pytest
 
-from grpo.messages import Message, ToolCall
+from grpo.messages import Message, Tool, ToolCall
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_format import HERMES
+from grpo.renderers.tool_formats import JsonCalls, MalformedCall, Marks, NamedCalls, PythonCalls
 from tests.grpo.renderers import published
 from tests.grpo.renderers.conversations import LOOK_UP
 
@@ -172,3 +173,65 @@ def test_text_before_a_call_is_settled_and_the_call_is_not():
     assert HERMES.settled_content("It is here. <tool_ca") == "It is here."
     assert HERMES.settled_content("1 < 2 and <too") == "1 < 2 and"
     assert HERMES.settled_content("1 < 2 and <too bad") == "1 < 2 and <too bad"
+
+
+A, B = (f'{{"name": "look_up", "parameters": {{"order": "{number}"}}}}' for number in (1, 2))
+
+
+@pytest.mark.parametrize("text", [A + B, f"{A}; {B}", f"{A}\n{B}", f"<|python_tag|>{A}; {B}"])
+def test_calls_without_a_marker_follow_each_other(text: str):
+    """As Llama 3's models write them; text after them is content."""
+    renderer = _renderer("llama3_1")
+    calls = tuple(ToolCall(name="look_up", arguments={"order": order}) for order in ("1", "2"))
+    assert renderer.parse_text(text).tool_calls == calls
+    assert renderer.parse_text(f"{text} Done.").content == "Done."
+
+
+def test_two_calls_are_read_as_they_are_rendered():
+    """Between them, Muse Glimmer's template ends a message; that is neither reasoning nor content."""
+    turn = Message(
+        role="assistant", content="", tool_calls=tuple(ToolCall(name="look_up", arguments={"order": n}) for n in "12")
+    )
+    renderer = _renderer("muse_glimmer")
+    parsed = renderer.parse_reply(renderer.encode_reply(turn))
+    assert (parsed.content, parsed.tool_calls, parsed.reasoning) == ("", turn.tool_calls, None)
+
+
+def test_numbers_of_calls_vary():
+    """A family that counts its calls in a marker."""
+    form = NamedCalls(Marks(opening="<call:0>", between="</call><call:1>", closing="</call>"), separator=" ")
+    assert [c.name for c in form.parse('<call:0>f {"x": 1}</call><call:7>g {}</call>', ())[1]] == ["f", "g"]
+
+
+def test_calls_in_python_stand_between_commas_or_on_lines():
+    """`f(x=1), g()` and the same on two lines; an assignment is malformed."""
+    form = PythonCalls(Marks(opening="<calls>", between=None, closing="</calls>"))
+    for text in ("<calls>f(x=1), g()</calls>", "<calls>\nf(x=1)\ng()\n</calls>"):
+        assert [(c.name, dict(c.arguments)) for c in form.parse(text, ())[1]] == [("f", {"x": 1}), ("g", {})]
+    with pytest.raises(MalformedCall):
+        form.parse("<calls>\nx = f()\ng()\n</calls>", ())
+
+
+def test_only_white_space_between_calls_does_not_hide_their_end():
+    """A closing text begins with the white space that separates calls."""
+    form = JsonCalls(Marks(opening="<calls>", between="\n", closing="\n</calls>"), name="name", arguments="arguments")
+    one = '{"name": "f", "arguments": {}}'
+    assert len(form.parse(f"<calls>{one}\n{one}\n</calls>", ())[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("types", "text", "value"),
+    [
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": "string"}, "None", "None"),
+        ({"type": "object"}, "{'a': [1, True]}", {"a": [1, True]}),
+        ({"type": "array"}, "[1,", "[1,"),
+    ],
+)
+def test_an_argument_without_quotes_has_the_type_of_its_schema(types: dict, text: str, value: object):
+    """Null in JSON or Python where the schema allows it, objects and lists in either; what is neither stays a text."""
+    tool = Tool(name="f", parameters={"type": "object", "properties": {"x": types}})
+    call = f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    renderer = Renderer(published.of_family("qwen3_5_think"), tools=(tool,))
+    assert renderer.parse_text(call).tool_calls == (ToolCall(name="f", arguments={"x": value}),)

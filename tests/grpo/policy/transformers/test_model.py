@@ -237,7 +237,9 @@ def test_the_least_recently_used_policy_is_evicted_first(folder: Path):
         model_cache.put(policy)
     for policy in (policies[0], policies[2], policies[3]):
         assert model_cache.get(policy.hash, folder) is policy
-    with pytest.raises(PolicyError, match=rf"^{folder} holds policy [0-9a-f]{{16}}, expected b: its files were changed"):
+    with pytest.raises(
+        PolicyError, match=rf"^{folder} holds policy [0-9a-f]{{16}}, expected b: its files were changed"
+    ):
         model_cache.get("b", folder)
 
 
@@ -289,7 +291,9 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
-    with pytest.raises(PolicyError, match=rf"^cannot load the model in {folder}: no such weights; fetch or save it again$"):
+    with pytest.raises(
+        PolicyError, match=rf"^cannot load the model in {folder}: no such weights; fetch or save it again$"
+    ):
         load(folder, quantization="int8")
     stored = asked.pop("quantization_config")
     assert isinstance(stored, BitsAndBytesConfig)

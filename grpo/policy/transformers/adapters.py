@@ -16,11 +16,15 @@ from transformers import PreTrainedModel
 
 from grpo.config.training import LoraSettings
 from grpo.errors import ConfigError, PolicyError
-from grpo.policy.model_files import ADAPTER_WEIGHTS
+from grpo.policy.model_files import ADAPTER_WEIGHTS, read_object
 
 CONFIG = "adapter_config.json"
 _FUSED_PROJECTIONS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 """Model types whose output projections peft refuses to adapt."""
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Initializations of peft that subtract from the weights of the base."""
+_MERGED_TOLERANCE = 1e-2
+"""Largest difference of log-probabilities between adapters and merged weights: rounding, of unstable models too."""
 _PREFIX = "base_model.model."
 """Prefix of peft's names of adapters on disk."""
 
@@ -126,21 +130,69 @@ def without_adapters(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy the model with its adapters merged into the weights; returns a model without adapters unchanged."""
+    """Copy the model with its adapters merged into the weights; returns a model without adapters unchanged.
+
+    Raises `PolicyError` for adapters whose merged weights compute something else, as those of an embedding that the
+    head shares.
+    """
     if not has_adapters(model):
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
 
     merged = copy.deepcopy(model).float()  # a base in bfloat16 would round the sums
+    expected = _logprobs(merged)
+    wrappers = {name: part for name, part in merged.named_modules() if isinstance(part, AuxiliaryTrainingWrapper)}
+    for name, wrapper in wrappers.items():  # whole modules, or embeddings of some tokens
+        merged.set_submodule(
+            name, wrapper.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        )
     layers = {name: layer for name, layer in merged.named_modules() if isinstance(layer, BaseTunerLayer)}
     for layer in layers.values():
         layer.merge()
     for name, layer in layers.items():
         if not name.endswith(".base_layer"):  # an adapter of another tensor of the same experts, inside of the first
             merged.set_submodule(name, layer.get_base_layer())
+    head, embedding = (
+        getattr(part, "weight", None) for part in (merged.get_output_embeddings(), merged.get_input_embeddings())
+    )
+    if head is not None and head is not embedding:
+        merged.config.get_text_config().tie_word_embeddings = False  # one of them was trained alone
     del merged.peft_config
     merged._hf_peft_config_loaded = False
+    distance = float((_logprobs(merged) - expected).abs().max())
+    if not distance <= _MERGED_TOLERANCE:
+        targets = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in layers}))
+        raise PolicyError(
+            f"adapters of {type(model).__name__} on {targets} cannot be merged: the merged weights are off by "
+            f"{distance:.1e} nats; leave out layers that share their weights with another one"
+        )
     return merged.requires_grad_(True)
+
+
+@torch.no_grad()
+def _logprobs(model: PreTrainedModel) -> torch.Tensor:
+    """Log-probabilities of the vocabulary after a few tokens, [tokens, vocabulary]."""
+    ids = torch.arange(8, device=model.device)[None] + 8
+    return torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float(), dim=-1)
+
+
+def _check_adapter_config(folder: Path) -> None:
+    """Refuse adapters that change the base, which would no longer be the reference without them."""
+    config = read_object(folder / CONFIG)
+    initialization = str(config.get("init_lora_weights", True)).lower()
+    if config.get("bias", "none") != "none":
+        fault = f"train biases of the base (bias {config['bias']!r})"
+    elif initialization.startswith(_CHANGES_BASE):
+        fault = f"are relative to a base that their initialization changes (init_lora_weights {initialization!r})"
+    elif config.get("layer_replication"):
+        fault = "repeat layers of the base (layer_replication)"
+    else:
+        return
+    raise PolicyError(
+        f"adapters in {folder} {fault}, so that the model without them is not its base; merge them with peft's "
+        "merge_and_unload, and use the merged model"
+    )
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
@@ -149,6 +201,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     transformers renames what earlier releases wrote, and some of its rules rename the model's own names as well: a file
     of these names is read as it is.
     """
+    _check_adapter_config(folder)
     conversions = getattr(model, "_weight_conversions", None)
     try:
         with _without_notices():

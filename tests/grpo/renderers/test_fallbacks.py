@@ -251,7 +251,8 @@ def test_turns_as_generated_that_cannot_be_continued_are_refused_at_once():
     rewriting = (
         "{% for m in messages %}{% if m.role == 'tool' %}[RESULT]{{ m.content }}"
         "{% elif m.tool_calls and not loop.last %}[CALLED]{% else %}[{{ m.role }}]{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}<|im_end|>{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+        "{% for c in m.tool_calls or [] %}<call>{{ c.function | tojson }}</call>{% endfor %}<|im_end|>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     source = "{#- turns as generated #}" + rewriting
     Renderer(published.tokenizer(source, end="<|im_end|>"))

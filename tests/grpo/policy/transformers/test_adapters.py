@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -256,3 +258,50 @@ def test_loading_adapters_leaves_the_names_that_weights_are_written_under(tiny_f
     again._weight_conversions = rules
     load_adapters(again, tmp_path)
     assert again._weight_conversions is rules
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+@pytest.mark.parametrize(
+    "settings",
+    [{"modules_to_save": ["lm_head", "norm"]}, {"trainable_token_indices": [5, 6, 7]}, {"use_dora": True}],
+    ids=["whole modules", "tokens", "dora"],
+)
+def test_what_was_trained_beside_the_adapters_is_merged(model: PreTrainedModel, settings: dict, tmp_path: Path):
+    """Whole modules, or the embeddings of some tokens, as peft trains them; a head that was tied is written apart."""
+    model.add_adapter(LoraConfig(target_modules=["q_proj"], **settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    merged = merge_adapters(model.eval())
+    assert not [name for name, _ in merged.named_parameters() if "lora" in name or "modules_to_save" in name]
+    assert torch.allclose(_logits(merged), _logits(model), atol=1e-5)
+    merged.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.allclose(_logits(again), _logits(merged), atol=1e-6)
+
+
+def test_adapters_that_cannot_be_merged_are_refused():
+    """Those of an embedding that the head shares: merged, they would change the head as well."""
+    model = tiny_model("mamba")
+    model.add_adapter(LoraConfig(r=4, target_modules=["embeddings"], init_lora_weights=False))
+    with pytest.raises(PolicyError, match=r"on embeddings cannot be merged: the merged weights are off by .* nats"):
+        merge_adapters(model.eval())
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"bias": "lora_only"}, "train biases of the base"),
+        ({"init_lora_weights": "pissa"}, "relative to a base that their initialization changes"),
+        ({"layer_replication": [[0, 1], [0, 1]]}, "repeat layers of the base"),
+    ],
+)
+def test_adapters_that_change_their_base_are_refused(tiny_folder: Path, tmp_path: Path, settings: dict, fault: str):
+    """Without them the model would not be the reference that KL is measured against."""
+    adapted = _adapted(load(tiny_folder).model)
+    adapted.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, **settings}))
+    with pytest.raises(PolicyError, match=f"adapters in .* {fault}.*merge_and_unload"):
+        load(tmp_path, base=tiny_folder)

@@ -10,7 +10,10 @@ from grpo.config.base import LocalPath, Settings
 
 
 class WrittenDemonstrations(Settings):
-    """Conversations in a file, one a line: `{"messages": [{"role", "content", "tool_calls"}, …]}`."""
+    """Conversations in a file, one a line, in OpenAI's format: `{"messages": [{"role", "content", "tool_calls"}, …]}`.
+
+    The reasoning of a turn is in `reasoning_content`.
+    """
 
     kind: Literal["jsonl"]
     """Conversations as JSON, one a line."""

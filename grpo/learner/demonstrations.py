@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from grpo.agents.agent import to_messages
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
@@ -19,9 +18,12 @@ from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.logprobs import compute_logprobs
 from grpo.learner.training_lines import read_lines
-from grpo.messages import Message
+from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.logged_chat import LoggedMessage
+from grpo.scenarios.readers.openai_format import parse_messages
 
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 _FORM = '{"messages": [{"role": …, "content": …}, …]}'
 
 
@@ -79,7 +81,21 @@ def with_agent_prompt(
 
 
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
-    return _checked(to_messages(record["messages"]), place=place)
+    """Conversation in OpenAI's format; the reasoning of a turn is in one of the fields that chat templates read."""
+    given = record["messages"]
+    if any(isinstance(message, dict) and message.get("weight") == 0 for message in given):
+        raise DataError("a message has weight 0, and the loss is on all turns of the agent; leave the conversation out")
+    return _checked(tuple(_to_message(message, of) for message, of in zip(parse_messages(given), given, strict=True)))
+
+
+def _to_message(logged: LoggedMessage, given: Mapping[str, Any]) -> Message:
+    reasoning = next((given[field] for field in _REASONING if given.get(field)), None)
+    return Message(
+        role=logged.role,
+        content=logged.content,
+        tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.calls),
+        reasoning=None if reasoning is None else str(reasoning),
+    )
 
 
 def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:
@@ -88,14 +104,16 @@ def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:
         if conversation is None:
             raise DataError(f"{entry.source}, row {entry.line}: {entry.problem}; repair the log or leave the file out")
         if conversation.reward is not None and conversation.reward >= source.min_reward:
-            yield _checked(conversation.messages, place=f"{entry.source}, row {entry.line}")
+            try:
+                yield _checked(conversation.messages)
+            except DataError as error:
+                raise DataError(f"{entry.source}, row {entry.line}: {error}") from error
 
 
-def _checked(conversation: tuple[Message, ...], *, place: str) -> tuple[Message, ...]:
+def _checked(conversation: tuple[Message, ...]) -> tuple[Message, ...]:
     roles = [message.role for message in conversation]
     opening = roles[: roles.index("assistant")] if "assistant" in roles else []
     if "user" not in opening:
-        raise DataError(
-            f"{place}: a demonstration needs a turn of the user and then one of the agent, got {', '.join(roles)}"
-        )
+        got = ", ".join(roles) or "no message"
+        raise DataError(f"a demonstration needs a turn of the user and then one of the agent, got {got}")
     return conversation

@@ -37,7 +37,7 @@ def test_conversations_of_a_file_come_in_order_with_their_calls(tmp_path: Path):
     [
         ("{", "line 1 is not a conversation .JSONDecodeError"),
         ('{"turns": []}', "line 1 is not a conversation .KeyError: 'messages'"),
-        ('{"messages": []}', "the conversation has no messages"),
+        ('{"messages": []}', "needs a turn of the user and then one of the agent, got no message"),
         ('{"messages": [{"role": "user", "content": "hi"}]}', "needs a turn of the user and then"),
         (
             '{"messages": [{"role": "assistant", "content": "hi"}]}',
@@ -50,6 +50,30 @@ def test_a_line_that_is_not_a_conversation_is_an_error_with_its_place(tmp_path: 
     """Nothing is skipped silently."""
     with pytest.raises(DataError, match=reason):
         read_demonstrations(written(tmp_path, line))
+
+
+def test_conversations_are_in_the_format_of_openai(tmp_path: Path):
+    """Arguments as JSON text, ids of calls, contents as parts, and the reasoning of a turn."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": "7"}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Where is 7?"}], "name": "ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "look"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "lost"},
+        {"role": "assistant", "content": "Lost."},
+    ]
+    (conversation,) = read_demonstrations(written(tmp_path, json.dumps({"messages": messages, "tools": []})))
+    assert [message.role for message in conversation] == ["system", "user", "assistant", "tool", "assistant"]
+    assert conversation[1].content == "Where is 7?"
+    assert conversation[2].tool_calls == (ToolCall(name="look_up", arguments={"order": "7"}),)
+    assert conversation[2].reasoning == "look"
+
+
+def test_a_turn_that_must_not_be_learned_is_refused(tmp_path: Path):
+    """OpenAI's weight 0 leaves a turn out of the loss, which is on all turns of the agent here."""
+    turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello.", "weight": 0}]
+    with pytest.raises(DataError, match=r"line 1 is not a conversation .*weight 0"):
+        read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
 
 
 def test_a_missing_file_is_an_error_that_names_the_setting(tmp_path: Path):

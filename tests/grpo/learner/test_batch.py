@@ -188,7 +188,7 @@ def test_credit_by_turn_reaches_the_tokens_of_that_turn():
     cut = replace(siblings, trajectories=(replace(short, stop="truncated"), siblings.trajectories[1]))
     (group,) = build_batch([cut], settings, policy_hash="p").groups
     assert [s.advantages.tolist() for s in group] == [[0, 0, 0, -0.5], [0, 0, 0, 0.5]]  # a cut turn got no reward
-    with pytest.raises(ValueError, match="within the group"):
+    with pytest.raises(ValueError, match="set baseline to group_mean"):
         TrainingSettings(credit_assignment="turn", algorithm="reinforce")
     odd = replace(siblings, trajectories=(short, siblings.trajectories[1]))
     with pytest.raises(DataError, match=r"sample 0 has 1 turn rewards for 2 turns"):

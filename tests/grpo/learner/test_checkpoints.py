@@ -133,7 +133,10 @@ def test_a_folder_without_a_state_is_refused(tmp_path: Path):
     """The file that is missing is named."""
     with pytest.raises(PolicyError) as refusal:
         read_state(tmp_path)
-    assert str(refusal.value) == f"{tmp_path} is not a checkpoint: {STATE} is missing"
+    assert (
+        str(refusal.value)
+        == f"{tmp_path} is not a checkpoint: {STATE} is missing; give the folder that a train stage wrote"
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +160,9 @@ def test_moments_of_other_weights_are_refused(policy: TransformersPolicy, tmp_pa
     tensors = load_file(tmp_path / OPTIMIZER)
     change(tensors)  # type: ignore[operator]
     save_file(tensors, tmp_path / OPTIMIZER)
-    with pytest.raises(PolicyError, match=f"^optimizer state in {tmp_path} {reason}$"):
+    with pytest.raises(
+        PolicyError, match=f"^optimizer state in {tmp_path} {reason}; run the stage that wrote it again$"
+    ):
         resume(Learner(load(tmp_path).model, TrainingSettings()), tmp_path)
 
 

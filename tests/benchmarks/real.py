@@ -43,10 +43,10 @@ HEAD = ("run", "base", "after fine-tuning", "after GRPO", "verdict", "time", "pe
 
 
 class RunCost(BaseModel):
-    """Time and peak memory of a run's command, its server included."""
+    """Time of a run's command, and peak memory of its process, which trains."""
 
     wall_s: float
-    peak_tree_mib: float
+    peak_mib: float
     beside: bool
     """It had one thread, beside other work on the machine."""
     commit: str
@@ -65,7 +65,8 @@ def measure() -> Findings:
             "interval at 95 %, one episode a scenario: of the base, after fine-tuning on demonstrations, and after "
             "GRPO. The time is that of the whole command, conversion of the model and evaluations included; the "
             "download is not. Where it has a star, the run had one thread, beside other work. A constant reward ends "
-            "the run without a learning signal; a negated one must not help."
+            "the run without a learning signal; a negated one must not help. The peak memory is that of the training "
+            "process; Prefect's server and MLflow are beside it."
         ),
         tables=(Table(head=HEAD, rows=tuple(_row(name, known.get(name)) for name in RUNS)),),
     )
@@ -75,7 +76,7 @@ def run(name: str, *, beside: bool) -> None:
     """Run one command, with records of its own, unless it was complete; one that failed goes on, and times add up."""
     config, *overrides = RUNS[name]
     records = RECORDS / name.replace(", ", "-").replace(" ", "_")
-    spent = RunCost(wall_s=0.0, peak_tree_mib=0.0, beside=beside, commit=commit())
+    spent = RunCost(wall_s=0.0, peak_mib=0.0, beside=beside, commit=commit())
     if (records / "cost.json").is_file():
         spent = RunCost.model_validate_json((records / "cost.json").read_bytes())
         if (records / "run" / "report.json").is_file():
@@ -91,7 +92,7 @@ def run(name: str, *, beside: bool) -> None:
     cost = spent.model_copy(
         update={
             "wall_s": spent.wall_s + of_command.wall_s,
-            "peak_tree_mib": max(spent.peak_tree_mib, of_command.peak_tree_mib),
+            "peak_mib": max(spent.peak_mib, of_command.peak_mib),
             "beside": spent.beside or beside,
         }
     )
@@ -109,7 +110,7 @@ def _row(name: str, known: tuple[str, ...] | None) -> tuple[str, ...]:
     spent = RunCost.model_validate_json((records / "cost.json").read_bytes())
     cost = (
         f"{spent.wall_s / 60:.1f} min{'*' if spent.beside else ''}",
-        f"{spent.peak_tree_mib:,.0f} MiB",
+        f"{spent.peak_mib:,.0f} MiB",
         spent.commit,
     )
     try:

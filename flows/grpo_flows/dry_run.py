@@ -12,7 +12,9 @@ from grpo.artifacts import ArtifactStore
 from grpo.config.environments import PythonEnvironmentSettings
 from grpo.config.pipeline import PipelineConfig
 from grpo.identity.cache_identity import pin_models
+from grpo.learner.demonstrations import read_demonstrations
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
+from grpo.learner.preferences import read_pairs
 from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
 from grpo.tables import open_parquet
 from grpo_flows.pipeline import (
@@ -120,10 +122,14 @@ class CacheLookup:
 def dry_run(config: PipelineConfig) -> DryRun:
     """Follow a run through the cache as far as it goes; computes, writes and starts nothing.
 
-    Of a model on a hub, config and tokenizer are fetched, and no weights. Raises what the run would raise for sources
-    or a model that are not there.
+    Of a model on a hub, config and tokenizer are fetched, and no weights. Raises what the run would raise for sources,
+    demonstrations, preference pairs or a model that are not there or cannot be read; weights are not computed with.
     """
     config, lookup = pin_models(config), CacheLookup()
+    if config.sft is not None:
+        read_demonstrations(config.sft.demonstrations)
+    if config.dpo is not None:
+        read_pairs(config.dpo.pairs)
     with executed_by(lookup):
         split, missing = _follow(config)
     scenarios = None if split is None else (split.train, split.heldout)

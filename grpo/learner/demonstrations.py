@@ -22,6 +22,7 @@ from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.logged_chat import LoggedMessage
 from grpo.scenarios.readers.openai_format import parse_messages
+from grpo.scenarios.served.folder import ServedLog
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _FORM = '{"messages": [{"role": …, "content": …}, …]}'
@@ -99,7 +100,13 @@ def _to_message(logged: LoggedMessage, given: Mapping[str, Any]) -> Message:
 
 
 def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:
-    for entry in ConversationLog(local_path(source.path)).read():
+    folder = local_path(source.path)
+    if ServedLog(folder).snapshot():
+        raise DataError(
+            f"sft.demonstrations.path {folder} is the log of grpo serve, which grows; write its conversations to a "
+            "conversation log, see docs/guide.md, and set that folder"
+        )
+    for entry in ConversationLog(folder).read():
         conversation = entry.conversation
         if conversation is None:
             raise DataError(f"{entry.source}, row {entry.line}: {entry.problem}; repair the log or leave the file out")

@@ -30,8 +30,8 @@ def fine_tune(
 ) -> tuple[str, int, tuple[float, ...]]:
     """Fine-tune checkpoint `base` and write `target`; returns policy hash, demonstrations and the loss of each step.
 
-    Raises `DataError` for demonstrations that cannot be read or exceed the model's context, `NoEffect` when no weight
-    changed.
+    Raises `DataError` for demonstrations that cannot be read, exceed the model's context or call a tool that neither
+    environment nor agent has, `NoEffect` when no weight changed.
     """
     from grpo.learner.trl.sft_trainer import train_sft  # the import takes 2.5 s
 
@@ -40,6 +40,12 @@ def fine_tune(
     rendering = make_renderer(policy.tokenizer, tools=tools, settings=renderer)
     examples = []
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
+        unknown = {call.name for message in conversation for call in message.tool_calls} - {tool.name for tool in tools}
+        if unknown:
+            raise DataError(
+                f"demonstration {index + 1} of {settings.demonstrations.path} calls {', '.join(sorted(unknown))}, of "
+                f"which the policy is not told; its tools are {', '.join(tool.name for tool in tools) or 'none'}"
+            )
         ids, mask = rendering.tokenize_conversation(with_agent_prompt(conversation, agent, environment))
         if len(ids) > policy.max_context:
             raise DataError(

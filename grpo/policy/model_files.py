@@ -7,16 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from grpo.errors import PolicyError
 
 CONFIG, ADAPTERS, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "model.safetensors"
+DEQUANTIZED = ("mxfp4", "fp8")
+"""Formats of published checkpoints that are dequantized when they are read: gpt-oss, DeepSeek-V3, Qwen3-FP8."""
 _REMEDY = "set policy.model to a folder with config.json, *.safetensors and a tokenizer"
 
 
 def check_model_files(folder: Path) -> Path:
     """Return a folder with config.json and safetensors, or with adapters.
 
-    Raises `PolicyError` that names what it is instead: a file, pickled weights, adapters that are not LoRA's.
+    Raises `PolicyError` that names what it is instead: a file, pickled, damaged, incomplete or quantized weights,
+    adapters that are not LoRA's.
     """
     if not _exists(folder.is_dir):
         raise PolicyError(_not_a_folder(folder))
@@ -24,9 +30,8 @@ def check_model_files(folder: Path) -> Path:
         return _check_adapters(folder)
     if not (folder / CONFIG).is_file():
         raise PolicyError(f"no model in {folder}: config.json is missing; {_REMEDY}")
-    read_object(folder / CONFIG)
-    if not any(folder.glob("*.safetensors")):
-        raise PolicyError(f"no *.safetensors in {folder}; pickled weights are refused: convert them to safetensors")
+    _check_quantization(folder)
+    _check_weights(folder)
     return folder
 
 
@@ -46,6 +51,43 @@ def read_object(file: Path) -> dict[str, Any]:
     return document
 
 
+def _check_quantization(folder: Path) -> None:
+    """Refuse quantized weights, except in formats that are exact in float32."""
+    quantization = read_object(folder / CONFIG).get("quantization_config") or {}
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if quantization and method not in DEQUANTIZED:
+        raise PolicyError(
+            f"weights in {folder} are quantized ({method}), which cannot be trained; set policy.model to the model's "
+            f"unquantized release, or to one in {' or '.join(DEQUANTIZED)}"
+        )
+
+
+def _check_weights(folder: Path) -> None:
+    """Refuse a folder without weights, without one of their files, or with a damaged one; reads the headers alone."""
+    files = {file.name for file in folder.glob("*.safetensors")}
+    if not files:
+        raise PolicyError(f"no *.safetensors in {folder}; pickled weights are refused: convert them to safetensors")
+    index = folder / f"{WEIGHTS}.index.json"
+    if WEIGHTS not in files and index.is_file():
+        named = read_object(index).get("weight_map")
+        missing = sorted({str(file) for file in named.values()} - files) if isinstance(named, dict) else [str(named)]
+        if missing:
+            raise PolicyError(
+                f"{folder} lacks {', '.join(missing[:3])}, which {index.name} names; fetch the model again"
+            )
+    for name in sorted(files):
+        _check_safetensors(folder / name)
+
+
+def _check_safetensors(file: Path) -> None:
+    """Raise `PolicyError` for a file that is shorter than its header says, or has none."""
+    try:
+        with safe_open(file, framework="numpy"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise PolicyError(f"{file} is damaged: {error}; fetch or save it again") from error
+
+
 def _check_adapters(folder: Path) -> Path:
     kind = read_object(folder / ADAPTERS).get("peft_type")
     if kind != "LORA":
@@ -54,6 +96,7 @@ def _check_adapters(folder: Path) -> Path:
         raise PolicyError(
             f"no {ADAPTER_WEIGHTS} in {folder}; pickled adapters are refused: convert them to safetensors"
         )
+    _check_safetensors(folder / ADAPTER_WEIGHTS)
     return folder
 
 

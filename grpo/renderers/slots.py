@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import date, datetime
 from itertools import takewhile
 from typing import Any
 
@@ -28,9 +28,7 @@ from grpo.messages import Message, ToolCall
 _QUOTES = "\"'"
 """Characters in each slot that show how a template escapes a text."""
 _SLOT = re.compile(r"⸨(\w+)([^⸨⸩]*)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
-_DATE = re.compile(r"⸨@([^⸨⸩]*)⸩")
-DATE_MACRO = "{% macro strftime_now(form) %}⸨@{{ form }}⸩{% endmacro %}\n"
-"""Statement in front of a template that puts a placeholder where it prints the date."""
+_DATE = re.compile(r"⸨@(?P<day>[\d-]*)@(?P<form>[^⸨⸩]*)⸩")
 _LEAF = "\0"
 _BRACKET = re.compile(r"[<\[⸨\0]")
 UNNAMED = "unknown"
@@ -169,9 +167,19 @@ def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
     return [*pieces, (_dated(rendered[end:]), True)]
 
 
+def date_macro(day: date | None) -> str:
+    """Statement in front of a template that puts a placeholder where it prints the date, the present one for None."""
+    return f"{{% macro strftime_now(form) %}}⸨@{day or ''}@{{{{ form }}}}⸩{{% endmacro %}}\n"
+
+
 def _dated(text: str) -> str:
-    """Text of a template with the present date in its placeholders."""
-    return _DATE.sub(lambda slot: datetime.now().strftime(slot[1]), text)
+    """Text of a template with the date in its placeholders."""
+
+    def shown(slot: re.Match[str]) -> str:
+        day = datetime.fromisoformat(slot["day"]) if slot["day"] else datetime.now()
+        return day.strftime(slot["form"])
+
+    return _DATE.sub(shown, text)
 
 
 def common_prefix(first: str, second: str) -> str:

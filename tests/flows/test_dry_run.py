@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from grpo.config.pipeline import PipelineConfig
+from grpo.errors import DataError
 from grpo.evaluation.report import read_report
 from grpo.tables import read_trajectories
 from tests.doubles import changed, short_run
@@ -100,6 +101,16 @@ def test_the_token_bound_holds_and_the_mean_is_that_of_the_rollouts(ran: dict[st
     assert (plan.episodes.train, plan.episodes.heldout) == (2 * 6 * 4, 2 * 16)
     assert sum(tokens) <= plan.max_completion_tokens * plan.episodes.all
     assert 0 < plan.mean_completion_tokens < plan.max_completion_tokens
+
+
+def test_demonstrations_and_pairs_that_the_run_would_refuse_are_refused(ran: dict[str, Any], tmp_path: Path):
+    """Before anything is computed, with the line."""
+    broken = tmp_path / "lines.jsonl"
+    broken.write_text('{"messages": [{"role": "user", "content": "Hi."}]}\n')
+    with pytest.raises(DataError, match=r"lines\.jsonl, line 1 is not a conversation"):
+        _plan(ran, sft={"demonstrations": {"kind": "jsonl", "path": str(broken)}})
+    with pytest.raises(DataError, match=r"lines\.jsonl, line 1 is not a preference pair"):
+        _plan(ran, dpo={"pairs": {"kind": "jsonl", "path": str(broken)}})
 
 
 def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):

@@ -118,15 +118,22 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Disable the adapters inside the context, if there are any; makes no copy."""
+    """Disable the adapters inside the context, if there are any, and what is trained beside them; makes no copy."""
     if not has_adapters(model):
         yield model
         return
-    model.disable_adapters()
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    # transformers' own enable_adapters leaves whole modules out, which its disable_adapters takes along
+    parts = [part for part in model.modules() if isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
+    for part in parts:
+        part.enable_adapters(False)
     try:
         yield model
     finally:
-        model.enable_adapters()
+        for part in parts:
+            part.enable_adapters(True)
 
 
 def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:

@@ -104,6 +104,12 @@ def _compared(model: PreTrainedModel, policy_hash: str) -> str:
 
 
 def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
+    broken = [name for name, tensor in model.state_dict().items() if not _is_finite(tensor)]
+    if broken:
+        raise PolicyError(
+            f"{type(model).__name__} is refused: its weights hold NaN or infinite values, {len(broken)} tensors, the "
+            f"first {broken[0]}; fetch or save the model again"
+        )
     candidates: list[tuple[ForwardPath, str]] = [("flat", IMPLEMENTATION)]
     own = tuple(dict.fromkeys((original or "eager", "eager")))
     paths: tuple[ForwardPath, ...] = ("padded", "unpadded", "uncached")
@@ -134,6 +140,10 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
     raise PolicyError(
         f"{type(model).__name__} is refused: no forward path agrees with its plain forward pass; {'; '.join(rejected)}"
     )
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _set_path(model: PreTrainedModel, path: ForwardPath, name: str) -> None:

@@ -21,7 +21,7 @@ from grpo.policy.policy import Sampler
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
 from grpo.policy.transformers.exactness import choose_path
-from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config
+from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config, published_quantization
 from grpo.policy.transformers.samplers import make_sampler
 from grpo.policy.transformers.sharding import gather_full
 from grpo.renderers.chat_template import Renderer, rendering_tokenizer
@@ -30,6 +30,8 @@ disable_progress_bar()
 
 UNBOUNDED = 2**20
 """Tokens in the context of a model that states no limit."""
+_POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+"""Settings of configs that bound the positions; the latter two are those of MPT and of Whisper's decoder."""
 _ALIGNMENT = 64
 """Bytes at whose multiples PyTorch allocates tensors on a CPU."""
 
@@ -111,7 +113,7 @@ def context_limit(model_config: PretrainedConfig) -> int:
     rope = getattr(config, "rope_parameters", None) or {}
     changing = [layer for layer in (rope, *rope.values()) if _is_length_dependent(layer)]
     limits = [layer.get("original_max_position_embeddings") for layer in changing]
-    limits.append(getattr(config, "max_position_embeddings", None))
+    limits += [getattr(config, name, None) for name in _POSITIONS]
     return min((int(limit) for limit in limits if limit), default=UNBOUNDED)
 
 
@@ -158,7 +160,12 @@ def load(
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
         return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
-    quantization_config = bitsandbytes_config(quantization) if quantization is not None else None
+    published = published_quantization(folder)
+    if published is not None and quantization is not None:
+        raise PolicyError(
+            f"policy.quantization {quantization}: weights in {folder} are quantized already; leave it out"
+        )
+    quantization_config = bitsandbytes_config(quantization) if quantization is not None else published
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -177,10 +184,16 @@ def load(
         raise PolicyError(
             f"weights in {folder} are not those of {architecture}: {mismatches}; save weights and config.json together"
         )
+    tokenizer = load_tokenizer(folder, chat_template=chat_template)
+    if tokenizer.vocab_size > (rows := model.get_input_embeddings().weight.shape[0]):
+        raise PolicyError(
+            f"tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, but the model embeds {rows:,}: it is that of "
+            "another model; save both together"
+        )
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         _align(model)
-    return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
+    return TransformersPolicy(model, tokenizer)
 
 
 def _align(model: PreTrainedModel) -> None:

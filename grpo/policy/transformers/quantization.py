@@ -1,16 +1,31 @@
-"""Quantized base weights under trained adapters (QLoRA, arXiv 2305.14314)."""
+"""Quantized weights: of the base under trained adapters (QLoRA, arXiv 2305.14314), and of published checkpoints."""
 
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, FineGrainedFP8Config, Mxfp4Config
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from grpo.errors import PolicyError
+from grpo.policy.model_files import CONFIG, read_object
 
 Quantization = Literal["int8", "nf4"]
+_DEQUANTIZED: dict[str, type[QuantizationConfigMixin]] = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
+
+
+def published_quantization(folder: Path) -> QuantizationConfigMixin | None:
+    """Config that dequantizes the weights in `folder` when they are read; None for weights that are not quantized."""
+    quantization = read_object(folder / CONFIG).get("quantization_config")
+    if not quantization:
+        return None
+    config: QuantizationConfigMixin = _DEQUANTIZED[quantization["quant_method"]].from_dict(
+        {**quantization, "dequantize": True}
+    )
+    return config
 
 
 def bitsandbytes_config(kind: Quantization) -> BitsAndBytesConfig:

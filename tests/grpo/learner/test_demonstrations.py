@@ -11,6 +11,10 @@ from grpo.errors import DataError
 from grpo.learner.demonstrations import read_demonstrations, with_system_prompt
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
+from grpo.scenarios.served.folder import ServedLog
+from grpo.scenarios.served.join import join
+from grpo.scenarios.served.lines import encode
+from tests.grpo.scenarios.served.fixtures import feedback, turn
 
 QUESTION, ANSWER = Message(role="user", content="hi"), Message(role="assistant", content="hello")
 
@@ -100,6 +104,19 @@ def test_logged_conversations_are_imitated_where_they_succeeded(tmp_path: Path):
     assert [conversation[0].content for conversation in read_demonstrations(source)] == ["0", "3"]
     every = LoggedDemonstrations(kind="conversation_log", path=str(tmp_path), min_reward=0.5)
     assert len(read_demonstrations(every)) == 3
+
+
+def test_the_log_of_grpo_serve_is_copied_first(tmp_path: Path):
+    """It grows, so that a run would read another one when it is repeated; the copy has what succeeded."""
+    (tmp_path / "served" / "segments").mkdir(parents=True)
+    success = feedback("f", success=True)
+    (tmp_path / "served" / "segments" / "20261122T030000-3fa1.log").write_bytes(encode(turn("a")) + encode(success))
+    with pytest.raises(DataError, match=r"is the log of grpo serve, which grows; write its conversations to a conv"):
+        read_demonstrations(LoggedDemonstrations(kind="conversation_log", path=str(tmp_path / "served")))
+    served = join(ServedLog(tmp_path / "served").read()).conversations
+    ConversationLog(tmp_path / "copy").write([conversation.logged() for conversation in served])
+    (copied,) = read_demonstrations(LoggedDemonstrations(kind="conversation_log", path=str(tmp_path / "copy")))
+    assert copied == served[0].messages
 
 
 def test_a_damaged_row_of_a_log_is_an_error(tmp_path: Path):

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from grpo.errors import ConfigError
 from grpo.learner.performance import (
     Precision,
     activation_checkpointing,
@@ -19,6 +20,7 @@ from grpo.learner.performance import (
     model_flops_utilization,
 )
 from grpo.policy.transformers.model import load
+from tests.models.families import tiny_model
 
 CPU = torch.device("cpu")
 IDS = torch.arange(5, 25)[None]
@@ -80,6 +82,28 @@ def test_activations_are_kept_again_after_an_error(model: PreTrainedModel):
     assert not any(
         module.gradient_checkpointing for module in model.modules() if hasattr(module, "gradient_checkpointing")
     )
+
+
+@pytest.mark.parametrize("family", ["opt", "bloom", "gpt_bigcode"])
+def test_layers_in_training_mode_drop_nothing(family: str):
+    """Their configs have a dropout of .1, and the layers of OPT hold the rate themselves; it is back afterwards."""
+    model = tiny_model(family)
+    plain, rates = _gradients(model), _dropout_rates(model)
+    with activation_checkpointing(model):
+        again = _gradients(model)
+    assert all(torch.allclose(again[name], gradient, rtol=1e-4, atol=1e-6) for name, gradient in plain.items())
+    assert _dropout_rates(model) == rates
+
+
+def _dropout_rates(model: PreTrainedModel) -> list[object]:
+    return [value for module in model.modules() for name, value in vars(module).items() if "drop" in name]
+
+
+def test_a_model_whose_layers_cannot_be_recomputed_is_refused():
+    """CTRL's layers are plain modules, which would keep their activations."""
+    refused = pytest.raises(ConfigError, match=r"the layers of CTRLLMHeadModel cannot be recomputed; turn it off")
+    with refused, activation_checkpointing(tiny_model("ctrl")):
+        pass
 
 
 class OnAccelerator(nn.Module):

@@ -26,6 +26,25 @@ def test_a_model_folder_is_returned_unchanged():
         ({"m/config.json": b"{"}, "m", "config.json is not JSON"),
         ({"m/config.json": b"[]"}, "m", "holds list, not an object"),
         ({"m/config.json": b"{}", "m/pytorch_model.bin": b""}, "m", "pickled weights are refused"),
+        (
+            {"m/config.json": b"{}", "m/model.safetensors": b"{"},
+            "m",
+            "model.safetensors is damaged: .*; fetch or save it",
+        ),
+        (
+            {"m/config.json": b'{"quantization_config": {"quant_method": "awq"}}'},
+            "m",
+            r"are quantized \(awq\), which cannot be trained; .*unquantized release, or to one in mxfp4 or fp8",
+        ),
+        (
+            {
+                "m/config.json": b"{}",
+                "m/a.safetensors": b"",
+                "m/model.safetensors.index.json": b'{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}',
+            },
+            "m",
+            r"lacks b\.safetensors, which model\.safetensors\.index\.json names; fetch the model again",
+        ),
         ({"m/adapter_config.json": b"[]"}, "m", "holds list, not an object"),
         ({"m/adapter_config.json": b'{"peft_type": "IA3"}'}, "m", "adapters of the kind 'IA3', only LORA is read"),
         ({"m/adapter_config.json": b'{"peft_type": "LORA"}'}, "m", "pickled adapters are refused"),

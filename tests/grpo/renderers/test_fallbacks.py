@@ -191,6 +191,14 @@ def test_the_date_of_a_template_is_that_of_each_prompt():
     assert renderer.tokenizer.decode(bridge) == "\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_comment_fixes_the_date_of_a_template():
+    """The tokens of a run that goes on another day are the same; a day that does not exist is refused."""
+    dated = "{% set now = strftime_now('%d %b %Y') %}[{{ now }}]" + PLAIN
+    assert "[07 Mar 2026]" in _text(_renderer("{#- date 2026-03-07 #}" + dated), user("hello"))
+    with pytest.raises(PolicyError, match=r"has a comment with a date that is not a day"):
+        _renderer("{#- date 2026-02-30 #}" + dated)
+
+
 def test_a_template_for_tools_and_one_without_are_both_used(tmp_path: Path):
     """As transformers chooses of several; what is saved is one template that renders the same."""
     for_tools = PYTHONIC.replace("{% for t in tools or [] %}", "[TOOLS]{% for t in tools %}")

@@ -135,6 +135,23 @@ def test_without_adapters_the_model_is_its_base_while_the_block_runs(model: PreT
     assert torch.equal(_logits(model), after)
 
 
+@pytest.mark.parametrize("beside", [{"modules_to_save": ["norm"]}, {"trainable_token_indices": [5, 6, 7]}])
+def test_what_is_trained_beside_adapters_is_off_with_them_and_on_again(model: PreTrainedModel, beside: dict):
+    """The base computes what it computed before, the adapted model what it computed with them."""
+    base = _logits(model)
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], **beside))
+    model.eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "modules_to_save" in name or "trainable_tokens" in name:
+                parameter.add_(0.1)
+    adapted = _logits(model)
+    assert not torch.allclose(adapted, base, atol=1e-3)
+    with without_adapters(model):
+        assert torch.equal(_logits(model), base)
+    assert torch.equal(_logits(model), adapted)
+
+
 def test_a_merged_copy_is_a_plain_model_with_the_adapted_logits(model: PreTrainedModel, tiny_folder: Path):
     """The names of the base, all of it trainable; the adapted model keeps its adapters; without any it is itself."""
     assert merge_adapters(model) is model

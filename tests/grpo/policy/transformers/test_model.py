@@ -15,9 +15,16 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import merge_adapters
-from grpo.policy.transformers.model import ModelCache, TransformersPolicy, load, load_tokenizer, weights_hash
+from grpo.policy.transformers.model import (
+    ModelCache,
+    TransformersPolicy,
+    context_limit,
+    load,
+    load_tokenizer,
+    weights_hash,
+)
 from grpo.policy.transformers.quantization import bitsandbytes_config
-from tests.models.families import tiny_model
+from tests.models.families import tiny_config, tiny_model
 from tests.places import DESK_MODEL
 from tests.tasks.adapted import adapted_policy
 
@@ -90,8 +97,94 @@ def test_truncated_weights_are_refused(folder: Path):
     """A safetensors file without its last 100 bytes."""
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(PolicyError, match="cannot load the model"):
+    with pytest.raises(PolicyError, match=r"model\.safetensors is damaged: .*; fetch or save it again"):
         load(folder)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Path):
+    """It has tokens that the model does not embed."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DESK_MODEL / name, folder / name)
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].shape[0]
+    with pytest.raises(PolicyError, match=rf"has 768 tokens, but the model embeds {rows}: it is that of another model"):
+        load(folder)
+
+
+def test_weights_of_nan_are_refused_with_their_names(folder: Path):
+    """Of two tensors the first is named."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    tensors["model.layers.0.mlp.down_proj.weight"][0, 0] = float("inf")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PolicyError, match=r"NaN or infinite values, 2 tensors, the first model\.layers\.0\.mlp\.down"):
+        load(folder)
+
+
+MXFP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+"""Numbers of four bits: a sign, two bits of exponent and one of mantissa."""
+
+
+def test_published_weights_in_mxfp4_are_read_in_float32(folder: Path, tmp_path: Path):
+    """gpt-oss: two numbers a byte, the lower half first, times 2^(scale − 127) for each 32 of them."""
+    config = tiny_config("gpt_oss")
+    config.intermediate_size = 64
+    model = AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(tmp_path / "published")
+    tensors = load_file(tmp_path / "published" / "model.safetensors")
+    expected = {}
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(118, 122, (experts, outputs, inputs // 32), dtype=torch.uint8)
+        numbers = torch.stack([MXFP4[(blocks & 15).long()], MXFP4[(blocks >> 4).long()]], dim=-1).flatten(-2)
+        expected[name] = (numbers * torch.exp2(scales.float() - 127)[..., None]).flatten(-2).transpose(1, 2)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    loaded = _published(folder, tmp_path / "published", tensors, {"quant_method": "mxfp4"})
+    assert expected
+    assert all(torch.equal(loaded.model.state_dict()[name], value) for name, value in expected.items())
+
+
+def test_published_weights_in_fp8_are_read_in_float32(folder: Path, tmp_path: Path):
+    """DeepSeek-V3 and Qwen3: numbers of eight bits, times a scale for each block of 16 × 16 here."""
+    model = tiny_model("qwen3")
+    model.save_pretrained(tmp_path / "published")
+    tensors = load_file(tmp_path / "published" / "model.safetensors")
+    expected = {}
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        outputs, inputs = tensors[name].shape
+        tensors[name] = (tensors[name] * 10).to(torch.float8_e4m3fn)
+        scale = torch.rand(-(-outputs // 16), -(-inputs // 16)) + 0.5
+        whole = scale.repeat_interleave(16, 0).repeat_interleave(16, 1)[:outputs, :inputs]
+        expected[name] = tensors[name].float() * whole
+        tensors[f"{name}_scale_inv"] = scale
+    quantization = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+    loaded = _published(folder, tmp_path / "published", tensors, quantization)
+    assert expected
+    assert all(torch.equal(loaded.model.state_dict()[name], value) for name, value in expected.items())
+    with pytest.raises(
+        PolicyError, match=r"policy\.quantization nf4: weights in .* are quantized already; leave it out"
+    ):
+        load(tmp_path / "published", quantization="nf4")
+
+
+def _published(
+    tokenizer: Path, folder: Path, tensors: dict[str, torch.Tensor], quantization: dict
+) -> TransformersPolicy:
+    """Load quantized weights with the config of their format."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, folder / name)
+    return load(folder)
+
+
+@pytest.mark.parametrize(("family", "setting"), [("mpt", "max_seq_len"), ("whisper", "max_target_positions")])
+def test_the_context_is_bounded_by_what_a_family_calls_it(family: str, setting: str):
+    """MPT's and Whisper's configs have no max_position_embeddings."""
+    config = tiny_config(family)
+    setattr(config, setting, 77)
+    assert context_limit(config) == 77
 
 
 def test_the_model_cache_returns_a_policy_by_its_hash(folder: Path, tmp_path: Path):

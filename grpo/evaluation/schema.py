@@ -283,13 +283,12 @@ class ReportDocument(_Part):
     """The run's whole configuration, as YAML."""
 
     @property
-    def series(self) -> dict[str, list[float]]:
-        """Values by iteration of each metric that every iteration has."""
+    def series(self) -> dict[str, list[float | None]]:
+        """Values of each metric by iteration; None in one that has none, as a skipped update has no loss."""
         rows = [
             iteration.model_dump(exclude={"index", "components", "highly_correlated"}) for iteration in self.iterations
         ]
-        curves = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-        return {name: values for name, values in curves.items() if None not in values}
+        return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
 
 class PolicyEvaluation(_Part):

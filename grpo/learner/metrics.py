@@ -6,7 +6,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class UpdateMetrics(BaseModel):
-    """Metrics of one update: means over the completion tokens, and over the steps where a step has one value."""
+    """Metrics of one update: means over the completion tokens, and over the steps where a step has one value.
+
+    What only a step has is None for an update that was skipped.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
@@ -16,21 +19,21 @@ class UpdateMetrics(BaseModel):
     """KL(sampler ‖ base), nats a token."""
     entropy: float
     """Nats a token."""
-    clip_share: float = 0.0
+    clip_share: float | None = None
     """Share of tokens whose importance ratio was clipped."""
-    ratio: float = 1.0
+    ratio: float | None = None
     """Mean importance ratio."""
-    gradient_norm: float = 0.0
-    learning_rate: float = 0.0
-    loss: float = 0.0
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
+    loss: float | None = None
     """Near 0 on-policy: the advantages of a group sum to 0."""
     tokens: int = 0
     """Tokens under the loss."""
     clipped_rewards: int = 0
     """Rewards beyond `training.reward_clip`."""
-    mismatch_kl: float = 0.0
+    mismatch_kl: float | None = None
     """KL(sampler ‖ policy) before the first step, nats a token; measured with an importance_sampling_cap."""
-    masked_share: float = 0.0
+    masked_share: float | None = None
     """Share of tokens in sequences that `training.importance_sampling_mask` excluded."""
     step_kl: float | None = None
     """KL(policy before ‖ after) of a trust-region step."""
@@ -38,7 +41,7 @@ class UpdateMetrics(BaseModel):
     """DPO: mean reward margin of pairs, beta times the difference of their log-ratios."""
     value_loss: float | None = None
     """Loss of the critic after its fit to this rollout."""
-    tokens_per_s: float = 0.0
+    tokens_per_s: float | None = None
     """Tokens of training passes a second, shared prefixes once."""
     mfu: float | None = None
     """Model FLOPs utilization; None where the accelerator's peak is unknown."""

@@ -87,9 +87,11 @@ def _non_finite(records: Sequence[IterationRecord], settings: DiagnosticsSetting
         "gradient_norm": update.gradient_norm,
         "kl_to_base": update.kl_to_base,
         "entropy": update.entropy,
-        "reward": rollout.reward if rollout.reward is not None else 0.0,
+        "reward": rollout.reward,
     }
-    non_finite = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
+    non_finite = [
+        f"{name} is {value}" for name, value in metrics.items() if value is not None and not math.isfinite(value)
+    ]
     return ", ".join(non_finite) or None
 
 

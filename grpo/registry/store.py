@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -188,15 +188,18 @@ class Registry:
         self.client.log_batch(run.info.run_id, params=[Param(key, value[:6000]) for key, value in params.items()])
         return str(run.info.run_id)
 
-    def log_metrics(self, run_id: str, series: Mapping[str, list[float]]) -> None:
-        """Log one value per iteration for each name."""
+    def log_metrics(self, run_id: str, series: Mapping[str, Sequence[float | None]]) -> None:
+        """Log the values of each name by iteration, without those that are None."""
         import time
 
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         metrics = [
-            Metric(name, value, now, step) for name, values in series.items() for step, value in enumerate(values)
+            Metric(name, value, now, step)
+            for name, values in series.items()
+            for step, value in enumerate(values)
+            if value is not None
         ]
         for start in range(0, len(metrics), 1000):
             self.client.log_batch(run_id, metrics=metrics[start : start + 1000])

@@ -40,7 +40,8 @@ def hub_errors(address: str, repo: str, kind: Literal["model", "dataset"]) -> It
     except (errors.LocalEntryNotFoundError, errors.FileMetadataError, HTTPError) as error:
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             raise _answer(error.__cause__, address, repo, kind) from error
-        raise ConnectionError(f"{address}: {hub} cannot be reached or breaks off; {_AGAIN}") from error
+        elsewhere = f"no folder {repo} here, and " if kind == "model" else ""
+        raise ConnectionError(f"{address}: {elsewhere}{hub} cannot be reached or breaks off; {_AGAIN}") from error
     except OSError as error:
         if "Consistency check failed" not in str(error):  # of the size, by huggingface_hub
             raise

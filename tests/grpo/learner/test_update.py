@@ -20,7 +20,7 @@ from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSi
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.distributed import WorkerFailed, WorkerLost
 from grpo.learner.metrics import UpdateMetrics
-from grpo.learner.update import mean_metrics, update
+from grpo.learner.update import UpdateSkipped, mean_metrics, update
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load, model_cache
@@ -205,6 +205,21 @@ def test_metrics_of_an_update_are_means_over_its_tokens():
     """Entropy (1 · 4 + 3 · 0) / 4 = 1 over four tokens; the loss has one value a step, (2 + 6) / 2 = 4."""
     steps = [{"tokens": 1, "entropy": 4.0, "loss": 2.0}, {"tokens": 3, "entropy": 0.0, "loss": 6.0}]
     assert mean_metrics(steps) == {"entropy": 1.0, "loss": 4.0}
+
+
+def test_a_skipped_update_has_no_loss_and_no_ratio(desk_rollout: DeskRollout, tmp_path: Path):
+    """All rewards are equal: entropy and KL of the unchanged policy, and nothing that a step would have."""
+    scored = _rewrite(desk_rollout, tmp_path / "equal.parquet", terminal_reward=0.5, turn_rewards=())
+    with pytest.raises(UpdateSkipped) as skipped:
+        _update(desk_rollout, tmp_path / "none", scored=scored, iteration=1)
+    metrics = skipped.value.metrics
+    assert metrics.entropy > 0
+    assert metrics.kl_to_base == pytest.approx(0, abs=1e-6)
+    assert metrics.model_dump(exclude={"entropy", "kl_to_base"}, exclude_none=True) == {
+        "informative_share": 0.0,
+        "tokens": 0,
+        "clipped_rewards": 0,
+    }
 
 
 def test_half_precision_without_a_correction_is_refused():

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoTokenizer
 from grpo.artifacts import MANIFEST, ArtifactStore
 from grpo.errors import ConfigError
 from grpo.policy.transformers.adapters import CONFIG
-from grpo.policy.transformers.model import context_limit
+from grpo.policy.transformers.model import UNBOUNDED, context_limit
 from grpo.registry.lineage import Lineage, trace_lineage
 from grpo.registry.markdown import escaped
 from grpo.registry.model_card import limits, result, task_and_data
@@ -95,9 +95,10 @@ def _write_apart(models: Registry, version: ModelVersion, partial: Path, folder:
     return vllm_command(folder / _BASE, version.name, context=context, parser=parser, adapters=places)
 
 
-def _limits(folder: Path) -> tuple[int, str | None]:
-    """Context and parser of tool calls of a model folder."""
-    context = context_limit(AutoConfig.from_pretrained(str(folder), trust_remote_code=False))
+def _limits(folder: Path) -> tuple[int | None, str | None]:
+    """Context, None where the model has no limit, and parser of tool calls of a model folder."""
+    limit = context_limit(AutoConfig.from_pretrained(str(folder), trust_remote_code=False))
+    context = None if limit == UNBOUNDED else limit
     return context, tool_parser(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False))
 
 

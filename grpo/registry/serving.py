@@ -41,14 +41,18 @@ def tool_parser(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def vllm_command(
-    folder: Path, name: str, *, context: int, parser: str | None, adapters: tuple[Path, int] | None = None
+    folder: Path, name: str, *, context: int | None, parser: str | None, adapters: tuple[Path, int] | None = None
 ) -> str:
     """Command that serves a folder under a name; `adapters` are another folder and its rank.
+
+    Without a `context` vLLM derives it from the model.
 
     The chat template is the folder's own, and the sampling settings are vLLM's instead of generation_config.json, as in
     the evaluation.
     """
-    words = ["vllm", "serve", str(folder), "--max-model-len", str(context), "--generation-config", "vllm"]
+    words = ["vllm", "serve", str(folder)]
+    words += ["--max-model-len", str(context)] if context is not None else []
+    words += ["--generation-config", "vllm"]
     words += ["--chat-template", str(folder / TEMPLATE)]
     if parser is not None:
         words += ["--enable-auto-tool-choice", "--tool-call-parser", parser]

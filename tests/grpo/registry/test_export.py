@@ -14,7 +14,7 @@ from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import Registry
 from grpo.registry.export import _write_apart, export
-from grpo.registry.serving import tool_parser
+from grpo.registry.serving import tool_parser, vllm_command
 from grpo.renderers.chat_template import Renderer
 from tests.doubles import put_folder
 from tests.grpo.registry.making import make_provenance, put_version
@@ -58,6 +58,13 @@ def test_a_version_is_exported_as_transformers_reads_it(registry: Registry, poli
     assert command[-2:] == ["--served-model-name", "exported"]
     assert Path(command[command.index("--chat-template") + 1]).read_text() == tokenizer.chat_template
     assert [path.name for path in folder.parent.iterdir()] == ["champion"]
+
+
+def test_a_model_without_a_limit_is_served_without_one():
+    """vLLM takes what it derives from the config."""
+    assert vllm_command(Path("m"), "n", context=None, parser=None) == (
+        "vllm serve m --generation-config vllm --chat-template m/chat_template.jinja --served-model-name n"
+    )
 
 
 def test_a_folder_that_exists_and_a_version_that_does_not_are_refused(

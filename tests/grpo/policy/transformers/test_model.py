@@ -101,6 +101,30 @@ def test_truncated_weights_are_refused(folder: Path):
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"model_type": "nonesuch"},
+            r"of the type 'nonesuch': transformers [\d.]+ does not know this type; set policy",
+        ),
+        (
+            {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "modeling.Own"}},
+            r"of the type 'own': its code comes with the weights \(auto_map\), and is not run; set policy\.model",
+        ),
+        ({"intermediate_size": 48}, r"weights in .* are not those of .*mismatched_keys.*mlp\.down_proj"),
+    ],
+)
+def test_a_config_that_is_not_that_of_the_weights_or_of_transformers_is_refused(
+    folder: Path, changes: dict, reason: str
+):
+    """An unknown type, one with code of its own, and other sizes."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PolicyError, match=reason):
+        load(folder)
+
+
 def test_a_tokenizer_of_another_model_is_refused(folder: Path):
     """It has tokens that the model does not embed."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -398,6 +422,7 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
         "dtype": torch.float32,
         "output_loading_info": True,
         "local_files_only": True,
+        "ignore_mismatched_sizes": True,
     }
 
 

@@ -37,7 +37,7 @@ from tests.benchmarks.against_trl import Trainer, plain_model
 from tests.benchmarks.desk import heldout_success
 from tests.benchmarks.measure import use_all_cores
 from tests.benchmarks.page import Table, Versus
-from tests.benchmarks.triage import sides
+from tests.benchmarks.triage import split_scenarios
 from tests.benchmarks.usual import GeneratePolicy
 
 ROWS = 64
@@ -71,7 +71,7 @@ def our_curve(race: Race, checkpoints: Path, *, began: float) -> list[CurvePoint
     The time of a checkpoint is that at which its files were written.
     """
     use_all_cores()
-    _, heldout = sides(race.config)
+    _, heldout = split_scenarios(race.config)
     states = sorted(checkpoints.glob(f"**/{STATE}"), key=lambda path: path.stat().st_mtime)
     curve: list[CurvePoint] = []
     for iteration, state in enumerate(path for path in states if read_state(path.parent).parent is not None):
@@ -86,7 +86,7 @@ def trl_curve(race: Race, limit_s: float) -> list[CurvePoint]:
     """Learning curve of TRL's trainer in this fresh process, timed from the process's start without evaluations."""
     use_all_cores()
     config, evaluated = race.config, load(race.model)
-    train, heldout = sides(config)
+    train, heldout = split_scenarios(config)
     model, tokenizer = plain_model(race.model)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func may change, says TRL
     steps = config.rollout.scenarios // (config.training.groups_per_step or config.rollout.scenarios)

@@ -29,7 +29,7 @@ def triage_config() -> PipelineConfig:
     return load_config(ROOT / "data" / "configs" / "triage.yaml")
 
 
-def sides(config: PipelineConfig) -> tuple[list[Scenario], list[Scenario]]:
+def split_scenarios(config: PipelineConfig) -> tuple[list[Scenario], list[Scenario]]:
     """The scenarios that the pipeline trains on, and those that it holds out."""
     with TemporaryDirectory() as folder:
         table = Path(folder) / "scenarios.parquet"
@@ -41,7 +41,7 @@ def sides(config: PipelineConfig) -> tuple[list[Scenario], list[Scenario]]:
 
 def triage_scenarios(config: PipelineConfig) -> list[Scenario]:
     """Those of one iteration."""
-    return sides(config)[0][: config.rollout.scenarios]
+    return split_scenarios(config)[0][: config.rollout.scenarios]
 
 
 def fine_tuned(config: PipelineConfig, folder: Path) -> TransformersPolicy:

@@ -32,7 +32,7 @@ _COLOURS = {
 
 
 def print_summary(console: Console, document: ReportDocument) -> None:
-    """Print the stages with their times, the gates and the decision."""
+    """Print the stages with their times, the forward path of the model, the gates and the decision."""
     decision = document.decision
     stages = Table("stage", "runs", "cached", "compute s", "wall s", title="stages", title_justify="left")
     for stage in document.stages:
@@ -42,6 +42,7 @@ def print_summary(console: Console, document: ReportDocument) -> None:
         f"{document.wall_s:.1f} s in all; orchestration overhead {document.orchestration_share:.1%}: time outside of "
         "ingest, rollout, score, train and evaluate"
     )
+    console.print(f"forward path: {document.lineage.forward_path}")
     if decision.checks:
         gates = Table("gate", "value", "must be", "passed", title="gates", title_justify="left")
         for check in decision.checks:

@@ -30,7 +30,7 @@ def check_model_files(folder: Path) -> Path:
         return _check_adapters(folder)
     if not (folder / CONFIG).is_file():
         raise PolicyError(f"no model in {folder}: config.json is missing; {_REMEDY}")
-    _check_quantization(folder)
+    check_config(folder)
     _check_weights(folder)
     return folder
 
@@ -51,9 +51,28 @@ def read_object(file: Path) -> dict[str, Any]:
     return document
 
 
-def _check_quantization(folder: Path) -> None:
-    """Refuse quantized weights, except in formats that are exact in float32."""
-    quantization = read_object(folder / CONFIG).get("quantization_config") or {}
+def check_config(folder: Path) -> None:
+    """Refuse the config of a model that cannot be trained, before its weights are fetched or read.
+
+    Of a type that transformers does not know or whose code comes with the weights, or of quantized weights, except in
+    the formats `DEQUANTIZED`.
+    """
+    import transformers  # takes seconds
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = read_object(folder / CONFIG)
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        reason = (
+            "its code comes with the weights (auto_map), and is not run"
+            if config.get("auto_map")
+            else f"transformers {transformers.__version__} does not know this type"
+        )
+        raise PolicyError(
+            f"config.json in {folder} is of the type {model_type!r}: {reason}; set policy.model to a model that "
+            "transformers loads by itself"
+        )
+    quantization = config.get("quantization_config") or {}
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and method not in DEQUANTIZED:
         raise PolicyError(

@@ -9,16 +9,14 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
-import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import PolicyError
-from grpo.policy.model_files import ADAPTERS, CONFIG, check_model_files, read_object, tokenizer_folder
+from grpo.policy.model_files import ADAPTERS, check_model_files, tokenizer_folder
 from grpo.policy.policy import Sampler
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
@@ -162,7 +160,6 @@ def load(
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
         return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
-    _check_architecture(folder)
     published = published_quantization(folder)
     if published is not None and quantization is not None:
         raise PolicyError(
@@ -198,23 +195,6 @@ def load(
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         _align(model)
     return TransformersPolicy(model, tokenizer)
-
-
-def _check_architecture(folder: Path) -> None:
-    """Refuse a config of a type that transformers does not know, or whose code comes with the weights."""
-    config = read_object(folder / CONFIG)
-    model_type = config.get("model_type")
-    if model_type in CONFIG_MAPPING:
-        return
-    reason = (
-        "its code comes with the weights (auto_map), and is not run"
-        if config.get("auto_map")
-        else f"transformers {transformers.__version__} does not know this type"
-    )
-    raise PolicyError(
-        f"config.json in {folder} is of the type {model_type!r}: {reason}; set policy.model to a model that "
-        "transformers loads by itself"
-    )
 
 
 def _align(model: PreTrainedModel) -> None:

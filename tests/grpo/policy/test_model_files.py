@@ -10,6 +10,8 @@ from grpo.errors import PolicyError
 from grpo.policy.model_files import check_model_files
 from tests.places import DESK_MODEL
 
+LLAMA = b'{"model_type": "llama"}'
+
 
 def test_a_model_folder_is_returned_unchanged():
     """It has a config, weights and a tokenizer."""
@@ -24,21 +26,22 @@ def test_a_model_folder_is_returned_unchanged():
         ({"m": b""}, "m", "it is a file"),
         ({"m/x": b""}, "m", "config.json is missing"),
         ({"m/config.json": b"{"}, "m", "config.json is not JSON"),
+        ({"m/config.json": b"{}"}, "m", r"of the type None: transformers [\d.]+ does not know this type"),
         ({"m/config.json": b"[]"}, "m", "holds list, not an object"),
-        ({"m/config.json": b"{}", "m/pytorch_model.bin": b""}, "m", "pickled weights are refused"),
+        ({"m/config.json": LLAMA, "m/pytorch_model.bin": b""}, "m", "pickled weights are refused"),
         (
-            {"m/config.json": b"{}", "m/model.safetensors": b"{"},
+            {"m/config.json": LLAMA, "m/model.safetensors": b"{"},
             "m",
             "model.safetensors is damaged: .*; fetch or save it",
         ),
         (
-            {"m/config.json": b'{"quantization_config": {"quant_method": "awq"}}'},
+            {"m/config.json": b'{"model_type": "llama", "quantization_config": {"quant_method": "awq"}}'},
             "m",
             r"are quantized \(awq\), which cannot be trained; .*unquantized release, or to one in mxfp4 or fp8",
         ),
         (
             {
-                "m/config.json": b"{}",
+                "m/config.json": LLAMA,
                 "m/a.safetensors": b"",
                 "m/model.safetensors.index.json": b'{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}',
             },

@@ -12,6 +12,7 @@ import pytest
 from grpo import progress
 from grpo.errors import ArtifactError, PolicyError, StorageError
 from grpo.policy.weights.hub import fetch, hub_model, plan
+from grpo.policy.weights.sources import model_source
 from grpo.storage.hub import OFFLINE, HubRepository, pin
 from tests.hub_server import Hub, HubRepo, hub_server, model_files
 from tests.places import DESK_MODEL
@@ -90,6 +91,16 @@ def test_a_plan_fetches_no_weights(server: Hub, desk: HubRepo):
     assert not [name for name in server.fetched() if name.endswith(".safetensors")]
     fetch(model)
     assert plan(model).missing == 0
+
+
+def test_quantized_weights_are_refused_before_they_are_fetched(server: Hub):
+    """By the config, of some kilobytes."""
+    files = model_files(DESK_MODEL)
+    config = json.loads(files["config.json"]) | {"quantization_config": {"quant_method": "gptq"}}
+    server.add(NAME, {**files, "config.json": json.dumps(config).encode()})
+    with pytest.raises(PolicyError, match=r"are quantized \(gptq\), which cannot be trained"):
+        model_source(NAME).folder()
+    assert not [name for name in server.fetched() if name.endswith(".safetensors")]
 
 
 def test_a_cut_download_is_resumed(server: Hub, desk: HubRepo):

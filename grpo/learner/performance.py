@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo.errors import ConfigError
+from grpo.policy.transformers.dropout import without_dropout
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12}
@@ -37,7 +38,7 @@ def activation_checkpointing(model: PreTrainedModel) -> Iterator[None]:
     """Keep only the input of each layer in forward passes, and recompute the rest in the backward pass.
 
     transformers does so in training mode alone, in which dropout would be on: only the layers themselves get that mode,
-    nothing inside them, and the dropout rates that they hold themselves are 0 meanwhile. Raises `ConfigError` for a
+    nothing inside them, and dropout rates are 0 meanwhile. Raises `ConfigError` for a
     model without layers that can be recomputed.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -46,25 +47,16 @@ def activation_checkpointing(model: PreTrainedModel) -> Iterator[None]:
             f"training.gradient_checkpointing: the layers of {type(model).__name__} cannot be recomputed; turn it off, "
             "and lower training.microbatch_tokens to save memory"
         )
-    rates = [
-        (layer, name, value)
-        for layer in layers
-        for name, value in vars(layer).items()
-        if "drop" in name and isinstance(value, (int, float))
-    ]
     model.activation_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
         layer.training = True
-    for layer, name, _ in rates:
-        setattr(layer, name, 0.0)
     try:
-        yield
+        with without_dropout(model):
+            yield
     finally:
         model.activation_checkpointing_disable()
         for layer in layers:
             layer.training = False
-        for layer, name, rate in rates:
-            setattr(layer, name, rate)
 
 
 def model_flops_utilization(model: PreTrainedModel, *, tokens_per_s: float, precision: Precision) -> float | None:

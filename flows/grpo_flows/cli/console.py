@@ -17,6 +17,8 @@ from grpo import progress
 
 _RUNS = ("prefect.flow_runs", "prefect.task_runs")
 _EVENTS = "prefect.events.clients"
+_SILENT_S = 30.0
+"""Time without a line of progress, after which one is printed."""
 _ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
 
 
@@ -80,7 +82,8 @@ def _log_failures_once() -> None:
 def show_progress(console: Console, *, iterations: int = 0) -> Iterator[None]:
     """Show progress bars while the block runs, with one for the `iterations` if there are any.
 
-    Without a terminal: one line at the start and end of a stage, and one for each iteration.
+    Without a terminal: one line at the start and end of a stage, after half a minute without a line, and for each
+    iteration.
     """
     _log_failures_once()
     if not console.is_terminal:
@@ -122,12 +125,16 @@ class _ProgressLines:
     def __init__(self, console: Console, iterations: int) -> None:
         self._console, self._iterations, self._updates = console, iterations, 0
         self._reward: float | None = None
-        self._started_at = time.monotonic()
+        self._started_at = self._shown_at = time.monotonic()
+        self._is_rolling = False
         self._guard = threading.Lock()
 
     def __call__(self, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
         with self._guard:
-            if done in (0, total):
+            if stage == "rollout" and not self._is_rolling:
+                self._is_rolling, self._started_at = True, time.monotonic()  # what came before is not repeated
+            if done in (0, total) or time.monotonic() - self._shown_at > _SILENT_S:
+                self._shown_at = time.monotonic()
                 text = " ".join(f"{name} {value:.4g}" for name, value in numbers.items())
                 self._console.print(f"{stage} {done}/{total} {text}".rstrip(), soft_wrap=True)
             self._reward = numbers.get("reward", self._reward)

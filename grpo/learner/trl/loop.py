@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer_callback import PrinterCallback
 
 from grpo import progress
-from grpo.errors import ConfigError, PolicyError
+from grpo.errors import ConfigError
+from grpo.policy.transformers.dropout import without_dropout
 
 LearningRateSchedule = Callable[[int], float]
 """Learning rate of the k-th optimizer step of a call, k from 0; called in order, and once more after the last step."""
@@ -40,7 +41,10 @@ class ScheduledLR(LambdaLR):
 
 
 class _Progress(TrainerCallback):
-    """Reports the progress of the training."""
+    """Reports the progress of a stage's training."""
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
 
     def on_log(
         self,
@@ -52,7 +56,7 @@ class _Progress(TrainerCallback):
     ) -> None:
         """Report an optimizer step."""
         if logs and "loss" in logs:
-            progress.report("train", state.global_step, state.max_steps, loss=logs["loss"])
+            progress.report(self._stage, state.global_step, state.max_steps, loss=logs["loss"])
 
 
 def training_arguments(folder: str, device: torch.device, *, seed: int) -> dict[str, Any]:
@@ -80,15 +84,18 @@ def rows_per_pass(count: int, *, width: int, max_tokens: int) -> int:
     return max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * width <= max_tokens))
 
 
-def run_trainer(trainer: Trainer) -> list[dict[str, float]]:
-    """Train to the end; returns the log entry of each optimizer step. Raises `ConfigError` under torchrun."""
+def run_trainer(trainer: Trainer, *, stage: str = "train") -> list[dict[str, float]]:
+    """Train to the end, reporting the progress of a stage; returns the log entry of each optimizer step.
+
+    Raises `ConfigError` under torchrun.
+    """
     if trainer.args.world_size > 1:
         raise ConfigError(
             f"TRL's trainers train in one process here, not in {trainer.args.world_size}: each would take the whole "
             "batch; set training.processes to 1"
         )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_Progress())
+    trainer.add_callback(_Progress(stage))
     trainer.train()
     return [entry for entry in trainer.state.log_history if "loss" in entry]
 
@@ -97,15 +104,12 @@ def run_trainer(trainer: Trainer) -> list[dict[str, float]]:
 def restored_after(*models: PreTrainedModel) -> Iterator[None]:
     """Restore the configuration of models that TRL patches inside; only their weights differ, in eval mode.
 
-    Raises `PolicyError` for a model with dropout: with it the importance ratio would not be 1 at the start.
+    Dropout is off: with it the importance ratio would not be 1 at the start.
     """
-    for model in models:
-        dropped = {name: share for name, share in vars(model.config).items() if _is_dropout(name) and share}
-        if dropped:
-            raise PolicyError(f"{type(model).__name__} has dropout {dropped}; set it to 0 in its config.json")
     kept = [copy.deepcopy((vars(model.config), vars(model.generation_config))) for model in models]
     try:
-        with warnings.catch_warnings():  # TRL 1.16 uses a name that transformers 5.23 deprecates
+        with without_dropout(*models), warnings.catch_warnings():
+            # TRL 1.16 uses a name that transformers 5.23 deprecates
             warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprec", category=FutureWarning)
             yield
     finally:
@@ -115,7 +119,3 @@ def restored_after(*models: PreTrainedModel) -> Iterator[None]:
                 vars(config).clear()
                 vars(config).update(fields)
             model.eval()
-
-
-def _is_dropout(name: str) -> bool:
-    return name.endswith(("dropout", "pdrop"))

@@ -68,7 +68,7 @@ def train_sft(
             data_collator=_collate,
             processing_class=tokenizer,
         )
-        logged = run_trainer(trainer)
+        logged = run_trainer(trainer, stage="sft")
     return [entry["loss"] for entry in logged]
 
 

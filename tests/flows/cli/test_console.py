@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import time
 
 import pytest
 from rich.table import Table
@@ -79,6 +80,27 @@ def test_progress_shows_a_stage_whose_text_looks_like_markup():
     with show_progress(console):
         progress.report("train again: artifact [/x] is damaged", 0, 1)
     assert "train again: artifact [/x] is damaged 0/1" in shown.getvalue()
+
+
+def test_without_a_terminal_a_long_stage_has_a_line_each_half_minute(monkeypatch: pytest.MonkeyPatch):
+    """And the time left counts from the first rollout: 40 s of fine-tuning are not those of an iteration of 20 s."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    shown = io.StringIO()
+    with show_progress(PlainConsole(file=shown, width=200), iterations=3):
+        for step in range(5):
+            now[0] += 10
+            progress.report("sft", step, 5, loss=1.0)
+        progress.report("rollout", 0, 1)
+        now[0] += 20
+        progress.report("train", 3, 3, cached=0.0)
+    assert shown.getvalue().splitlines() == [
+        "sft 0/5 loss 1",
+        "sft 4/5 loss 1",
+        "rollout 0/1",
+        "train 3/3 cached 0",
+        "iteration 1 of 3: about 40 s left",
+    ]
 
 
 def test_without_a_terminal_each_iteration_is_a_line():

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
-from grpo.errors import ConfigError, DataError, PolicyError, RatioError
+from grpo.errors import ConfigError, DataError, RatioError
 from grpo.learner.batch import Sample, build_batch
 from grpo.learner.learner import Learner
 from grpo.learner.trl import grpo_trainer
@@ -339,10 +339,3 @@ def test_a_rollout_that_trl_does_not_support_is_refused(
         rows[number] = replace(rows[number], **(silent if "loss_mask" in changes else changes))
     with pytest.raises(DataError, match=message):
         train_with_trl(policy.model, policy, group(rows), settings_of())
-
-
-def test_a_model_with_dropout_is_refused(policy: TransformersPolicy, rollout: Path):
-    """With it the importance ratio would not be 1 at the start."""
-    policy.model.config.attention_dropout = 0.1
-    with pytest.raises(PolicyError, match=r"dropout \{'attention_dropout': 0.1\}"):
-        train_with_trl(policy.model, policy, group(read_all([rollout])), settings_of())

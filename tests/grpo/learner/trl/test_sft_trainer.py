@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from grpo.errors import DataError, NoLearningSignal
 from grpo.learner.demonstrations import TokenizedDemonstration
 from grpo.learner.trl.sft_trainer import train_sft
 from grpo.policy.transformers.model import TransformersPolicy
+from tests.models.families import tiny_model
 
 
 def make_demonstrations() -> list[TokenizedDemonstration]:
@@ -82,6 +84,22 @@ def test_the_order_follows_the_seed(policy: TransformersPolicy):
 
     assert first(0) == first(0)
     assert len({round(first(seed), 6) for seed in range(6)}) > 1
+
+
+def test_a_model_with_dropout_is_trained_without_it(policy: TransformersPolicy):
+    """GPT-2 has three rates of .1: the first loss is that of its evaluation mode, and the rates are back afterwards."""
+    model = tiny_model("gpt2")
+    assert model.config.resid_pdrop == 0.1
+    wrapped = TransformersPolicy(model, policy.tokenizer)
+    demonstrations = [
+        replace(demonstration, token_ids=demonstration.token_ids % model.config.vocab_size)
+        for demonstration in make_demonstrations()
+    ]
+    expected = mean_loss(wrapped, demonstrations).item()
+    (loss,) = train_sft(model, policy.tokenizer, demonstrations, learning_rate=1e-4)
+    assert loss == pytest.approx(expected, abs=1e-4)
+    assert model.config.resid_pdrop == 0.1
+    assert not model.training
 
 
 def test_demonstrations_without_a_token_to_learn_are_refused(policy: TransformersPolicy):

@@ -84,19 +84,50 @@ def with_agent_prompt(
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
     """Conversation in OpenAI's format; the reasoning of a turn is in one of the fields that chat templates read."""
     given = record["messages"]
-    if any(isinstance(message, dict) and message.get("weight") == 0 for message in given):
-        raise DataError("a message has weight 0, and the loss is on all turns of the agent; leave the conversation out")
-    return _checked(tuple(_to_message(message, of) for message, of in zip(parse_messages(given), given, strict=True)))
+    logged = parse_messages(given)
+    messages = [
+        _to_message(message, of, number) for number, (message, of) in enumerate(zip(logged, given, strict=True))
+    ]
+    return _checked(tuple(messages[index] for index in _in_order_of_calls(logged)))
 
 
-def _to_message(logged: LoggedMessage, given: Mapping[str, Any]) -> Message:
+def _to_message(logged: LoggedMessage, given: Mapping[str, Any], number: int) -> Message:
+    if given.get("weight", 1) != 1:
+        raise DataError(
+            f"message {number} has weight {given['weight']}, and the loss is on all turns of the agent; leave the "
+            "conversation out"
+        )
+    unread = [field for field in ("function_call", "refusal", "audio") if given.get(field)]
+    if unread:
+        raise DataError(f"message {number} has {unread[0]}, which is not read; write it as content or tool_calls")
+    if logged.role == "assistant" and not logged.content.strip() and not logged.calls:
+        raise DataError(f"message {number} of the assistant is empty; leave the conversation out")
     reasoning = next((given[field] for field in _REASONING if given.get(field)), None)
+    if reasoning is not None and not isinstance(reasoning, str):
+        raise DataError(f"the reasoning of message {number} is {type(reasoning).__name__}, not text")
     return Message(
         role=logged.role,
         content=logged.content,
         tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.calls),
-        reasoning=None if reasoning is None else str(reasoning),
+        reasoning=reasoning,
     )
+
+
+def _in_order_of_calls(messages: Sequence[LoggedMessage]) -> list[int]:
+    """Positions of messages, results in the order of the calls that they answer: a result has no other name here."""
+    order: list[int] = []
+    calls: list[str | None] = []
+    start = 0
+    for index, message in enumerate(messages):
+        if message.role != "tool":
+            calls, start = [call.id for call in message.calls], index + 1
+        elif message.answers is not None and any(calls) and message.answers not in calls:
+            raise DataError(f"message {index} answers the call {message.answers}, which is not one before it")
+        order.append(index)
+        results = order[start:]
+        if message.role == "tool" and all(messages[result].answers in calls for result in results):
+            order[start:] = sorted(results, key=lambda result: calls.index(messages[result].answers))
+    return order
 
 
 def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:

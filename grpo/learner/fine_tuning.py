@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.checkpoints import save_tuned
 from grpo.learner.demonstrations import TokenizedDemonstration, read_demonstrations, with_agent_prompt
+from grpo.messages import Message, Tool
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import load
+from grpo.renderers.chat_template import Renderer
 
 
 def fine_tune(
@@ -30,8 +33,8 @@ def fine_tune(
 ) -> tuple[str, int, tuple[float, ...]]:
     """Fine-tune checkpoint `base` and write `target`; returns policy hash, demonstrations and the loss of each step.
 
-    Raises `DataError` for demonstrations that cannot be read, exceed the model's context or call a tool that neither
-    environment nor agent has, `NoEffect` when no weight changed.
+    Raises `DataError` for demonstrations that cannot be read, exceed the model's context, call a tool that neither
+    environment nor agent has or do not read back as they were written, `NoEffect` when no weight changed.
     """
     from grpo.learner.trl.sft_trainer import train_sft  # the import takes 2.5 s
 
@@ -39,19 +42,16 @@ def fine_tune(
     tools = (*environment.tools, *agent.tools)
     rendering = make_renderer(policy.tokenizer, tools=tools, settings=renderer)
     examples = []
+    path = settings.demonstrations.path
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
-        unknown = {call.name for message in conversation for call in message.tool_calls} - {tool.name for tool in tools}
-        if unknown:
-            raise DataError(
-                f"demonstration {index + 1} of {settings.demonstrations.path} calls {', '.join(sorted(unknown))}, of "
-                f"which the policy is not told; its tools are {', '.join(tool.name for tool in tools) or 'none'}"
-            )
-        ids, mask = rendering.tokenize_conversation(with_agent_prompt(conversation, agent, environment))
+        messages, place = with_agent_prompt(conversation, agent, environment), f"demonstration {index + 1} of {path}"
+        _check_calls(messages, tools, place)
+        ids, mask = rendering.tokenize_conversation(messages)
         if len(ids) > policy.max_context:
             raise DataError(
-                f"demonstration {index + 1} of {settings.demonstrations.path} has {len(ids)} tokens, the model reads "
-                f"{policy.max_context}; shorten it or leave it out"
+                f"{place} has {len(ids)} tokens, the model reads {policy.max_context}; shorten it or leave it out"
             )
+        _check_round_trip(messages, rendering, place)
         examples.append(TokenizedDemonstration(token_ids=np.array(ids, np.int32), loss_mask=np.array(mask, np.bool_)))
     losses = train_sft(
         policy.model,
@@ -64,3 +64,31 @@ def fine_tune(
         seed=seed,
     )
     return save_tuned(policy, base, target, stage="sft"), len(examples), tuple(losses)
+
+
+def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str) -> None:
+    """Refuse calls of tools that the prompt does not declare; some environments state the tools of each scenario."""
+    unknown = {call.name for message in messages for call in message.tool_calls} - {tool.name for tool in tools}
+    if tools and unknown:
+        raise DataError(
+            f"{place} calls {', '.join(sorted(unknown))}, which the prompt does not declare; its tools are "
+            f"{', '.join(tool.name for tool in tools)}: correct the call, or leave the demonstration out"
+        )
+
+
+def _check_round_trip(messages: Sequence[Message], renderer: Renderer, place: str) -> None:
+    """Refuse turns that the policy would be taught and that read back as something else, as in a rollout."""
+    for position, message in enumerate(messages):
+        if message.role != "assistant":
+            continue
+        parsed = renderer.parse_reply(renderer.encode_reply(message, messages[:position]))
+        for part, written, read in (
+            ("content", message.content.strip(), parsed.content.strip()),
+            ("calls", *([(call.name, dict(call.arguments)) for call in of.tool_calls] for of in (message, parsed))),
+            ("reasoning", (message.reasoning or "").strip(), (parsed.reasoning or "").strip()),
+        ):
+            if written != read:
+                raise DataError(
+                    f"{place}: the {part} of message {position} reads back from its tokens as {read!r:.200}, and was "
+                    f"written as {written!r:.200}; write what the model's chat template has a form for"
+                )

@@ -170,7 +170,8 @@ class MultiTurnGRPOTrainer:
         shutil.rmtree(base.parent, ignore_errors=True)
         base.mkdir(parents=True)
         save_base(policy, base)
-        model_cache.put(policy)
+        if self.settings.lora is None:  # adapters are added in place, and the agent's own policy stays as it is
+            model_cache.put(policy)
         path.write_text(json.dumps(config), encoding="utf-8")
 
     def _resume(self) -> None:

@@ -13,6 +13,7 @@ from grpo.errors import PolicyError
 
 CONFIG, ADAPTERS, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapter_model.safetensors"
 WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
 DEQUANTIZED = ("mxfp4", "fp8")
 """Formats of published checkpoints that are dequantized when they are read: gpt-oss, DeepSeek-V3, Qwen3-FP8."""
 _REMEDY = "set policy.model to a folder with config.json, *.safetensors and a tokenizer"
@@ -54,23 +55,30 @@ def read_object(file: Path) -> dict[str, Any]:
 def check_config(folder: Path) -> None:
     """Refuse the config of a model that cannot be trained, before its weights are fetched or read.
 
-    Of a type that transformers does not know or whose code comes with the weights, or of quantized weights, except in
-    the formats `DEQUANTIZED`.
+    Of a type that transformers does not build as a causal language model or whose code comes with the weights, or of
+    quantized weights, except in the formats `DEQUANTIZED`.
     """
     import transformers  # takes seconds
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = read_object(folder / CONFIG)
-    model_type = config.get("model_type")
-    if model_type not in CONFIG_MAPPING:
-        reason = (
-            "its code comes with the weights (auto_map), and is not run"
-            if config.get("auto_map")
-            else f"transformers {transformers.__version__} does not know this type"
-        )
+    kind = config.get("model_type")
+    if (
+        not isinstance(kind, str)
+        or kind not in CONFIG_MAPPING
+        or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING
+    ):
+        version = f"transformers {transformers.__version__}"
+        if config.get("auto_map"):
+            reason = "its code comes with the weights (auto_map), and is not run"
+        elif isinstance(kind, str) and kind in CONFIG_MAPPING:
+            reason = f"{version} has no causal language model of it"
+        else:
+            reason = f"{version} does not know this type"
         raise PolicyError(
-            f"config.json in {folder} is of the type {model_type!r}: {reason}; set policy.model to a model that "
-            "transformers loads by itself"
+            f"config.json in {folder} is of the type {kind!r}: {reason}; set policy.model to a causal language model "
+            "that transformers loads by itself"
         )
     quantization = config.get("quantization_config") or {}
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
@@ -83,18 +91,22 @@ def check_config(folder: Path) -> None:
 
 def _check_weights(folder: Path) -> None:
     """Refuse a folder without weights, without one of their files, or with a damaged one; reads the headers alone."""
-    files = {file.name for file in folder.glob("*.safetensors")}
-    if not files:
-        raise PolicyError(f"no *.safetensors in {folder}; pickled weights are refused: convert them to safetensors")
-    index = folder / f"{WEIGHTS}.index.json"
-    if WEIGHTS not in files and index.is_file():
-        named = read_object(index).get("weight_map")
-        missing = sorted({str(file) for file in named.values()} - files) if isinstance(named, dict) else [str(named)]
+    index = folder / INDEX
+    if (folder / WEIGHTS).is_file():
+        names = {WEIGHTS}
+    elif index.is_file():
+        shards = read_object(index).get("weight_map")
+        if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+            raise PolicyError(f"{index} is not an index of weights; fetch the model again")
+        names = set(shards.values())
+        missing = sorted(name for name in names if not (folder / name).is_file())
         if missing:
-            raise PolicyError(
-                f"{folder} lacks {', '.join(missing[:3])}, which {index.name} names; fetch the model again"
-            )
-    for name in sorted(files):
+            raise PolicyError(f"{folder} lacks {', '.join(missing[:3])}, which {INDEX} names; fetch the model again")
+    else:
+        raise PolicyError(
+            f"no {WEIGHTS} and no {INDEX} in {folder}; pickled weights are refused: convert them to safetensors"
+        )
+    for name in sorted(names):
         _check_safetensors(folder / name)
 
 

@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import datetime
 from itertools import takewhile
 from typing import Any
 
@@ -28,7 +28,9 @@ from grpo.messages import Message, ToolCall
 _QUOTES = "\"'"
 """Characters in each slot that show how a template escapes a text."""
 _SLOT = re.compile(r"⸨(\w+)([^⸨⸩]*)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
-_DATE = re.compile(r"⸨@(?P<day>[\d-]*)@(?P<form>[^⸨⸩]*)⸩")
+_DATE = re.compile(r"⸨@([^⸨⸩]*)⸩")
+DATE_MACRO = "{%- macro strftime_now(format) -%}⸨@{{ format }}⸩{%- endmacro -%}"
+"""Statement in front of a template that puts a placeholder where it prints the date."""
 _LEAF = "\0"
 _BRACKET = re.compile(r"[<\[⸨\0]")
 UNNAMED = "unknown"
@@ -155,31 +157,21 @@ def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
     Raises `PolicyError` for a template that changes a text in a way that is not known.
     """
     pieces: list[tuple[str, bool]] = []
-    end = 0
+    end, now = 0, datetime.now()
     for slot in slots_in(rendered):
         if slot.key not in texts:
             raise PolicyError(
                 "the chat template changes letters inside of texts, so that the tokens would not be those of the "
                 "texts; set policy.chat_template to one that prints texts as they are"
             )
-        pieces += [(_dated(rendered[end : slot.start]), True), (escape(texts[slot.key], slot.escaping), False)]
+        pieces += [(dated(rendered[end : slot.start], now), True), (escape(texts[slot.key], slot), False)]
         end = slot.stop
-    return [*pieces, (_dated(rendered[end:]), True)]
+    return [*pieces, (dated(rendered[end:], now), True)]
 
 
-def date_macro(day: date | None) -> str:
-    """Statement in front of a template that puts a placeholder where it prints the date, the present one for None."""
-    return f"{{% macro strftime_now(form) %}}⸨@{day or ''}@{{{{ form }}}}⸩{{% endmacro %}}\n"
-
-
-def _dated(text: str) -> str:
+def dated(text: str, day: datetime) -> str:
     """Text of a template with the date in its placeholders."""
-
-    def shown(slot: re.Match[str]) -> str:
-        day = datetime.fromisoformat(slot["day"]) if slot["day"] else datetime.now()
-        return day.strftime(slot["form"])
-
-    return _DATE.sub(shown, text)
+    return _DATE.sub(lambda slot: day.strftime(slot[1]), text)
 
 
 def common_prefix(first: str, second: str) -> str:
@@ -188,8 +180,9 @@ def common_prefix(first: str, second: str) -> str:
     return first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))]
 
 
-def escape(text: str, escaping: str) -> str:
-    """Text as a template writes it that writes the quotes of a slot in this way."""
+def escape(text: str, slot: Slot) -> str:
+    """Text as a template writes it that writes the quotes of a slot in this way; HTML in names alone is read back."""
+    escaping = slot.escaping
     if escaping == _QUOTES:
         return text
     if escaping == "\\\"'":
@@ -200,12 +193,10 @@ def escape(text: str, escaping: str) -> str:
         for character, escaped in (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r")):
             text = text.replace(character, escaped)
         return text
-    if escaping == "&#34;&#39;":
+    if escaping == "&#34;&#39;" and "n" in slot.key:
         return html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
-    if escaping == "&quot;'":
-        return text.replace("&", "&amp;").replace('"', "&quot;")
     raise PolicyError(
-        f"the chat template writes the quotes {_QUOTES} of a text as {escaping}, which is none of JSON, HTML and the "
+        f"the chat template writes the quotes {_QUOTES} of a text as {escaping}, which is neither JSON nor the "
         "text itself; set policy.chat_template to one that prints texts as they are, or by tojson"
     )
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from datetime import date
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import Tool
-from grpo.renderers.slots import MessageShape, date_macro, escape, slots_in, template_messages
+from grpo.renderers.slots import DATE_MACRO, MessageShape, escape, slots_in, template_messages
 from grpo.renderers.time_limit import time_limit
 
 if TYPE_CHECKING:
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
 RENDER_S = 5.0
 """Time limit of rendering, in seconds."""
 _CACHED = 4096
-_FIXED_DATE = re.compile(r"\{#-? *date +(\d{4}-\d\d-\d\d) *-?#\}")
-"""Comment of a template whose date does not change: the tokens of a run that ends on another day are the same."""
 
 
 class TemplateFailure(PolicyError):
@@ -35,7 +31,6 @@ class ChatTemplate:
         self.source = source
         self._given = tuple(tools)
         self._tools = [tool.to_template() for tool in tools] or None
-        self._date = self._date_macro()
         self.render = lru_cache(maxsize=_CACHED)(self._render)
 
     def with_source(self, source: str) -> ChatTemplate:
@@ -57,10 +52,10 @@ class ChatTemplate:
     def keeps(self, text: str, *shapes: MessageShape) -> bool:
         """Check that the content of the last of these messages is printed as it is, or escaped as its slot is."""
         key = f"{len(shapes) - 1}c"
-        escaping = next(slot.escaping for slot in slots_in(self.render(shapes, True)) if slot.key == key)
+        slot = next(slot for slot in slots_in(self.render(shapes, True)) if slot.key == key)
         messages = template_messages(shapes)
         messages[-1]["content"] = text
-        return escape(text, escaping) in self.render_messages(messages, True)
+        return escape(text, slot) in self.render_messages(messages, True)
 
     def failure(self, fault: str) -> TemplateFailure:
         """Error that names the model, the fault and the remedy."""
@@ -68,16 +63,6 @@ class ChatTemplate:
             f"chat template of {self.tokenizer.name_or_path!r} {fault}; fix chat_template.jinja in the model folder, "
             "or set policy.chat_template"
         )
-
-    def _date_macro(self) -> str:
-        """Statement in front of a template that prints the date; its day is that of a comment if there is one."""
-        if "strftime_now" not in self.source:
-            return ""
-        fixed = _FIXED_DATE.search(self.source)
-        try:
-            return date_macro(None if fixed is None else date.fromisoformat(fixed[1]))
-        except ValueError as error:
-            raise self.failure(f"has a comment with a date that is not a day: {error}") from error
 
     def _render(self, shapes: tuple[MessageShape, ...], generate: bool) -> str:
         """Text of a conversation with slots, up to the start of an assistant turn if `generate`."""
@@ -92,7 +77,7 @@ class ChatTemplate:
                     render(
                         list(messages),
                         tools=self._tools,
-                        chat_template=self._date + self.source,
+                        chat_template=(DATE_MACRO if "strftime_now" in self.source else "") + self.source,
                         tokenize=False,
                         add_generation_prompt=generate,
                     )

@@ -63,7 +63,7 @@ class ToolFormat(ABC):
         self._open = re.compile((_LEADING if self._bare else "") + _core(marks.opening) + r"\s*")
         start = rf"\s*{self._open.pattern}{self._beginning}" if self._bare else self._open.pattern
         self._partial = regex.compile(start)
-        between = pattern("(?!)" if marks.between is None else marks.between).pattern
+        between = "(?!)" if marks.between is None else pattern(marks.between).pattern
         # without a marker, calls follow each other after a semicolon or white space as well
         unmarked = rf"(?:{between}|\s*;?\s*{self._open.pattern})(?={self._beginning})"
         self._next = re.compile(unmarked if self._bare else between)
@@ -79,7 +79,7 @@ class ToolFormat(ABC):
         while True:
             try:
                 parsed, position = self._calls(text, position, tools)
-            except (ValueError, SyntaxError, RecursionError) as error:
+            except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
                 raise MalformedCall(self._body(text, start)) from error
             calls += parsed
             closing = self._close.match(text, position)
@@ -247,7 +247,15 @@ def _literal(node: ast.expr) -> Any:
         def visit_Name(self, name: ast.Name) -> ast.expr:
             return ast.Constant(_CONSTANTS[name.id]) if name.id in _CONSTANTS else name
 
-    return ast.literal_eval(Constants().visit(node))
+    return _as_json(ast.literal_eval(Constants().visit(node)))
+
+
+def _as_json(value: Any) -> Any:
+    """The value with lists for tuples; raises `ValueError` for one that JSON does not have, such as a set or `...`."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except TypeError as error:
+        raise ValueError(f"{type(value).__name__} is not a value of JSON") from error
 
 
 def pattern(text: str) -> re.Pattern[str]:
@@ -292,7 +300,7 @@ def _typed(raw: str, schema: Any) -> Any:
         if "string" in types:
             return raw
         try:
-            return ast.literal_eval(raw.strip())
+            return _as_json(ast.literal_eval(raw.strip()))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return raw
     return raw if "string" in types and isinstance(value, (int, float)) and not {"integer", "number"} & types else value

@@ -116,7 +116,7 @@ def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape])
     start = len(header) if whole.startswith(header) else _start_of_turn(prompt, whole, len(earlier))
     text = whole[start:end]
     if not prompt.rstrip().endswith(THINK):
-        return text
+        return text[len(common_prefix(prompt[len(header) :], text)) :] if start == len(header) else text
     text = text.rpartition(END_OF_THINK)[2].lstrip()
     reasoning = f"⸨{len(earlier)}r\"'⸩" if turn.reasoning else ""
     return f"{reasoning}\n{END_OF_THINK}\n\n{text}"
@@ -125,16 +125,26 @@ def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape])
 def _start_of_turn(prompt: str, whole: str, message: int) -> int:
     """Position where a turn begins in a conversation that is rendered otherwise than its prompt.
 
-    It is after the last text before the turn and what the prompt has there, up to a mark that differs:
+    It is after the text of the last message and the part of the prompt that follows it in both, up to a mark that
+    differs, with any white space between:
 
     prompt   ⸨0c⸩<|end|><|bot|><|START_THINKING|>
     whole    ⸨0c⸩<|end|><|bot|><|START_TEXT|>⸨1c⸩        begins at <|START_TEXT|>
     """
-    ends = [
+    position, start = (
         max((slot.stop for slot in slots_in(text) if slot.message < message), default=0) for text in (prompt, whole)
-    ]
-    shared = common_prefix(prompt[ends[0] :], whole[ends[1] :])
-    return ends[1] + len(_UNCLOSED.sub("", shared))
+    )
+    begin = start
+    while position < len(prompt) and start < len(whole):
+        if prompt[position] == whole[start]:
+            position, start = position + 1, start + 1
+        elif prompt[position].isspace():
+            position += 1
+        elif whole[start].isspace():
+            start += 1
+        else:
+            break
+    return begin + len(_UNCLOSED.sub("", whole[begin:start]))
 
 
 def reply_renderer(template: ChatTemplate, ends: Ends) -> Callable[[Message], str | None]:

@@ -12,18 +12,21 @@ then earlier turns stay in the context as they were generated, even where the te
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
+from grpo.messages import Tool
 from grpo.renderers.encoding import any_of
 from grpo.renderers.fallbacks import HERMES, Form, with_forms
 from grpo.renderers.reply_format import EXAMPLE, ReplyFormat, example_call, read_format, reads_back
-from grpo.renderers.slots import MessageShape, common_prefix, slots_in
+from grpo.renderers.slots import CallShape, MessageShape, common_prefix, dated, slots_in
 from grpo.renderers.template import ChatTemplate, TemplateFailure
 from grpo.renderers.turns import (
     CALL,
@@ -46,6 +49,9 @@ if TYPE_CHECKING:
 AS_GENERATED = "{#- turns as generated #}"
 FOR_TOOLS = "{%- if tools %}{#- template for tools #}"
 """Beginning of a template that was joined from one for conversations with tools and one for those without."""
+_FIXED_DATE = re.compile(r"\{#-? *date +(\S+?) *-?#\}")
+"""Comment of a template whose date does not change: the tokens of a run that ends on another day are the same."""
+_DATE_FORM = re.compile(r"(['\"])([^'\"]*%[^'\"]*)\1")
 _KEEPING = ("preserve_thinking = true", "clear_thinking = false", "truncate_history_thinking = false")
 """Switches by which templates keep the reasoning of earlier turns."""
 _REASONING = {
@@ -59,6 +65,19 @@ _INSIDE = 'a\n\n b\r\n\t"c"  it\'s <d> & \\ é'
 """Text whose inside templates have been seen to change."""
 _TWO_CALLS = replace(CALL, calls=CALL.calls * 2)
 _CALL_WITH_CONTENT = replace(CALL, filled=True)
+_TYPED_CALL = replace(CALL, calls=(CallShape('{"a": 1, "b": [true, "\\u00000"], "c": {"d": null, "e": 0.5}}'),))
+_DESCRIBED = Tool(
+    name="described",
+    description="Does something.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "description": "A number.", "enum": [1, 2]},
+            "c": {"type": "object", "properties": {"d": {"type": ["string", "null"]}}},
+        },
+        "required": ["a"],
+    },
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +125,32 @@ def find_variant(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str], d
 
 @lru_cache(maxsize=8)
 def _find(request: _Request) -> Variant:
+    """Variant of a template; one whose date a comment fixes is chosen without the comment, and begins with the date."""
+    comment = _FIXED_DATE.search(request.source)
+    if comment is None:
+        return _choose(request)
+    tokenizer = request.tokenizer
+    try:
+        day = datetime.strptime(comment[1], "%Y-%m-%d")
+    except ValueError as error:
+        message = f"has a comment with the date {comment[1]!r}, which is not a day as in 2026-11-25"
+        raise ChatTemplate(tokenizer, request.source).failure(message) from error
+    undated = request.source[: comment.start()] + request.source[comment.end() :].removeprefix("\n")
+    fixed = _date_statement(undated, day)
+    variant = _choose(replace(request, source=undated), prefix=fixed)
+    return replace(variant, source=fixed + variant.source)
+
+
+def _date_statement(source: str, day: datetime) -> str:
+    """Statement that defines `strftime_now` as this day, in each of the forms that the template prints it in."""
+    forms = {form: day.strftime(form) for _, form in _DATE_FORM.findall(source)}
+    return f"{{%- macro strftime_now(format) -%}}{{{{- {json.dumps(forms)}[format] -}}}}{{%- endmacro -%}}"
+
+
+def _choose(request: _Request, prefix: str = "") -> Variant:
     source, controls, declared = request.source, request.controls, request.declared
     template = ChatTemplate(request.tokenizer, source, (EXAMPLE,) if FOR_TOOLS in source else ())
+    _check_date(template.with_source(prefix + source))
     parts = template.with_source(with_forms(source, frozenset({"parts"})))
     basic = parts if not template.renders(USER, keys=("0c",)) and parts.renders(USER, keys=("0c",)) else template
     for shapes in ((USER,), (USER, REPLY, USER)):
@@ -134,6 +177,19 @@ def _find(request: _Request) -> Variant:
     ]
     lines.append(f"{AS_GENERATED} (earlier turns stay as they were generated)")
     return replace(best, remedy=" or ".join(lines))
+
+
+def _check_date(template: ChatTemplate) -> None:
+    """Refuse a template that computes with the date: a placeholder stands in for it until a prompt is read."""
+    if "strftime_now" not in template.source:
+        return
+    day = datetime(2024, 12, 31, 23, 58, 59)
+    fixed = template.with_source(_date_statement(template.source, day) + template.source)
+    if dated(template.render((USER,), True), day) != fixed.render((USER,), True):
+        raise template.failure(
+            "computes with the date, for which a placeholder stands until a prompt is read; fix the date by a comment "
+            "in the template, {#- date 2026-11-25 #}"
+        )
 
 
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -200,10 +256,12 @@ def _renders_alike(first: ChatTemplate, second: ChatTemplate) -> bool:
         except TemplateFailure:
             return None
 
-    for tools in ((), (EXAMPLE,)):
+    calls = [(USER, call, RESULT, RESULT, REPLY, USER) for call in (_TWO_CALLS, _CALL_WITH_CONTENT, _TYPED_CALL)]
+    for tools in ((), (EXAMPLE,), (_DESCRIBED, EXAMPLE)):
         pair = first.with_tools(tools), second.with_tools(tools)
         for reasoning in (False, True):
-            for conversation in sample_conversations(tools=bool(tools), reasoning=reasoning):
+            conversations = sample_conversations(tools=bool(tools), reasoning=reasoning)
+            for conversation in [*conversations, *(calls if tools else [])]:
                 for length in range(1, len(conversation) + 1):
                     for generate in (False, True):
                         texts = {rendered(template, conversation[:length], generate=generate) for template in pair}

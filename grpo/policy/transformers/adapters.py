@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
@@ -155,8 +154,11 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
             name, wrapper.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
         )
     layers = {name: layer for name, layer in merged.named_modules() if isinstance(layer, BaseTunerLayer)}
-    for layer in layers.values():
-        layer.merge()
+    try:
+        for layer in layers.values():
+            layer.merge()
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        raise PolicyError(f"adapters of {type(model).__name__} cannot be merged: {error}") from error
     for name, layer in layers.items():
         if not name.endswith(".base_layer"):  # an adapter of another tensor of the same experts, inside of the first
             merged.set_submodule(name, layer.get_base_layer())
@@ -188,7 +190,7 @@ def _check_adapter_config(folder: Path) -> None:
     """Refuse adapters that change the base, which would no longer be the reference without them."""
     config = read_object(folder / CONFIG)
     initialization = str(config.get("init_lora_weights", True)).lower()
-    if config.get("bias", "none") != "none":
+    if (config.get("bias") or "none") != "none":
         fault = f"train biases of the base (bias {config['bias']!r})"
     elif initialization.startswith(_CHANGES_BASE):
         fault = f"are relative to a base that their initialization changes (init_lora_weights {initialization!r})"
@@ -213,8 +215,13 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     try:
         with _without_notices():
             report = model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise PolicyError(f"cannot load the adapters in {folder}: {error}; fetch or save them again") from error
+    except Exception as error:  # a config of others fails in any way
+        sizes = "ignore_mismatched_sizes" in str(error)
+        reason = "their sizes are not those of its config and base" if sizes else f"{type(error).__name__}: {error}"
+        raise PolicyError(
+            f"cannot load the adapters in {folder}: {reason}; correct adapter_config.json and the "
+            "base_model_name_or_path in it, or save them again"
+        ) from error
     model._weight_conversions = conversions  # those of the adapters would misname merged weights on disk
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
     own: dict[str, torch.Tensor] = model.get_adapter_state_dict()

@@ -8,6 +8,7 @@ import logging
 import torch
 
 from grpo.errors import CapacityError
+from grpo.policy.transformers.dtype import check_computes
 from grpo.policy.transformers.model import TransformersPolicy
 
 logger = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ FLASH = "flash_attention_2"
 def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, attention: str) -> TransformersPolicy:
     """Move the policy to a device, and its weights to a dtype; a new dtype gives it a new hash.
 
-    Buffers, such as rotary frequencies, keep their dtype.
+    Buffers, such as rotary frequencies, keep their dtype where the model computes with it.
 
     Attention is always PyTorch's sdpa over the sampler's slots; a fallback is logged with its reason. Raises
     `CapacityError` for a device that this machine lacks.
@@ -39,4 +40,5 @@ def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, atten
     for parameter in model.parameters():
         parameter.data = parameter.data.to(getattr(torch, dtype))
     model.to(target)
+    check_computes(model)
     return TransformersPolicy(model, policy.tokenizer)

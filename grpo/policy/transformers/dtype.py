@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
+from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import has_adapters
+from grpo.policy.transformers.forward import is_out_of_memory
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -21,7 +23,33 @@ def copy_in(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
         )
         for parameter in model.parameters()
     }
-    return copy.deepcopy(model, memo)
+    held = copy.deepcopy(model, memo)
+    check_computes(held)
+    return held
+
+
+@torch.no_grad()
+def check_computes(model: PreTrainedModel) -> None:
+    """Cast the buffers as well of a model that multiplies them with weights of another dtype.
+
+    Raises `PolicyError` for a model that computes in neither way.
+    """
+    ids = torch.arange(4, device=model.device)[None]
+    for attempt in ("weights", "buffers"):
+        if attempt == "buffers":
+            for buffer in model.buffers():
+                if buffer.is_floating_point():
+                    buffer.data = buffer.data.to(model.dtype)
+        try:
+            model(input_ids=ids, use_cache=False)
+        except RuntimeError as error:
+            if is_out_of_memory(error) or attempt == "buffers":
+                raise PolicyError(
+                    f"{type(model).__name__} does not compute with weights in {model.dtype}: {error}; set policy.dtype "
+                    "to float32"
+                ) from error
+        else:
+            return
 
 
 def cast_frozen(model: PreTrainedModel, dtype: Dtype) -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 from transformers import PreTrainedModel
 
-from grpo.errors import PolicyError
+from grpo.errors import CapacityError, PolicyError
 from grpo.policy.policy import Prompt, Sampling
 from grpo.policy.transformers.attention import IMPLEMENTATION
 from grpo.policy.transformers.forward import ForwardPath, hidden_states, is_out_of_memory, microbatches, token_batch
@@ -104,7 +104,7 @@ def _compared(model: PreTrainedModel, policy_hash: str) -> str:
 
 
 def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
-    broken = [name for name, tensor in model.state_dict().items() if not _is_finite(tensor)]
+    broken = [name for name, parameter in model.named_parameters() if not _is_finite(parameter)]
     if broken:
         raise PolicyError(
             f"{type(model).__name__} is refused: its weights hold NaN or infinite values, {len(broken)} tensors, the "
@@ -125,7 +125,10 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
                 raise
             except Exception as error:  # a model's own code fails in any way on such a path
                 if is_out_of_memory(error):
-                    raise
+                    raise CapacityError(
+                        f"memory ran out in the comparison of {type(model).__name__} with its plain forward pass; "
+                        "choose a smaller model"
+                    ) from error
                 rejected.append(f"{label}: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
                 continue
             if logprob_error <= _TOLERANCE and gradient_error <= _TOLERANCE:
@@ -143,7 +146,7 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach().to(torch.float32)).all())
 
 
 def _set_path(model: PreTrainedModel, path: ForwardPath, name: str) -> None:

@@ -9,18 +9,17 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.logging import disable_progress_bar
 
-from grpo.errors import PolicyError
+from grpo.errors import CapacityError, PolicyError
 from grpo.policy.model_files import ADAPTERS, check_model_files, tokenizer_folder
 from grpo.policy.policy import Sampler
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
 from grpo.policy.transformers.exactness import choose_path
+from grpo.policy.transformers.forward import is_out_of_memory
 from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config, published_quantization
 from grpo.policy.transformers.samplers import make_sampler
 from grpo.policy.transformers.sharding import gather_full
@@ -51,6 +50,7 @@ class TransformersPolicy:
                 f"{type(model).__name__} is refused: transformers does not load what it saves, a config of type "
                 f"{model.config.model_type!r}, as a causal language model"
             )
+        _check_embeddings(model, tokenizer)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.hash = policy_hash or weights_hash(model)
@@ -134,9 +134,8 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
     """Load a tokenizer; `chat_template` replaces the one in the folder."""
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0].strip() if str(error).strip() else type(error).__name__
-        raise PolicyError(f"no tokenizer in {folder}: {reason}; add tokenizer.json") from error
+    except Exception as error:  # tokenizers raises Exception itself
+        raise PolicyError(f"no tokenizer in {folder}: {_one_line(error)}; add tokenizer.json") from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
@@ -160,13 +159,13 @@ def load(
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
         return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
-    published = published_quantization(folder)
-    if published is not None and quantization is not None:
-        raise PolicyError(
-            f"policy.quantization {quantization}: weights in {folder} are quantized already; leave it out"
-        )
-    quantization_config = bitsandbytes_config(quantization) if quantization is not None else published
+    bitsandbytes = bitsandbytes_config(quantization) if quantization is not None else None
     try:
+        published = published_quantization(folder)
+        if published is not None and bitsandbytes is not None:
+            raise PolicyError(
+                f"policy.quantization {quantization}: weights in {folder} are quantized already; leave it out"
+            )
         model, report = AutoModelForCausalLM.from_pretrained(
             str(folder),
             use_safetensors=True,
@@ -175,26 +174,48 @@ def load(
             output_loading_info=True,
             local_files_only=True,
             ignore_mismatched_sizes=True,  # they are in the report
-            quantization_config=quantization_config,
+            quantization_config=bitsandbytes or published,
         )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError, StrictDataclassError) as error:
-        raise PolicyError(f"cannot load the model in {folder}: {error}; fetch or save it again") from error
+    except PolicyError:
+        raise
+    except Exception as error:  # a config of others fails in any way
+        if is_out_of_memory(error):
+            raise CapacityError(f"the model in {folder} does not fit into memory; choose a smaller one") from error
+        raise PolicyError(
+            f"cannot load the model in {folder}: {_one_line(error)}; correct its config.json, or fetch it again"
+        ) from error
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
         architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
         raise PolicyError(
             f"weights in {folder} are not those of {architecture}: {mismatches}; save weights and config.json together"
         )
-    tokenizer = load_tokenizer(folder, chat_template=chat_template)
-    if tokenizer.vocab_size > (rows := model.get_input_embeddings().weight.shape[0]):
-        raise PolicyError(
-            f"tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, but the model embeds {rows:,}: it is that of "
-            "another model; save both together"
-        )
+    if published is not None:
+        model._weight_conversions = None  # those of the format would quantize what is saved
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         _align(model)
-    return TransformersPolicy(model, tokenizer)
+    return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
+
+
+def _one_line(error: Exception) -> str:
+    """First line of an error's text, with its class where the text alone says little."""
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip()[:300] if lines else ""
+    return text if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
+def _check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer with tokens that the model does not embed, those apart that no conversation has."""
+    rows = int(model.get_input_embeddings().weight.shape[0])
+    used = f"{tokenizer.chat_template} {tokenizer.eos_token}"
+    beyond = [token for token, index in tokenizer.get_added_vocab().items() if index >= rows and token in used]
+    if beyond or tokenizer.vocab_size > rows:
+        count = f"{beyond[0]!r} beyond" if beyond else f"{tokenizer.vocab_size:,} tokens, and not"
+        raise PolicyError(
+            f"tokenizer of {tokenizer.name_or_path!r} has {count} the {rows:,} that the model embeds; call "
+            "resize_token_embeddings before training, and save model and tokenizer together"
+        )
 
 
 def _align(model: PreTrainedModel) -> None:

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.errors import PolicyError
-from grpo.policy.model_files import ADAPTER_WEIGHTS, ADAPTERS, CONFIG, WEIGHTS
+from grpo.policy.model_files import ADAPTER_WEIGHTS, ADAPTERS, CONFIG, INDEX, WEIGHTS
 from grpo.storage.hub import HubFile, HubRepository, download, list_files, verify
 
 _ADDRESS = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
-INDEX = f"{WEIGHTS}.index.json"
 _DESCRIPTION = frozenset(
     {
         *(CONFIG, ADAPTERS, "generation_config.json", INDEX, "chat_template.jinja", "chat_template.json"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -192,11 +193,37 @@ def test_the_date_of_a_template_is_that_of_each_prompt():
 
 
 def test_a_comment_fixes_the_date_of_a_template():
-    """The tokens of a run that goes on another day are the same; a day that does not exist is refused."""
+    """The tokens of a run that goes on another day are the same, what is saved prints it too; a day is a day."""
     dated = "{% set now = strftime_now('%d %b %Y') %}[{{ now }}]" + PLAIN
-    assert "[07 Mar 2026]" in _text(_renderer("{#- date 2026-03-07 #}" + dated), user("hello"))
-    with pytest.raises(PolicyError, match=r"has a comment with a date that is not a day"):
+    renderer = _renderer("{#- date 2026-03-07 #}" + dated)
+    assert "[07 Mar 2026]" in _text(renderer, user("hello"))
+    saved = rendering_tokenizer(renderer.tokenizer)
+    assert saved.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False).startswith("[07 Mar 2026]")
+    with pytest.raises(PolicyError, match=r"has a comment with the date '2026-02-30', which is not a day as in"):
         _renderer("{#- date 2026-02-30 #}" + dated)
+
+
+@pytest.mark.parametrize(
+    ("expression", "printed"),
+    [
+        ("strftime_now('%d') | int", "7"),
+        ("strftime_now('%d %B') | upper", "07 MARCH"),
+        ("strftime_now('%Y-%m-%d')[:4]", "2026"),
+        ("'am' if strftime_now('%H') | int < 12 else 'pm'", "am"),
+    ],
+)
+def test_a_template_that_computes_with_the_date_needs_a_fixed_one(expression: str, printed: str):
+    """A placeholder stands for the date; with a comment the date itself does."""
+    computing = "[{{ " + expression + " }}]" + PLAIN
+    with pytest.raises(PolicyError, match=r"computes with the date.*\{#- date 2026-11-25 #\}"):
+        _renderer(computing)
+    assert _text(_renderer("{#- date 2026-03-07 #}" + computing), user("x")).startswith(f"[{printed}]")
+
+
+def test_a_date_may_be_named():
+    """As transformers' function takes it."""
+    text = _text(_renderer("[{{ strftime_now(format='%Y') }}]" + PLAIN), user("x"))
+    assert text.startswith(f"[{datetime.now():%Y}]")
 
 
 def test_a_template_for_tools_and_one_without_are_both_used(tmp_path: Path):

@@ -211,7 +211,8 @@ def _check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     used = f"{tokenizer.chat_template} {tokenizer.eos_token}"
     beyond = [token for token, index in tokenizer.get_added_vocab().items() if index >= rows and token in used]
     if beyond or tokenizer.vocab_size > rows:
-        count = f"{beyond[0]!r} beyond" if beyond else f"{tokenizer.vocab_size:,} tokens, and not"
+        many = tokenizer.vocab_size > rows
+        count = f"{tokenizer.vocab_size:,} tokens, and not" if many else f"{beyond[0]!r} beyond"
         raise PolicyError(
             f"tokenizer of {tokenizer.name_or_path!r} has {count} the {rows:,} that the model embeds; call "
             "resize_token_embeddings before training, and save model and tokenizer together"

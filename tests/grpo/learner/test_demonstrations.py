@@ -80,6 +80,40 @@ def test_a_turn_that_must_not_be_learned_is_refused(tmp_path: Path):
         read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
 
 
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        ({"content": None, "function_call": {"name": "f", "arguments": "{}"}}, "has function_call, which is not read"),
+        ({"content": None, "refusal": "No."}, "has refusal, which is not read"),
+        ({"content": " "}, "message 1 of the assistant is empty"),
+        ({"content": "x", "weight": 0.5}, r"weight 0\.5"),
+        ({"content": "x", "reasoning": [{"type": "text", "text": "y"}]}, "reasoning of message 1 is list, not text"),
+    ],
+)
+def test_a_turn_that_would_be_misread_is_refused(tmp_path: Path, turn: dict, reason: str):
+    """Fields of other interfaces, and weights between."""
+    turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", **turn}]
+    with pytest.raises(DataError, match=reason):
+        read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
+
+
+def test_results_follow_the_order_of_their_calls(tmp_path: Path):
+    """Calls a and b, results b and a by their ids; an id of no call is refused."""
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}} for name in "ab"]
+    turns = [
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "b", "content": "of b"},
+        {"role": "tool", "tool_call_id": "a", "content": "of a"},
+        {"role": "assistant", "content": "Done."},
+    ]
+    (conversation,) = read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
+    assert [message.content for message in conversation] == ["Hi.", "", "of a", "of b", "Done."]
+    turns[2]["tool_call_id"] = "c"
+    with pytest.raises(DataError, match="message 2 answers the call c, which is not one before it"):
+        read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
+
+
 def test_a_missing_file_is_an_error_that_names_the_setting(tmp_path: Path):
     """With its path."""
     source = WrittenDemonstrations(kind="jsonl", path=str(tmp_path / "none.jsonl"))

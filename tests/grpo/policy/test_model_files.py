@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,9 @@ def test_a_model_folder_is_returned_unchanged():
         ({"m/x": b""}, "m", "config.json is missing"),
         ({"m/config.json": b"{"}, "m", "config.json is not JSON"),
         ({"m/config.json": b"{}"}, "m", r"of the type None: transformers [\d.]+ does not know this type"),
+        ({"m/config.json": b'{"model_type": "t5"}'}, "m", r"transformers [\d.]+ has no causal language model of it"),
+        ({"m/config.json": b'{"model_type": ["llama"]}'}, "m", "does not know this type"),
+        ({"m/config.json": LLAMA, "m/model.safetensors.index.json": b"{}"}, "m", "is not an index of weights"),
         ({"m/config.json": b"[]"}, "m", "holds list, not an object"),
         ({"m/config.json": LLAMA, "m/pytorch_model.bin": b""}, "m", "pickled weights are refused"),
         (
@@ -62,6 +66,14 @@ def test_a_folder_without_a_model_is_refused_with_the_reason(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(PolicyError, match=f"{named}.*{reason}"):
         check_model_files(tmp_path / named)
+
+
+def test_files_that_are_not_the_models_are_not_read(tmp_path: Path):
+    """A shard of an earlier release, and the optimizer of somebody's training."""
+    folder = Path(shutil.copytree(DESK_MODEL, tmp_path / "m"))
+    for name in ("model-00001-of-00002.safetensors", "optimizer.safetensors"):
+        (folder / name).write_bytes(b"{")
+    assert check_model_files(folder) == folder
 
 
 def test_an_invalid_file_name_is_not_a_folder():

@@ -281,6 +281,26 @@ def test_a_switch_for_reasoning_is_offered_where_it_helps():
     Renderer(published.tokenizer("{%- set enable_thinking = true %}\n" + closing, end="<|im_end|>"))
 
 
+def test_a_template_that_its_user_changed_stays(tmp_path: Path):
+    """Qwen3's with the descriptions of tools in another form: it is refused, and not replaced by TRL's."""
+    changed = published.template("qwen3").replace(
+        "{{- tool | tojson }}", "{{- tool | tojson }}{{- tool.function.description }}"
+    )
+    with pytest.raises(PolicyError, match="not prefix-preserving"):
+        Renderer(published.tokenizer(changed, end="<|im_end|>"))
+
+
+def test_turns_as_generated_begin_after_what_the_prompt_has():
+    """A template whose messages and prompt differ in white space before the reply."""
+    indented = (
+        "{#- turns as generated #}{% for m in messages %}\n\n  <|im_start|>{{ m.role }}\n"
+        "{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}\n  <|im_start|>assistant\n\n{% endif %}"
+    )
+    renderer = Renderer(published.tokenizer(indented, end="<|im_end|>"))
+    assert renderer.decode(renderer.encode_reply(reply("yes"))) == "yes"
+
+
 def test_turns_as_generated_that_cannot_be_continued_are_refused_at_once():
     """A template that leaves a call out once its result follows."""
     rewriting = (

@@ -212,6 +212,14 @@ def test_calls_in_python_stand_between_commas_or_on_lines():
         form.parse("<calls>\nx = f()\ng()\n</calls>", ())
 
 
+@pytest.mark.parametrize("literal", ["...", "{1, 2}", "b'x'", "1j", "-" * 7000 + "1"])
+def test_a_literal_that_json_lacks_is_malformed(literal: str):
+    """A call is kept as JSON; deep nesting ends in an error of memory."""
+    form = PythonCalls(Marks(opening="<calls>", between=None, closing="</calls>"))
+    with pytest.raises(MalformedCall):
+        form.parse(f"<calls>f(x={literal})</calls>", ())
+
+
 def test_only_white_space_between_calls_does_not_hide_their_end():
     """A closing text begins with the white space that separates calls."""
     form = JsonCalls(Marks(opening="<calls>", between="\n", closing="\n</calls>"), name="name", arguments="arguments")
@@ -227,6 +235,10 @@ def test_only_white_space_between_calls_does_not_hide_their_end():
         ({"type": "string"}, "None", "None"),
         ({"type": "object"}, "{'a': [1, True]}", {"a": [1, True]}),
         ({"type": "array"}, "[1,", "[1,"),
+        ({"type": "array"}, "(1, (2,))", [1, [2]]),
+        ({"type": "array"}, "{1, 2}", "{1, 2}"),
+        ({"type": "integer"}, "...", "..."),
+        ({"type": "integer"}, "b'x'", "b'x'"),
     ],
 )
 def test_an_argument_without_quotes_has_the_type_of_its_schema(types: dict, text: str, value: object):

@@ -169,6 +169,13 @@ def test_a_merged_copy_is_a_plain_model_with_the_adapted_logits(model: PreTraine
     assert not torch.equal(model.get_submodule(QUERY).weight, whole.get_submodule(QUERY).weight)
 
 
+def test_adapters_that_peft_does_not_merge_are_refused(model: PreTrainedModel):
+    """A bias of an adapter on a layer without one."""
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], lora_bias=True))
+    with pytest.raises(PolicyError, match=r"adapters of LlamaForCausalLM cannot be merged: .*lora_bias"):
+        merge_adapters(model)
+
+
 def test_adapters_of_packed_experts_are_merged():
     """Both tensors of the experts have adapters, one wrapped into the other; merged they are the base's again."""
     model = tiny_model("afmoe")

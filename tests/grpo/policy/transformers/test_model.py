@@ -130,8 +130,21 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DESK_MODEL / name, folder / name)
     rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].shape[0]
-    with pytest.raises(PolicyError, match=rf"has 768 tokens, but the model embeds {rows}: it is that of another model"):
+    with pytest.raises(
+        PolicyError, match=rf"has 768 tokens, and not the {rows} that the model embeds; call resize_token"
+    ):
         load(folder)
+
+
+def test_a_token_that_a_conversation_has_and_the_model_does_not_embed_is_refused(folder: Path):
+    """Added for a template without resize_token_embeddings; one that no template prints may be there."""
+    tokenizer = load_tokenizer(folder)
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].shape[0]
+    tokenizer.add_tokens([f"<|filler_{index}|>" for index in range(rows - len(tokenizer))] + ["<|unused|>", "<|turn|>"])
+    tokenizer.save_pretrained(folder)
+    assert load(folder).max_context == 1024
+    with pytest.raises(PolicyError, match=rf"has '<\|turn\|>' beyond the {rows} that the model embeds"):
+        load(folder, chat_template="{{ messages[0].content }}<|turn|>")
 
 
 def test_weights_of_nan_are_refused_with_their_names(folder: Path):
@@ -185,10 +198,6 @@ def test_published_weights_in_fp8_are_read_in_float32(folder: Path, tmp_path: Pa
     loaded = _published(folder, tmp_path / "published", tensors, quantization)
     assert expected
     assert all(torch.equal(loaded.model.state_dict()[name], value) for name, value in expected.items())
-    with pytest.raises(
-        PolicyError, match=r"policy\.quantization nf4: weights in .* are quantized already; leave it out"
-    ):
-        load(tmp_path / "published", quantization="nf4")
 
 
 def _published(
@@ -200,7 +209,22 @@ def _published(
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder / name)
-    return load(folder)
+    loaded = load(folder)
+    loaded.save(folder.parent / "checkpoint")  # in float32: a run reads its own checkpoints
+    assert load(folder.parent / "checkpoint").hash == loaded.hash
+    return loaded
+
+
+def test_bounds_that_are_infinite_are_not_weights(tiny_folder: Path):
+    """Gemma 4 clips the inputs of its linear layers at ±inf, which are buffers."""
+    TransformersPolicy(tiny_model("gemma4"), load_tokenizer(tiny_folder))
+
+
+@pytest.mark.parametrize("family", ["openai-gpt", "minimax", "xglm", "llama"])
+def test_weights_are_held_in_bfloat16_with_buffers_that_the_model_computes_with(tiny_folder: Path, family: str):
+    """Three families multiply buffers with weights, which then have the weights' dtype."""
+    held = TransformersPolicy(tiny_model(family), load_tokenizer(tiny_folder)).in_dtype("bfloat16")
+    assert held.model(torch.arange(4)[None], use_cache=False).logits.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(("family", "setting"), [("mpt", "max_seq_len"), ("whisper", "max_target_positions")])
@@ -409,7 +433,8 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
     with pytest.raises(
-        PolicyError, match=rf"^cannot load the model in {folder}: no such weights; fetch or save it again$"
+        PolicyError,
+        match=rf"^cannot load the model in {folder}: no such weights; correct its config.json, or fetch it again$",
     ):
         load(folder, quantization="int8")
     stored = asked.pop("quantization_config")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import time
@@ -28,7 +27,7 @@ from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.performance import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
 from grpo.policy.renderer import make_renderer
-from grpo.policy.transformers.adapters import add_adapters, has_adapters
+from grpo.policy.transformers.adapters import add_adapters, copy_model, has_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen
 from grpo.policy.transformers.forward import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
@@ -197,7 +196,7 @@ def _open(
     # the base is the reference of a policy without adapters, and the sampler of an off-policy update still in use
     if (is_base and settings.lora is None) or settings.importance_sampling_cap is not None:
         policy = model_cache.get(policy_hash, parent, base=base, frozen=dtype)
-        policy = TransformersPolicy(copy.deepcopy(policy.model), policy.tokenizer)
+        policy = TransformersPolicy(copy_model(policy.model), policy.tokenizer)
     else:
         policy = model_cache.take(policy_hash, parent, base=base, frozen=dtype)
     if settings.lora is None:

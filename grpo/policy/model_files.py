@@ -15,7 +15,7 @@ CONFIG, ADAPTERS, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapt
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 DEQUANTIZED = ("mxfp4", "fp8")
-"""Formats of published checkpoints that are dequantized when they are read: gpt-oss, DeepSeek-V3, Qwen3-FP8."""
+"""Formats of published checkpoints that are dequantized when they are read: gpt-oss, Qwen3-FP8."""
 _REMEDY = "set policy.model to a folder with config.json, *.safetensors and a tokenizer"
 
 

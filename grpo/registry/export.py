@@ -57,6 +57,9 @@ def export(models: Registry, address: str, folder: Path, *, adapters: bool = Fal
     try:
         command = (_write_apart if adapters else _write_merged)(models, version, partial, folder)
         (partial / CARD).write_text(folder_card(lineage, folder, command, adapters=adapters), encoding="utf-8")
+        readable = (partial / CARD).stat().st_mode & 0o777
+        for path in partial.rglob("*.safetensors"):  # which its package writes for its own user alone
+            path.chmod(readable)
         partial.replace(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

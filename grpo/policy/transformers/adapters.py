@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -24,8 +26,39 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations of peft that subtract from the weights of the base."""
 _MERGED_TOLERANCE = 1e-2
 """Largest difference of log-probabilities between adapters and merged weights: rounding, of unstable models too."""
+OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|image|audio|multi_modal|embed_vision|embed_audio)\w*(\.|$)")
+"""Names of modules that no text passes through."""
 _PREFIX = "base_model.model."
 """Prefix of peft's names of adapters on disk."""
+
+
+_parametrizing = threading.RLock()
+"""Held in forward passes of adapted parameters: peft replaces the parameter meanwhile, and PyTorch caches the sum in a
+place that all threads share."""
+
+
+def copy_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Copy of a model, in none of whose layers another thread has an adapted parameter in place."""
+    with _parametrizing:
+        return copy.deepcopy(model)
+
+
+def _guard_parameters(model: PreTrainedModel) -> None:
+    """Let one thread at a time pass through adapters of parameters, as those of packed experts and routers."""
+    from peft.tuners.lora.layer import ParamWrapper
+
+    for layer in model.modules():
+        if isinstance(layer, ParamWrapper):
+            layer.register_forward_pre_hook(_enter)
+            layer.register_forward_hook(_leave, always_call=True)
+
+
+def _enter(layer: torch.nn.Module, inputs: object) -> None:
+    _parametrizing.acquire()
+
+
+def _leave(layer: torch.nn.Module, inputs: object, output: object) -> None:
+    _parametrizing.release()
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
@@ -60,20 +93,26 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
                 lora_dropout=0.0,
                 bias="none",
                 exclude_modules=_without_adapter(model) if isinstance(targets, str) else None,
+                task_type="CAUSAL_LM",
             )
         )
+    _guard_parameters(model)
     model.eval()
 
 
 def _without_adapter(model: PreTrainedModel) -> list[str]:
     """Names of the linear layers that `all-linear` leaves out.
 
-    Those whose fused kernels read the weight itself, which peft refuses to adapt, those that share their weights, and
-    routers and grouped projections, which return something other than their product.
+    Those of towers for images and sound, those whose fused kernels read the weight itself, which peft refuses to adapt,
+    those that share their weights, and routers and grouped projections, which return something other than their
+    product.
     """
     names = ["out_proj", "conv1d"] if model.config.model_type in _FUSED_PROJECTIONS else []
     names += _sharing_weights(model)
     for name, layer in model.named_modules():
+        if OTHER_TOWER.search(name):
+            names.append(name)
+            continue
         is_derived = isinstance(layer, torch.nn.Linear) and type(layer).__module__.startswith("transformers.models.")
         if is_derived and not _is_product(layer):
             names.append(name)
@@ -146,7 +185,7 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    merged = copy.deepcopy(model).float()  # a base in bfloat16 would round the sums
+    merged = copy_model(model).float()  # a base in bfloat16 would round the sums
     expected = _logprobs(merged)
     wrappers = {name: part for name, part in merged.named_modules() if isinstance(part, AuxiliaryTrainingWrapper)}
     for name, wrapper in wrappers.items():  # whole modules, or embeddings of some tokens
@@ -235,4 +274,5 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
             f"{sorted(report.missing_keys)[:3]}, without a layer {sorted(report.unexpected_keys)[:3]}; correct "
             "base_model_name_or_path in adapter_config.json"
         )
+    _guard_parameters(model)
     model.eval()

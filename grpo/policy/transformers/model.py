@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from grpo.errors import CapacityError, PolicyError
 from grpo.policy.model_files import ADAPTERS, check_model_files, tokenizer_folder
 from grpo.policy.policy import Sampler
-from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
+from grpo.policy.transformers.adapters import OTHER_TOWER, has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
 from grpo.policy.transformers.exactness import choose_path
 from grpo.policy.transformers.forward import is_out_of_memory
@@ -160,6 +160,7 @@ def load(
     if (check_model_files(folder) / ADAPTERS).is_file():
         return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
     bitsandbytes = bitsandbytes_config(quantization) if quantization is not None else None
+    published = None
     try:
         published = published_quantization(folder)
         if published is not None and bitsandbytes is not None:
@@ -181,9 +182,11 @@ def load(
     except Exception as error:  # a config of others fails in any way
         if is_out_of_memory(error):
             raise CapacityError(f"the model in {folder} does not fit into memory; choose a smaller one") from error
-        raise PolicyError(
-            f"cannot load the model in {folder}: {_one_line(error)}; correct its config.json, or fetch it again"
-        ) from error
+        remedy = (
+            "set policy.model to its unquantized release" if published else "correct its config.json, or fetch it again"
+        )
+        raise PolicyError(f"cannot load the model in {folder}: {_one_line(error)}; {remedy}") from error
+    report["unexpected_keys"] = [name for name in report["unexpected_keys"] if not OTHER_TOWER.search(name)]
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
         architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
@@ -192,6 +195,8 @@ def load(
         )
     if published is not None:
         model._weight_conversions = None  # those of the format would quantize what is saved
+        for parameter in model.parameters():  # those that were not quantized are read in their own dtype
+            parameter.data = parameter.data.float()
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         _align(model)
@@ -200,6 +205,8 @@ def load(
 
 def _one_line(error: Exception) -> str:
     """First line of an error's text, with its class where the text alone says little."""
+    if "CONVERSION" in str(error):
+        return "transformers cannot dequantize its weights, whose sizes are not multiples of their blocks"
     lines = str(error).strip().splitlines()
     text = lines[0].strip()[:300] if lines else ""
     return text if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -293,8 +293,8 @@ def _base_source(address: str, folder: Path) -> ModelSource | None:
         )
     try:
         return model_source(f"{name}@{revision}" if revision and hub.hub_model(name) is not None else name)
-    except PolicyError as error:
-        raise PolicyError(
+    except (PolicyError, ConnectionError) as error:
+        raise type(error)(
             f"{address} holds adapters for {name}, and {error}; correct base_model_name_or_path in {ADAPTERS}"
         ) from error
 

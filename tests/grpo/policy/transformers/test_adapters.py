@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,31 @@ def test_a_merged_copy_is_a_plain_model_with_the_adapted_logits(model: PreTraine
     assert not torch.equal(model.get_submodule(QUERY).weight, whole.get_submodule(QUERY).weight)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next"])
+def test_threads_pass_through_adapters_of_experts_one_at_a_time(family: str):
+    """Shards of a rollout share a model, and peft replaces the experts' parameters during a pass."""
+    model = tiny_model(family)
+    _move(_adapted(model, target_modules="all-linear"))
+    assert any("experts" in name and "lora_B" in name for name, _ in model.named_parameters())
+    expected = _logits(model)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: _logits(model), range(40)))
+        merged = list(pool.map(lambda turn: _logits(merge_adapters(model) if turn % 4 == 0 else model), range(16)))
+    assert all(torch.equal(result, expected) for result in results)
+    assert all(torch.allclose(result, expected, atol=1e-4) for result in merged)
+
+
+def test_towers_of_other_inputs_get_no_adapters():
+    """Gemma 3 has one for images, which no text passes through."""
+    model = tiny_model("gemma3")
+    assert any("vision_tower" in name for name, _ in model.named_modules())
+    _adapted(model, target_modules="all-linear")
+    adapted = [name for name, _ in model.named_parameters() if "lora_" in name]
+    assert adapted
+    assert not [name for name in adapted if "vision" in name or "multi_modal" in name]
+
+
+@pytest.mark.filterwarnings("ignore:.*lora_bias")
 def test_adapters_that_peft_does_not_merge_are_refused(model: PreTrainedModel):
     """A bias of an adapter on a layer without one."""
     model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"], lora_bias=True))

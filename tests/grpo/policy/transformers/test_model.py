@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Llama4ForConditionalGeneration
 
 from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import merge_adapters
@@ -194,10 +194,40 @@ def test_published_weights_in_fp8_are_read_in_float32(folder: Path, tmp_path: Pa
         whole = scale.repeat_interleave(16, 0).repeat_interleave(16, 1)[:outputs, :inputs]
         expected[name] = tensors[name].float() * whole
         tensors[f"{name}_scale_inv"] = scale
+    tensors |= {name: tensor.bfloat16() for name, tensor in tensors.items() if "norm" in name or "embed" in name}
     quantization = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
     loaded = _published(folder, tmp_path / "published", tensors, quantization)
     assert expected
     assert all(torch.equal(loaded.model.state_dict()[name], value) for name, value in expected.items())
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+
+
+def test_published_weights_that_their_blocks_do_not_divide_are_refused(folder: Path, tmp_path: Path):
+    """40 rows in blocks of 16, as a projection of DeepSeek-V3 has them: transformers does not read it."""
+    config = tiny_config("qwen3")
+    config.intermediate_size = 40
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "published")
+    tensors = load_file(tmp_path / "published" / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        outputs, inputs = tensors[name].shape
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(-(-outputs // 16), -(-inputs // 16))
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+    with pytest.raises(PolicyError, match="whose sizes are not multiples of their blocks"):
+        _published(folder, tmp_path / "published", tensors, quantization)
+
+
+def test_of_a_model_with_a_tower_for_images_the_language_model_is_read(folder: Path, tmp_path: Path):
+    """Llama 4 as it is published; what is saved is a language model."""
+    config = tiny_config("llama4")
+    whole = Llama4ForConditionalGeneration._from_config(config)
+    whole.save_pretrained(tmp_path / "whole")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, tmp_path / "whole" / name)
+    policy = load(tmp_path / "whole")
+    assert not [name for name, _ in policy.model.named_parameters() if "vision" in name]
+    policy.save(tmp_path / "saved")
+    assert load(tmp_path / "saved").hash == policy.hash
 
 
 def _published(

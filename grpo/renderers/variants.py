@@ -12,11 +12,9 @@ then earlier turns stay in the context as they were generated, even where the te
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +22,10 @@ from typing import TYPE_CHECKING
 from grpo.errors import PolicyError
 from grpo.messages import Tool
 from grpo.renderers.encoding import any_of
+from grpo.renderers.dates import check_date, without_date
 from grpo.renderers.fallbacks import HERMES, Form, with_forms
 from grpo.renderers.reply_format import EXAMPLE, ReplyFormat, example_call, read_format, reads_back
-from grpo.renderers.slots import CallShape, MessageShape, common_prefix, dated, slots_in
+from grpo.renderers.slots import CallShape, MessageShape, common_prefix, slots_in
 from grpo.renderers.template import ChatTemplate, TemplateFailure
 from grpo.renderers.turns import (
     CALL,
@@ -49,9 +48,6 @@ if TYPE_CHECKING:
 AS_GENERATED = "{#- turns as generated #}"
 FOR_TOOLS = "{%- if tools %}{#- template for tools #}"
 """Beginning of a template that was joined from one for conversations with tools and one for those without."""
-_FIXED_DATE = re.compile(r"\{#-? *date +(\S+?) *-?#\}")
-"""Comment of a template whose date does not change: the tokens of a run that ends on another day are the same."""
-_DATE_FORM = re.compile(r"(['\"])([^'\"]*%[^'\"]*)\1")
 _KEEPING = ("preserve_thinking = true", "clear_thinking = false", "truncate_history_thinking = false")
 """Switches by which templates keep the reasoning of earlier turns."""
 _REASONING = {
@@ -126,31 +122,15 @@ def find_variant(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str], d
 @lru_cache(maxsize=8)
 def _find(request: _Request) -> Variant:
     """Variant of a template; one whose date a comment fixes is chosen without the comment, and begins with the date."""
-    comment = _FIXED_DATE.search(request.source)
-    if comment is None:
-        return _choose(request)
-    tokenizer = request.tokenizer
-    try:
-        day = datetime.strptime(comment[1], "%Y-%m-%d")
-    except ValueError as error:
-        message = f"has a comment with the date {comment[1]!r}, which is not a day as in 2026-11-25"
-        raise ChatTemplate(tokenizer, request.source).failure(message) from error
-    undated = request.source[: comment.start()] + request.source[comment.end() :].removeprefix("\n")
-    fixed = _date_statement(undated, day)
-    variant = _choose(replace(request, source=undated), prefix=fixed)
-    return replace(variant, source=fixed + variant.source)
-
-
-def _date_statement(source: str, day: datetime) -> str:
-    """Statement that defines `strftime_now` as this day, in each of the forms that the template prints it in."""
-    forms = {form: day.strftime(form) for _, form in _DATE_FORM.findall(source)}
-    return f"{{%- macro strftime_now(format) -%}}{{{{- {json.dumps(forms)}[format] -}}}}{{%- endmacro -%}}"
+    undated, statement = without_date(ChatTemplate(request.tokenizer, request.source))
+    variant = _choose(replace(request, source=undated), prefix=statement)
+    return replace(variant, source=statement + variant.source)
 
 
 def _choose(request: _Request, prefix: str = "") -> Variant:
     source, controls, declared = request.source, request.controls, request.declared
     template = ChatTemplate(request.tokenizer, source, (EXAMPLE,) if FOR_TOOLS in source else ())
-    _check_date(template.with_source(prefix + source))
+    check_date(template.with_source(prefix + source))
     parts = template.with_source(with_forms(source, frozenset({"parts"})))
     basic = parts if not template.renders(USER, keys=("0c",)) and parts.renders(USER, keys=("0c",)) else template
     for shapes in ((USER,), (USER, REPLY, USER)):
@@ -177,19 +157,6 @@ def _choose(request: _Request, prefix: str = "") -> Variant:
     ]
     lines.append(f"{AS_GENERATED} (earlier turns stay as they were generated)")
     return replace(best, remedy=" or ".join(lines))
-
-
-def _check_date(template: ChatTemplate) -> None:
-    """Refuse a template that computes with the date: a placeholder stands in for it until a prompt is read."""
-    if "strftime_now" not in template.source:
-        return
-    day = datetime(2024, 12, 31, 23, 58, 59)
-    fixed = template.with_source(_date_statement(template.source, day) + template.source)
-    if dated(template.render((USER,), True), day) != fixed.render((USER,), True):
-        raise template.failure(
-            "computes with the date, for which a placeholder stands until a prompt is read; fix the date by a comment "
-            "in the template, {#- date 2026-11-25 #}"
-        )
 
 
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
 from grpo.messages import Tool
-from grpo.renderers.encoding import any_of
 from grpo.renderers.dates import check_date, without_date
+from grpo.renderers.encoding import any_of
 from grpo.renderers.fallbacks import HERMES, Form, with_forms
 from grpo.renderers.reply_format import EXAMPLE, ReplyFormat, example_call, read_format, reads_back
 from grpo.renderers.slots import CallShape, MessageShape, common_prefix, slots_in

@@ -15,6 +15,7 @@ from grpo.identity.cache_identity import pin_models
 from grpo.learner.demonstrations import read_demonstrations
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
 from grpo.learner.preferences import read_pairs
+from grpo.policy.model_files import check_architecture
 from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
 from grpo.tables import open_parquet
 from grpo_flows.pipeline import (
@@ -157,6 +158,7 @@ def _max_completion_tokens(config: PipelineConfig) -> int:
 
 def _memory(config: PipelineConfig, episodes: Episodes) -> MemoryEstimate:
     with model_description(config.policy.model) as described:
+        check_architecture(described.config)
         return memory_estimate(
             described.config,
             config.training,

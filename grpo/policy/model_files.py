@@ -31,7 +31,7 @@ def check_model_files(folder: Path) -> Path:
         return _check_adapters(folder)
     if not (folder / CONFIG).is_file():
         raise PolicyError(f"no model in {folder}: config.json is missing; {_REMEDY}")
-    check_config(folder)
+    check_quantization(folder)
     _check_weights(folder)
     return folder
 
@@ -52,35 +52,36 @@ def read_object(file: Path) -> dict[str, Any]:
     return document
 
 
-def check_config(folder: Path) -> None:
-    """Refuse the config of a model that cannot be trained, before its weights are fetched or read.
+def check_architecture(folder: Path) -> None:
+    """Refuse a config of a type that transformers does not build as a causal language model, before weights are read.
 
-    Of a type that transformers does not build as a causal language model or whose code comes with the weights, or of
-    quantized weights, except in the formats `DEQUANTIZED`.
+    Imports PyTorch.
     """
-    import transformers  # takes seconds
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = read_object(folder / CONFIG)
     kind = config.get("model_type")
-    if (
-        not isinstance(kind, str)
-        or kind not in CONFIG_MAPPING
-        or CONFIG_MAPPING[kind] not in MODEL_FOR_CAUSAL_LM_MAPPING
-    ):
-        version = f"transformers {transformers.__version__}"
-        if config.get("auto_map"):
-            reason = "its code comes with the weights (auto_map), and is not run"
-        elif isinstance(kind, str) and kind in CONFIG_MAPPING:
-            reason = f"{version} has no causal language model of it"
-        else:
-            reason = f"{version} does not know this type"
-        raise PolicyError(
-            f"config.json in {folder} is of the type {kind!r}: {reason}; set policy.model to a causal language model "
-            "that transformers loads by itself"
-        )
-    quantization = config.get("quantization_config") or {}
+    is_known = isinstance(kind, str) and kind in CONFIG_MAPPING
+    if is_known and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    version = f"transformers {transformers.__version__}"
+    if config.get("auto_map"):
+        reason = "its code comes with the weights (auto_map), and is not run"
+    elif is_known:
+        reason = f"{version} has no causal language model of it"
+    else:
+        reason = f"{version} does not know this type"
+    raise PolicyError(
+        f"config.json in {folder} is of the type {kind!r}: {reason}; set policy.model to a causal language model that "
+        "transformers loads by itself"
+    )
+
+
+def check_quantization(folder: Path) -> None:
+    """Refuse quantized weights, except in the formats `DEQUANTIZED`."""
+    quantization = read_object(folder / CONFIG).get("quantization_config") or {}
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and method not in DEQUANTIZED:
         raise PolicyError(

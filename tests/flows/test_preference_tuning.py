@@ -78,7 +78,9 @@ def test_a_dry_run_counts_the_stages_before_grpo(config: dict[str, Any], tmp_pat
     """One dpo, and its reference among the held-out rollouts; with sft before it one policy more."""
     from grpo_flows.dry_run import dry_run
 
-    demonstrations = {"demonstrations": {"kind": "jsonl", "path": config["dpo"]["pairs"]["path"]}}
+    demonstration = {"messages": [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]}
+    (tmp_path / "demonstrations.jsonl").write_text(json.dumps(demonstration))
+    demonstrations = {"demonstrations": {"kind": "jsonl", "path": str(tmp_path / "demonstrations.jsonl")}}
     for sections, count in (({}, 3), ({"sft": demonstrations}, 4)):
         run_config = changed(config, store=str(tmp_path / "empty"), **sections)
         stages = {stage.name: stage.runs for stage in dry_run(PipelineConfig.model_validate(run_config)).stages}

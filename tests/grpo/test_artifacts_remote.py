@@ -17,9 +17,11 @@ from typing import Any, ClassVar
 
 import boto3
 import fsspec
+import numpy as np
 import pytest
 import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
+from safetensors.numpy import save_file
 
 from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, user_temp_folder
 from grpo.config.pipeline import PipelineConfig
@@ -109,15 +111,15 @@ def test_an_artifact_that_a_config_names_is_read_on_any_machine(
     with store.new_file("mixture", ".parquet") as new_table:
         write_scenarios(new_table.path, scenarios)
     with store.new_folder("model") as new_model:
-        (new_model.path / "config.json").write_text("{}")
-        (new_model.path / "model.safetensors").write_bytes(b"")
+        (new_model.path / "config.json").write_text('{"model_type": "llama"}')
+        save_file({"x": np.zeros(1)}, new_model.path / "model.safetensors")
     table, model = store.address(new_table.artifact), store.address(new_model.artifact)
     _another_machine(tmp_path / "there", monkeypatch)
     source = FileSource(kind="parquet", path=table)
     assert (table + model).count("s3://grpo/artifacts/") == 2
     assert [one.data["id"] for one in read_records(source) if one.data] == ["s1"]
     assert content_hash([source]) == content_hash([FileSource(kind="parquet", path=str(local_path(table)))])
-    assert (model_files(model).folder / "config.json").read_text() == "{}"
+    assert (model_files(model).folder / "config.json").read_text() == '{"model_type": "llama"}'
 
 
 def test_an_artifact_that_a_config_names_is_held_to_its_digest(store: ArtifactStore):

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import CapacityError, PolicyError
-from grpo.policy.model_files import ADAPTERS, check_model_files, tokenizer_folder
+from grpo.policy.model_files import ADAPTERS, check_architecture, check_model_files, tokenizer_folder
 from grpo.policy.policy import Sampler
 from grpo.policy.transformers.adapters import OTHER_TOWER, has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
@@ -159,6 +159,7 @@ def load(
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
         return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
+    check_architecture(folder)
     bitsandbytes = bitsandbytes_config(quantization) if quantization is not None else None
     published = None
     try:

@@ -22,7 +22,15 @@ from typing import Protocol
 
 from grpo.artifacts import Artifact, ArtifactStore, local_path
 from grpo.errors import PolicyError
-from grpo.policy.model_files import ADAPTERS, CONFIG, check_config, check_model_files, read_object, tokenizer_folder
+from grpo.policy.model_files import (
+    ADAPTERS,
+    CONFIG,
+    check_architecture,
+    check_model_files,
+    check_quantization,
+    read_object,
+    tokenizer_folder,
+)
 from grpo.policy.weights import hub
 from grpo.policy.weights.gguf_file import conversion_digest, converted_folder, find_gguf
 from grpo.policy.weights.registered import REGISTERED, ModelVersion, registered_version
@@ -159,15 +167,17 @@ class HubSource:
 
     def folder(self) -> Path:
         """See `ModelSource.folder`."""
-        with self.described():  # refused before its weights are fetched
-            return check_model_files(hub.fetch(self.model))
+        with self.described() as described:
+            if (described / CONFIG).is_file():  # adapters may have none
+                check_architecture(described)
+        return check_model_files(hub.fetch(self.model))
 
     @contextmanager
     def described(self) -> Iterator[Path]:
         """See `ModelSource.described`."""
         folder = hub.fetch_description(self.model)
-        if (folder / CONFIG).is_file():  # adapters may have none
-            check_config(folder)
+        if (folder / CONFIG).is_file():
+            check_quantization(folder)
         yield folder
 
     def plan(self) -> ModelPlan:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import PolicyError
-from grpo.policy.model_files import check_model_files
+from grpo.policy.model_files import check_architecture, check_model_files
 from tests.places import DESK_MODEL
 
 LLAMA = b'{"model_type": "llama"}'
@@ -27,9 +27,6 @@ def test_a_model_folder_is_returned_unchanged():
         ({"m": b""}, "m", "it is a file"),
         ({"m/x": b""}, "m", "config.json is missing"),
         ({"m/config.json": b"{"}, "m", "config.json is not JSON"),
-        ({"m/config.json": b"{}"}, "m", r"of the type None: transformers [\d.]+ does not know this type"),
-        ({"m/config.json": b'{"model_type": "t5"}'}, "m", r"transformers [\d.]+ has no causal language model of it"),
-        ({"m/config.json": b'{"model_type": ["llama"]}'}, "m", "does not know this type"),
         ({"m/config.json": LLAMA, "m/model.safetensors.index.json": b"{}"}, "m", "is not an index of weights"),
         ({"m/config.json": b"[]"}, "m", "holds list, not an object"),
         ({"m/config.json": LLAMA, "m/pytorch_model.bin": b""}, "m", "pickled weights are refused"),
@@ -66,6 +63,23 @@ def test_a_folder_without_a_model_is_refused_with_the_reason(
         (tmp_path / name).write_bytes(content)
     with pytest.raises(PolicyError, match=f"{named}.*{reason}"):
         check_model_files(tmp_path / named)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("{}", r"of the type None: transformers [\d.]+ does not know this type; set policy\.model"),
+        ('{"model_type": ["llama"]}', "does not know this type"),
+        ('{"model_type": "t5"}', r"transformers [\d.]+ has no causal language model of it"),
+        ('{"model_type": "own", "auto_map": {"AutoModel": "m.Own"}}', r"its code comes with the weights \(auto_map\)"),
+    ],
+)
+def test_a_config_that_is_not_that_of_a_causal_language_model_is_refused(tmp_path: Path, config: str, reason: str):
+    """Its weights need not be there."""
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(PolicyError, match=reason):
+        check_architecture(tmp_path)
+    check_architecture(DESK_MODEL)
 
 
 def test_files_that_are_not_the_models_are_not_read(tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from grpo.errors import PolicyError
+from grpo.errors import CapacityError, PolicyError
 from grpo.policy.transformers import exactness
 from grpo.policy.transformers.attention import IMPLEMENTATION, flat_attention
 from grpo.policy.transformers.exactness import PathCheck, choose_path
@@ -94,7 +94,7 @@ def test_a_comparison_without_memory_does_not_choose_another_path(monkeypatch: p
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setitem(AttentionInterface._global_mapping, IMPLEMENTATION, exhausted)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(CapacityError, match="memory ran out in the comparison of LlamaForCausalLM"):
         choose_path(tiny_model("llama"), "0")
 
 

@@ -124,7 +124,7 @@ def dry_run(config: PipelineConfig) -> DryRun:
     """Follow a run through the cache as far as it goes; computes, writes and starts nothing.
 
     Of a model on a hub, config and tokenizer are fetched, and no weights. Raises what the run would raise for sources,
-    demonstrations, preference pairs or a model that are not there or cannot be read; weights are not computed with.
+    demonstrations, preference pairs or a model that are not there or cannot be read; of weights the headers are read.
     """
     config, lookup = pin_models(config), CacheLookup()
     if config.sft is not None:

@@ -25,7 +25,14 @@ from grpo.trajectories import Turn
 
 
 class ContextLengthExceeded(PolicyError):
-    """The conversation leaves no room for a reply within max_context."""
+    """The conversation leaves no room for a reply within max_context; the `remedy` is for those who set that."""
+
+    def __init__(self, counts: str, remedy: str) -> None:
+        super().__init__(counts, remedy)
+        self.counts, self.remedy = counts, remedy
+
+    def __str__(self) -> str:
+        return f"{self.counts}; {self.remedy}"
 
 
 class PrefixMismatch(PolicyError):
@@ -135,7 +142,8 @@ class TokenTranscript:
         if room < self.sampling.max_new_tokens:
             raise ContextLengthExceeded(
                 f"the conversation has {len(self.ids)} tokens and the reply may have {self.sampling.max_new_tokens}, "
-                f"together more than {self.max_context}; raise max_context, or set enable_context_compression"
+                f"together more than {self.max_context}",
+                "raise max_context, or set enable_context_compression",
             )
         prompt = Prompt(new_ids=self._unread, messages=tuple(messages), on_token=self._on_token)
         assert self._session is not None

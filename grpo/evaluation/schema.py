@@ -284,7 +284,7 @@ class ReportDocument(_Part):
 
     @property
     def series(self) -> dict[str, list[float | None]]:
-        """Values of each metric by iteration; None in one that has none, as a skipped update has no loss."""
+        """Values of each metric by iteration; None where it was not measured, such as the loss of a skipped update."""
         rows = [
             iteration.model_dump(exclude={"index", "components", "highly_correlated"}) for iteration in self.iterations
         ]

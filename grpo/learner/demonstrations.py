@@ -20,7 +20,7 @@ from grpo.learner.logprobs import compute_logprobs
 from grpo.learner.training_lines import read_lines
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import ConversationLog
-from grpo.scenarios.logged_chat import LoggedMessage
+from grpo.scenarios.logged_chat import LoggedMessage, order_results
 from grpo.scenarios.readers.openai_format import parse_messages
 from grpo.scenarios.served.folder import ServedLog
 
@@ -88,7 +88,7 @@ def _parse(record: Any, place: str) -> tuple[Message, ...]:
     messages = [
         _to_message(message, of, number) for number, (message, of) in enumerate(zip(logged, given, strict=True))
     ]
-    return _checked(tuple(messages[index] for index in _in_order_of_calls(logged)))
+    return _checked(tuple(messages[index] for index in order_results(logged)))
 
 
 def _to_message(logged: LoggedMessage, given: Mapping[str, Any], number: int) -> Message:
@@ -111,23 +111,6 @@ def _to_message(logged: LoggedMessage, given: Mapping[str, Any], number: int) ->
         tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.calls),
         reasoning=reasoning,
     )
-
-
-def _in_order_of_calls(messages: Sequence[LoggedMessage]) -> list[int]:
-    """Positions of messages, results in the order of the calls that they answer: a result has no other name here."""
-    order: list[int] = []
-    calls: list[str | None] = []
-    start = 0
-    for index, message in enumerate(messages):
-        if message.role != "tool":
-            calls, start = [call.id for call in message.calls], index + 1
-        elif message.answers is not None and any(calls) and message.answers not in calls:
-            raise DataError(f"message {index} answers the call {message.answers}, which is not one before it")
-        order.append(index)
-        results = order[start:]
-        if message.role == "tool" and all(messages[result].answers in calls for result in results):
-            order[start:] = sorted(results, key=lambda result: calls.index(messages[result].answers))
-    return order
 
 
 def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:

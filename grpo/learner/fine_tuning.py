@@ -77,7 +77,7 @@ def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str)
 
 
 def _check_round_trip(messages: Sequence[Message], renderer: Renderer, place: str) -> None:
-    """Refuse turns that the policy would be taught and that read back as something else, as in a rollout."""
+    """Refuse assistant turns whose tokens a rollout would parse into another message."""
     for position, message in enumerate(messages):
         if message.role != "assistant":
             continue

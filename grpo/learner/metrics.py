@@ -6,9 +6,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class UpdateMetrics(BaseModel):
-    """Metrics of one update: means over the completion tokens, and over the steps where a step has one value.
+    """Metrics of one update: means over its completion tokens, or over its optimizer steps for metrics of a step.
 
-    What only a step has is None for an update that was skipped.
+    Metrics that an optimizer step measures are None for a skipped update.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")

@@ -108,15 +108,14 @@ def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape])
     end = cut_turn(whole, len(earlier), ends.of(turn))
     if whole.startswith(prompt):
         return whole[len(prompt) : end]
-    if turn.reasoning and not prompt.rstrip().endswith(THINK):  # the prompt has closed it
+    begun = prompt.rstrip().endswith(THINK)
+    if turn.reasoning and not begun:  # the prompt has closed it
         return turn_text(template, ends, (*earlier, replace(turn, reasoning=False)))
     if len(earlier) > 1:
         return None
-    header = prompt.rstrip().removesuffix(THINK).rstrip("\n")
-    start = len(header) if whole.startswith(header) else _start_of_turn(prompt, whole, len(earlier))
-    text = whole[start:end]
-    if not prompt.rstrip().endswith(THINK):
-        return text[len(common_prefix(prompt[len(header) :], text)) :] if start == len(header) else text
+    text = whole[_start_of_turn(prompt.rstrip().removesuffix(THINK) if begun else prompt, whole, len(earlier)) : end]
+    if not begun:
+        return text
     text = text.rpartition(END_OF_THINK)[2].lstrip()
     reasoning = f"⸨{len(earlier)}r\"'⸩" if turn.reasoning else ""
     return f"{reasoning}\n{END_OF_THINK}\n\n{text}"

@@ -103,6 +103,23 @@ def user_fields(lines: Sequence[tuple[str, str]], *, users: LoggedUsers) -> dict
     return {"goal": "\n".join([f"Reason: {opening}", *([f"Known: {' '.join(later)}"] if later else [])])}
 
 
+def order_results(messages: Sequence[LoggedMessage]) -> list[int]:
+    """Positions of the messages, with the results of each turn in the order of its calls.
+
+    Raises `ValueError` for a result of another call.
+    """
+    keys: list[tuple[int, int]] = []
+    pending: list[tuple[LoggedCall, int]] = []
+    turn = 0
+    for number, message in enumerate(messages):
+        if message.role == "tool":
+            keys.append((turn, pending.pop(_answered(pending, message, number))[1]))
+        else:
+            turn, pending = number, [(call, place) for place, call in enumerate(message.calls)]
+            keys.append((turn, -1))
+    return sorted(range(len(keys)), key=keys.__getitem__)
+
+
 def record_calls(messages: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
     """Calls in order, as `{"name", "arguments", "turn", "result"}`; a result that is JSON is its value.
 

@@ -218,8 +218,7 @@ class Exchange:
         try:
             return await self.version.served.agent.respond(transcript, self._new, self._context)
         except ContextLengthExceeded as error:
-            counts = str(error).partition(";")[0]  # the rest is for those who set the context
-            message = f"{counts}; shorten the messages, or lower max_tokens"
+            message = f"{error.counts}; shorten the messages, or lower max_tokens"
             raise invalid_request(message, param="messages", code="context_length_exceeded") from error
 
     @property

@@ -18,7 +18,7 @@ from grpo import progress
 _RUNS = ("prefect.flow_runs", "prefect.task_runs")
 _EVENTS = "prefect.events.clients"
 _SILENT_S = 30.0
-"""Time without a line of progress, after which one is printed."""
+"""Longest time between two lines of progress of a stage that reports any."""
 _ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
 
 
@@ -126,13 +126,13 @@ class _ProgressLines:
         self._console, self._iterations, self._updates = console, iterations, 0
         self._reward: float | None = None
         self._started_at = self._shown_at = time.monotonic()
-        self._is_rolling = False
+        self._has_rollouts = False
         self._guard = threading.Lock()
 
     def __call__(self, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
         with self._guard:
-            if stage == "rollout" and not self._is_rolling:
-                self._is_rolling, self._started_at = True, time.monotonic()  # what came before is not repeated
+            if stage == "rollout" and not self._has_rollouts:
+                self._has_rollouts, self._started_at = True, time.monotonic()  # what came before is not repeated
             if done in (0, total) or time.monotonic() - self._shown_at > _SILENT_S:
                 self._shown_at = time.monotonic()
                 text = " ".join(f"{name} {value:.4g}" for name, value in numbers.items())

@@ -27,24 +27,24 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _MERGED_TOLERANCE = 1e-2
 """Largest difference of log-probabilities between adapters and merged weights: rounding, of unstable models too."""
 OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|image|audio|multi_modal|embed_vision|embed_audio)\w*(\.|$)")
-"""Names of modules that no text passes through."""
+"""Names of the modules of vision and audio towers, which no text passes through."""
 _PREFIX = "base_model.model."
 """Prefix of peft's names of adapters on disk."""
 
 
-_parametrizing = threading.RLock()
-"""Held in forward passes of adapted parameters: peft replaces the parameter meanwhile, and PyTorch caches the sum in a
-place that all threads share."""
+_parametrization = threading.RLock()
+"""Lock of the forward passes of adapted parameters: peft replaces the parameter meanwhile, and PyTorch caches the sum
+for all threads."""
 
 
 def copy_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy of a model, in none of whose layers another thread has an adapted parameter in place."""
-    with _parametrizing:
+    """Copy of a model, made while no thread is in a forward pass of its adapted parameters."""
+    with _parametrization:
         return copy.deepcopy(model)
 
 
 def _guard_parameters(model: PreTrainedModel) -> None:
-    """Let one thread at a time pass through adapters of parameters, as those of packed experts and routers."""
+    """Serialize the forward passes of adapted parameters over threads: those of packed experts and routers."""
     from peft.tuners.lora.layer import ParamWrapper
 
     for layer in model.modules():
@@ -54,11 +54,11 @@ def _guard_parameters(model: PreTrainedModel) -> None:
 
 
 def _enter(layer: torch.nn.Module, inputs: object) -> None:
-    _parametrizing.acquire()
+    _parametrization.acquire()
 
 
 def _leave(layer: torch.nn.Module, inputs: object, output: object) -> None:
-    _parametrizing.release()
+    _parametrization.release()
 
 
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
@@ -103,7 +103,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
 def _without_adapter(model: PreTrainedModel) -> list[str]:
     """Names of the linear layers that `all-linear` leaves out.
 
-    Those of towers for images and sound, those whose fused kernels read the weight itself, which peft refuses to adapt,
+    Those of vision and audio towers, those whose fused kernels read the weight itself, which peft refuses to adapt,
     those that share their weights, and routers and grouped projections, which return something other than their
     product.
     """
@@ -156,7 +156,7 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Disable the adapters inside the context, if there are any, and what is trained beside them; makes no copy."""
+    """Disable adapters, and modules and tokens that are trained beside them, inside the context; makes no copy."""
     if not has_adapters(model):
         yield model
         return

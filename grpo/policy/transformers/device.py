@@ -8,7 +8,7 @@ import logging
 import torch
 
 from grpo.errors import CapacityError
-from grpo.policy.transformers.dtype import check_computes
+from grpo.policy.transformers.dtype import cast_mismatched_buffers
 from grpo.policy.transformers.model import TransformersPolicy
 
 logger = logging.getLogger(__name__)
@@ -40,5 +40,5 @@ def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, atten
     for parameter in model.parameters():
         parameter.data = parameter.data.to(getattr(torch, dtype))
     model.to(target)
-    check_computes(model)
+    cast_mismatched_buffers(model)
     return TransformersPolicy(model, policy.tokenizer)

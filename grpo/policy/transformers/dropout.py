@@ -1,4 +1,4 @@
-"""Dropout: off in training passes too, whose importance ratio would not be 1 at the start with it."""
+"""Training without dropout, with which the importance ratio would not be 1 before the first step."""
 
 from __future__ import annotations
 

@@ -24,15 +24,15 @@ def copy_in(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
         for parameter in model.parameters()
     }
     held = copy.deepcopy(model, memo)
-    check_computes(held)
+    cast_mismatched_buffers(held)
     return held
 
 
 @torch.no_grad()
-def check_computes(model: PreTrainedModel) -> None:
-    """Cast the buffers as well of a model that multiplies them with weights of another dtype.
+def cast_mismatched_buffers(model: PreTrainedModel) -> None:
+    """Cast the buffers to the dtype of the weights if a short forward pass fails without it.
 
-    Raises `PolicyError` for a model that computes in neither way.
+    Raises `PolicyError` for a model whose forward pass fails with it as well.
     """
     ids = torch.arange(4, device=model.device)[None]
     for attempt in ("weights", "buffers"):
@@ -43,10 +43,12 @@ def check_computes(model: PreTrainedModel) -> None:
         try:
             model(input_ids=ids, use_cache=False)
         except RuntimeError as error:
-            if is_out_of_memory(error) or attempt == "buffers":
+            if is_out_of_memory(error):
+                raise
+            if attempt == "buffers":
                 raise PolicyError(
-                    f"{type(model).__name__} does not compute with weights in {model.dtype}: {error}; set policy.dtype "
-                    "to float32"
+                    f"{type(model).__name__} has no forward pass with weights in {model.dtype}: {error}; set "
+                    "policy.dtype to float32"
                 ) from error
         else:
             return

@@ -214,7 +214,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer with tokens that the model does not embed, those apart that no conversation has."""
+    """Refuse a tokenizer with tokens that the model does not embed, except added ones that the template lacks."""
     rows = int(model.get_input_embeddings().weight.shape[0])
     used = f"{tokenizer.chat_template} {tokenizer.eos_token}"
     beyond = [token for token, index in tokenizer.get_added_vocab().items() if index >= rows and token in used]

@@ -110,7 +110,7 @@ def test_results_follow_the_order_of_their_calls(tmp_path: Path):
     (conversation,) = read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
     assert [message.content for message in conversation] == ["Hi.", "", "of a", "of b", "Done."]
     turns[2]["tool_call_id"] = "c"
-    with pytest.raises(DataError, match="message 2 answers the call c, which is not one before it"):
+    with pytest.raises(DataError, match="message 2, for id c; calls that wait for one: a, b"):
         read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
 
 

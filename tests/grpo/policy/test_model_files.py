@@ -83,7 +83,7 @@ def test_a_config_that_is_not_that_of_a_causal_language_model_is_refused(tmp_pat
 
 
 def test_files_that_are_not_the_models_are_not_read(tmp_path: Path):
-    """A shard of an earlier release, and the optimizer of somebody's training."""
+    """A shard of an earlier release, and the state of an optimizer."""
     folder = Path(shutil.copytree(DESK_MODEL, tmp_path / "m"))
     for name in ("model-00001-of-00002.safetensors", "optimizer.safetensors"):
         (folder / name).write_bytes(b"{")

@@ -6,7 +6,11 @@ from typing import Any
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},  # its sparse attention is for encoders
-    "blt": {"patching_threshold": 4.8},
+    "blt": {  # of the size of the tokenizer's 264 tokens at least; its own is 260
+        "patching_threshold": 4.8,
+        "vocab_size": 384,
+        **{f"{part}_config": {"vocab_size": 384} for part in ("encoder", "decoder", "patcher")},
+    },
     "dbrx": {"attn_config": {"rope_theta": 10_000.0, "clip_qkv": 2.0, "kv_n_heads": 2}, "ffn_config": {"moe_top_k": 2}},
     "cohere_compass_text": {
         "logit_scale": 0.6,

@@ -9,6 +9,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from grpo.errors import DISTRIBUTION
+
 if TYPE_CHECKING:
     from grpo.agents.agent import Agent
     from grpo.agents.conversations import ConversationManager
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
         PolicyError,
         Unscored,
     )
-    from grpo.evaluation.gates import Evidence
+    from grpo.evaluation.evidence import Evidence
     from grpo.evaluation.schema import GateCheck
     from grpo.messages import Message, Tool, ToolCall
     from grpo.notebook.adjuster import Adjuster
@@ -91,7 +93,7 @@ _NAMES = {
     "grpo.environments.task": "TaskEnvironment",
     "grpo.environments.tool_calling": "ToolCallingEnvironment",
     "grpo.errors": "ConfigError DataError GRPOError NoEffect NoLearningSignal NotApplicable PolicyError Unscored",
-    "grpo.evaluation.gates": "Evidence",
+    "grpo.evaluation.evidence": "Evidence",
     "grpo.evaluation.schema": "GateCheck",
     "grpo.messages": "Message Tool ToolCall",
     "grpo.notebook.adjuster": "Adjuster",
@@ -125,7 +127,7 @@ __all__ = (*_HOME,)
 def __getattr__(name: str) -> Any:
     """Import the module of a public name on first use."""
     if name == "__version__":
-        return version("grpo")
+        return version(DISTRIBUTION)
     if name not in _HOME:
         raise AttributeError(f"module 'grpo' has no {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -10,9 +10,6 @@ import errno
 import hashlib
 import json
 import os
-import stat
-import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,18 +18,19 @@ from pathlib import Path
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
-from grpo.errors import ArtifactError, ConfigError, RemovedError, StorageError
+from grpo.errors import ArtifactError, ConfigError, ErasedError, RemovedError
 from grpo.storage.documents import DocumentStore
+from grpo.storage.fetched import etags_file, forget_unused, read_etags, user_temp_folder
 from grpo.storage.files import file_digest, storage_errors, write_atomically
+from grpo.storage.home import home
 from grpo.storage.locks import remove, scratch_path
+from grpo.storage.moved import former_homes
+from grpo.storage.moved_stores import present_address
 from grpo.storage.objects import ObjectFolder, open_uri
 from grpo.storage.shipped import SCHEME, shipped_file
 
 MANIFEST = "manifest.json"
 _DIGITS = 20
-_ABANDONED_S = 7 * 24 * 3600.0
-"""Age after the last use at which local copies are removed."""
-_ETAGS = ".etags"
 _FileStates = tuple[tuple[str, int, int, int], ...]
 """Name, inode, size and modification time of each file of an artifact."""
 _verified: dict[Path, tuple[str, _FileStates]] = {}
@@ -124,6 +122,16 @@ class ArtifactStore:
         """Address of an artifact in a config: its local path, or its URI and digest in an object store."""
         return str(self.path(artifact)) if self.is_local else f"{artifact.uri}#{artifact.sha256}"
 
+    def has(self, artifact: Artifact) -> bool:
+        """Return True for an artifact that is in this store under its digest, or was removed from it by `remove`."""
+        name = _content_name(artifact)
+        return name is not None and (self._is_there(name) or self.documents.read(_removal(artifact)) is not None)
+
+    def own(self, artifact: Artifact) -> Artifact:
+        """The artifact with its address in this store, as a store that was moved has them with other addresses."""
+        name = _content_name(artifact)
+        return artifact if name is None else artifact.model_copy(update={"uri": f"{self.uri}/{name}"})
+
     def path(self, artifact: Artifact) -> Path:
         """Return a verified local path of the artifact; unchanged objects are downloaded once."""
         name = self._name(artifact)
@@ -148,7 +156,7 @@ class ArtifactStore:
         if self._objects is not None:
             self._objects.remove(name)
         else:
-            with self._stage() as leaving:
+            with self._stage() as leaving, suppress(FileNotFoundError):  # another run has removed it as well
                 os.replace(Path(self.root) / name, leaving)  # atomic, also when the process is killed
         return True
 
@@ -160,11 +168,39 @@ class ArtifactStore:
         """Treat a removed artifact as missing, so that its stage computes it again."""
         self.documents.remove(_removal(artifact))
 
+    def erase(self, artifact: Artifact, remaining: Artifact | None) -> None:
+        """Remove an artifact for good, also this user's copy of it: `path` and `verify` raise `ErasedError`.
+
+        `remaining` is the artifact without what was erased, which `remaining` then returns for this one.
+        """
+        kept = None if remaining is None else remaining.model_dump()
+        self.documents.write(_erasure(artifact), {"artifact": artifact.model_dump(), "remaining": kept})
+        name = self._name(artifact)
+        if self._objects is not None:
+            self._objects.remove(name)
+            remove(_kept(artifact))
+            etags_file(_kept(artifact)).unlink(missing_ok=True)
+        else:
+            with self._stage() as leaving, suppress(FileNotFoundError):
+                os.replace(Path(self.root) / name, leaving)
+
+    def remaining(self, artifact: Artifact) -> Artifact:
+        """What is left of an artifact after erasures: itself, or the one that has taken its place."""
+        while (document := self.documents.read(_erasure(artifact))) is not None and document["remaining"]:
+            artifact = Artifact.model_validate(document["remaining"])
+        return artifact
+
+    def is_erased(self, artifact: Artifact) -> bool:
+        """True for an artifact of which something was erased."""
+        return self.documents.read(_erasure(artifact)) is not None
+
     def _is_there(self, name: str) -> bool:
         return bool(self._objects.etags(name)) if self._objects else (Path(self.root) / name).exists()
 
     def _missing(self, artifact: Artifact) -> ArtifactError:
-        """Error for a missing or removed artifact."""
+        """Error for a missing, removed or erased artifact."""
+        if self.is_erased(artifact):
+            return ErasedError(f"{artifact.kind} {artifact.uri} was erased, because a user asked for it")
         if self.documents.read(_removal(artifact)) is not None:
             return RemovedError(f"{artifact.kind} {artifact.uri} was removed, because no run or version references it")
         return ArtifactError(f"{artifact.kind} {artifact.uri} is missing")
@@ -207,12 +243,14 @@ class ArtifactStore:
             self._check(place, artifact)  # another run published the same folder in this moment
 
     def _name(self, artifact: Artifact) -> str:
-        """Path of the artifact below the store."""
+        """Path of the artifact below the store: by its address, or by its digest in a store that was moved."""
         _, path = open_uri(artifact.uri)
         top = os.path.normpath(self.root) + os.sep
-        if not os.path.normpath(path).startswith(top):
-            raise ArtifactError(f"artifact {artifact.uri} is outside the store {self.uri}")
-        return os.path.normpath(path)[len(top) :]
+        if os.path.normpath(path).startswith(top):
+            return os.path.normpath(path)[len(top) :]
+        if (name := _content_name(artifact)) is not None and self.has(artifact):
+            return name
+        raise ArtifactError(f"artifact {artifact.uri} is outside the store {self.uri}")
 
     def _fetch(self, artifact: Artifact, name: str) -> Path:
         """Return the local copy, downloaded again when the objects have changed."""
@@ -220,8 +258,8 @@ class ArtifactStore:
         place, etags = _kept(artifact), self._objects.etags(name)
         if not etags:
             raise self._missing(artifact)
-        if place.exists() and _read_etags(place) == {"uri": artifact.uri, "etags": etags}:
-            _etags_file(place).touch()
+        if place.exists() and read_etags(place) == {"uri": artifact.uri, "etags": etags}:
+            etags_file(place).touch()
             return place
         with storage_errors(str(place.parent)):
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -257,8 +295,8 @@ class ArtifactStore:
         """Store this file or folder as the local copy of objects with these ETags."""
         place = _kept(artifact)
         self._settle(staged, place, artifact)
-        write_atomically(_etags_file(place), json.dumps({"uri": artifact.uri, "etags": etags}))
-        _forget(place.parent)
+        write_atomically(etags_file(place), json.dumps({"uri": artifact.uri, "etags": etags}))
+        forget_unused(place.parent)
 
     def _check(self, path: Path, artifact: Artifact) -> None:
         """Compare digests, once in a process as long as the files stay as they are."""
@@ -277,6 +315,28 @@ class ArtifactStore:
         if actual != artifact.sha256:
             raise _damaged(artifact, actual)
         _verified[path.resolve()] = verified
+
+
+def store_of(artifact: Artifact) -> ArtifactStore:
+    """The store that holds an artifact: this home's, one that was moved, or the store that its address names."""
+    address = present_address(artifact.uri.rsplit("/", 2)[0])
+    places = [str(home() / "artifacts")]
+    if "://" not in address:
+        places += [os.path.normpath(home() / os.path.relpath(address, former)) for former in former_homes()]
+    return next((store for place in places if (store := ArtifactStore(place)).has(artifact)), ArtifactStore(address))
+
+
+def stored_artifact(store: ArtifactStore, name: str) -> Artifact:
+    """The artifact at `kind/name` below a store, by the digest that it has now; `ArtifactError` where it has none."""
+    file_system, root = open_uri(store.uri)
+    place = f"{root.rstrip('/')}/{name}"
+    content = f"{place}/{MANIFEST}" if file_system.isdir(place) else place
+    try:
+        with file_system.open(content, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{store.uri}/{name} has no manifest, or is gone") from error
+    return Artifact(uri=f"{store.uri}/{name}", sha256=digest, kind=name.partition("/")[0])
 
 
 def local_path(address: str) -> Path:
@@ -299,48 +359,24 @@ def local_path(address: str) -> Path:
     return ArtifactStore(parts[0]).path(Artifact(uri=uri, sha256=digest, kind=parts[1]))
 
 
-def user_temp_folder() -> Path:
-    """Private folder of this user below TMPDIR, for uploads to and downloads from an object store.
-
-    Raises `StorageError` for an existing folder of another user or with other permissions.
-    """
-    folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
-    with storage_errors(str(folder)):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StorageError(f"{folder} is not a folder of this user alone: remove it, or set TMPDIR to another place")
-    return folder
+def _content_name(artifact: Artifact) -> str | None:
+    """Path below any store of an artifact with this digest; None if its address does not name an artifact."""
+    parts = artifact.uri.rsplit("/", 2)
+    is_named = len(parts) == 3 and parts[1] == artifact.kind and parts[2].startswith(artifact.sha256[:_DIGITS])
+    return "/".join(parts[1:]) if is_named and len(artifact.sha256) > _DIGITS else None
 
 
 def _removal(artifact: Artifact) -> str:
     return f"removed/{artifact.sha256}"
 
 
+def _erasure(artifact: Artifact) -> str:
+    return f"erased/{artifact.sha256}"
+
+
 def _kept(artifact: Artifact) -> Path:
     """Path of the local copy of an artifact of an object store."""
     return user_temp_folder() / "fetched" / f"{artifact.sha256}{Path(artifact.uri).suffix}"
-
-
-def _etags_file(place: Path) -> Path:
-    return place.with_name(f"{place.name}{_ETAGS}")
-
-
-def _forget(copies: Path) -> None:
-    """Remove copies that were not used for a week; they are downloaded again on demand."""
-    for etags in copies.glob(f"*{_ETAGS}"):
-        with suppress(FileNotFoundError):  # another process removes it, too
-            if time.time() - etags.stat().st_mtime > _ABANDONED_S:
-                etags.unlink()
-                remove(etags.with_suffix(""))
-
-
-def _read_etags(place: Path) -> object:
-    """URI and ETags of the objects that the copy was made from; None if unknown."""
-    try:
-        return json.loads(_etags_file(place).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def _damaged(artifact: Artifact, actual: str) -> ArtifactError:

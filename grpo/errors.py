@@ -3,9 +3,33 @@
 Transient errors keep the standard library's types (`ConnectionError`, `TimeoutError`, …).
 """
 
+DISTRIBUTION = "grpo-agent-framework"
+"""Name under which this package is installed; on the package index, `grpo` is another project."""
+
+
+def install_command(extra: str) -> str:
+    """Shell command that adds an extra to the installed package: `pip install 'grpo-agent-framework[s3]'`."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def printable(text: str) -> str:
+    r"""The text with control characters and undecodable bytes as escapes: `\x1b[2J` instead of an empty screen.
+
+    Line breaks and tabs stay. Texts of users, models and user code would otherwise write into terminals and logs.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode("ascii")
+        for letter in text
+    )
+
 
 class GRPOError(Exception):
-    """Permanent error: retrying will not help."""
+    """Permanent error: retrying will not help. Its message is `printable`, as it may quote anything."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(argument) if isinstance(argument, str) else argument for argument in args))
 
 
 class ConfigError(GRPOError):
@@ -16,12 +40,20 @@ class DataError(GRPOError):
     """A source, scenario or table is invalid."""
 
 
+class OutcomeError(DataError):
+    """The outcome that an environment gave an episode is invalid."""
+
+
 class ArtifactError(GRPOError):
     """A stored artifact is missing, damaged, or differs from its digest."""
 
 
 class RemovedError(ArtifactError):
     """A checkpoint was removed because nothing references it; it can be recomputed from its rollouts."""
+
+
+class ErasedError(ArtifactError):
+    """An artifact was erased, because it held a conversation whose user asked for it."""
 
 
 class StorageError(GRPOError):
@@ -70,6 +102,10 @@ class RegistryError(GRPOError):
 
 class AddressError(RegistryError):
     """A model address is invalid, or its model or version does not exist or was not registered by a run."""
+
+
+class SignatureError(RegistryError):
+    """A version or promotion in the registry is not signed, was changed, or was signed with another key."""
 
 
 class NothingToRollBack(RegistryError):

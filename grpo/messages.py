@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -13,6 +13,8 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[str, ...] = get_args(Role)
 
 TOOL_CALL_OPEN, TOOL_CALL_CLOSE = "<tool_call>", "</tool_call>"
+THINK, END_OF_THINK = "<think>", "</think>"
+"""Marks of the reasoning before a reply, as in DeepSeek-R1 (arXiv 2501.12948)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class ToolCall:
 
     name: str
     arguments: Mapping[str, Any]
+    repaired: str | None = field(default=None, compare=False)
+    """What the parser added to the call as the model wrote it, such as `no arguments`; None for one in its format."""
 
     def __str__(self) -> str:
         return json.dumps({"name": self.name, "arguments": dict(self.arguments)})
@@ -64,3 +68,28 @@ class Message:
                 for call in self.tool_calls
             ]
         return message
+
+
+def count_calls(messages: Iterable[Message]) -> dict[str, int]:
+    """Numbers of calls, of those that the parser repaired, and of messages with a malformed call."""
+    messages = list(messages)
+    calls = [call for message in messages for call in message.tool_calls]
+    return {
+        "parsed": len(calls),
+        "repaired": sum(call.repaired is not None for call in calls),
+        "malformed": sum(message.malformed is not None for message in messages),
+    }
+
+
+def split_reasoning(text: str) -> tuple[str | None, str]:
+    """Split a reply into reasoning and answer; unfinished reasoning leaves an empty answer.
+
+    '<think>x</think>y' → 'x', 'y'     'x</think>y' → 'x', 'y'     the template may have opened it
+    '<think>x'          → 'x', ''      'y'          → None, 'y'
+    """
+    before, closed, after = text.partition(END_OF_THINK)
+    if closed:
+        return before.strip().removeprefix(THINK).strip(), after.strip()
+    if before.lstrip().startswith(THINK):
+        return before.strip().removeprefix(THINK).strip(), ""
+    return None, text

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
+from grpo.strict_json import NotStrictJSON, encode
 from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 
 SCHEMA_VERSION = "5"
@@ -92,6 +93,12 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         raise DataError(f"no Parquet file at {path}") from error
     except (pa.ArrowException, OSError, ValueError) as error:  # names of columns may not be UTF-8
         raise DataError(f"{path} is not a readable Parquet file (truncated?): {error}") from error
+
+
+def open_checked(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file of which each page is compared with its checksum when it is read. Raises `DataError`."""
+    open_parquet(path)
+    return pq.ParquetFile(path, page_checksum_verification=True)
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
@@ -225,14 +232,14 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         else {
             "success": outcome.success,
             "checks": list(outcome.checks.items()),
-            "state": json.dumps(outcome.state),
+            "state": _json(outcome.state, f"{trajectory.place}: the state of its outcome"),
             "unjudged": list(outcome.unjudged),
             "reward": outcome.reward,
         },
         "turn_rewards": list(trajectory.turn_rewards),
         "terminal_reward": trajectory.terminal_reward,
         "breakdown": list(trajectory.breakdown.items()),
-        "reward_metadata": _reward_metadata(trajectory),
+        "reward_metadata": _json(dict(trajectory.reward_metadata), f"{trajectory.place}: metadata of its reward"),
     }
 
 
@@ -261,11 +268,11 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
     )
 
 
-def _reward_metadata(trajectory: Trajectory) -> str:
+def _json(value: Any, what: str) -> str:
     try:
-        return json.dumps(dict(trajectory.reward_metadata))
-    except TypeError as error:
-        raise DataError(f"{trajectory.place}: metadata of its reward cannot be written as JSON: {error}") from error
+        return encode(value)
+    except NotStrictJSON as error:
+        raise DataError(f"{what} cannot be written as JSON: it is {error}") from error
 
 
 def turns_to_rows(turns: Iterable[Turn]) -> list[dict[str, Any]]:
@@ -301,10 +308,12 @@ def turns_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
 
 
 def calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:
-    """Serialize tool calls as `[[name, arguments], …]`; None without calls."""
-    return json.dumps([[call.name, dict(call.arguments)] for call in calls]) if calls else None
+    """Serialize tool calls as `[[name, arguments], …]`, a repaired one with the reason; None without calls."""
+    rows = [[call.name, dict(call.arguments), *([call.repaired] if call.repaired else [])] for call in calls]
+    return _json(rows, "a tool call") if calls else None
 
 
 def calls_from_json(text: str | None) -> tuple[ToolCall, ...]:
     """Parse the calls written by `calls_to_json`."""
-    return tuple(ToolCall(name=name, arguments=arguments) for name, arguments in json.loads(text or "[]"))
+    rows = json.loads(text or "[]")
+    return tuple(ToolCall(name=row[0], arguments=row[1], repaired=(*row[2:], None)[0]) for row in rows)

@@ -14,18 +14,24 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.errors import DataError
+from grpo.errors import DataError, OutcomeError
 from grpo.messages import Message
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Stop = Literal["terminated", "truncated", "failed"]
+Stop = Literal["terminated", "truncated", "turn_limit", "failed"]
+"""Reason why an episode ended: by itself; by the limit of tokens of a turn or of the context; by the environment, which
+cut it off at its limit of turns or steps; or by an error."""
+
+NOTHING_EXPECTED = "nothing expected"
+"""Unjudged part of an outcome whose scenario has no expectation: doing nothing must not count as a success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +71,23 @@ class Outcome:
     def __post_init__(self) -> None:
         unverified = self.success is None and not self.unjudged
         if (self.success is not None and self.unjudged) or (unverified and (self.checks or not self.state)):
-            raise DataError(
+            raise OutcomeError(
                 f"outcome with success {self.success} and unjudged parts {list(self.unjudged)}; "
                 "success is None where a part is not judged, or where there is a state and nothing is verified"
             )
         if self.reward is not None and not math.isfinite(self.reward):
-            raise DataError(f"the environment's reward is {self.reward}; return a finite number, or None")
+            raise OutcomeError(f"the environment's reward is {self.reward}; return a finite number, or None")
 
     @classmethod
     def of(
         cls, checks: Mapping[str, bool], *, unjudged: tuple[str, ...] = (), state: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """Make an outcome from checks: success when all pass and no part is left to judge."""
+        """Make an outcome from checks: success when all pass and no part is left to judge.
+
+        Without a check success is None, as there is nothing that could have failed.
+        """
+        if not checks and not unjudged:
+            unjudged = (NOTHING_EXPECTED,)
         success = None if unjudged else all(checks.values())
         return cls(success=success, checks=checks, state=state or {}, unjudged=unjudged)
 
@@ -133,6 +144,11 @@ class Trajectory:
         return None if self.outcome is None else self.outcome.success
 
     @property
+    def is_cut_off(self) -> bool:
+        """True where a limit of tokens, turns or steps ended the episode, so that its last state has a value."""
+        return self.stop in ("truncated", "turn_limit")
+
+    @property
     def place(self) -> str:
         """Scenario and sample, for messages."""
         return f"scenario {self.scenario_id} sample {self.sample}"
@@ -145,6 +161,18 @@ class Trajectory:
     def to_messages(self) -> list[dict[str, Any]]:
         """Messages in the format of chat templates: `{"role", "content"}`, and `tool_calls` if there are some."""
         return [message.to_template() for message in self.messages]
+
+    def _repr_html_(self) -> str:
+        """Conversation with its reward, outcome and stop reason, for notebooks."""
+        verdict = {True: "success", False: "failure", None: "not verified"}[self.success]
+        reward = "none" if self.total_reward is None else f"{self.total_reward:.4g}"
+        heading = f"{self.place}: reward {reward}, {verdict}, stop {self.stop}"
+        rows = "".join(
+            f'<tr><td>{message.role}</td><td style="text-align: left; white-space: pre-wrap">{escape(text)}</td></tr>'
+            for message in self.messages
+            for text in ("\n".join([message.content, *(f"call {call}" for call in message.tool_calls)]).strip(),)
+        )
+        return f"<p>{escape(heading)}</p><table>{rows}</table>"
 
     @property
     def total_reward(self) -> float | None:
@@ -189,6 +217,10 @@ class TrajectoryGroup:
     def rewards(self) -> tuple[float | None, ...]:
         """Total reward of each trajectory, in sample order."""
         return tuple(trajectory.total_reward for trajectory in self.trajectories)
+
+    def _repr_html_(self) -> str:
+        """Conversations of the group, for notebooks."""
+        return "".join(trajectory._repr_html_() for trajectory in self.trajectories)
 
     def compute_group_statistics(self) -> dict[str, float]:
         """Mean, std, min, max and n of the total rewards that are not None.

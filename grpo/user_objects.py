@@ -20,6 +20,8 @@ from typing import Any, TypeVar, cast
 from pydantic import ConfigDict, ValidationError, create_model
 
 from grpo.errors import ConfigError
+from grpo.reads.recording import recorded_import
+from grpo.user_failures import describe, is_from_outside
 
 T = TypeVar("T")
 
@@ -56,11 +58,16 @@ def load_object(reference: str) -> Any:
     """Import the object `module:name`. Raises `ConfigError` for one that is missing or whose module fails."""
     module_name, _, name = reference.partition(":")
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
+        with recorded_import(module_name):
+            module = importlib.import_module(module_name)
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
         missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
         remedy = "put it beside the config, or install its package" if missing else "correct it"
-        raise ConfigError(f"{reference}: module {module_name} cannot be imported ({_told(error)}); {remedy}") from error
+        raise ConfigError(
+            f"{reference}: module {module_name} cannot be imported ({describe(error)}); {remedy}"
+        ) from error
     try:
         return getattr(module, name)
     except AttributeError as error:
@@ -79,8 +86,10 @@ def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: An
     arguments = _arguments(reference, target, options, given=len(given), named=named)
     try:
         made = target(*given, **named, **arguments)
-    except Exception as error:
-        raise ConfigError(f"{reference} cannot be made with options {dict(options)}: {_told(error)}") from error
+    except BaseException as error:
+        if is_from_outside(error):
+            raise
+        raise ConfigError(f"{reference} cannot be made with options {dict(options)}: {describe(error)}") from error
     if not isinstance(made, kind):
         raise ConfigError(f"{reference} makes {type(made).__name__}; derive it from {kind.__name__}")
     return made
@@ -165,7 +174,3 @@ def _arguments(
         place = ".".join(map(str, problem["loc"]))
         raise ConfigError(f"{reference}: option {place}: {problem['msg']}; it takes {shown}") from error
     return {name: getattr(checked, name) for name in options}
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,13 @@ def home() -> Path:
 
 @pytest.fixture(scope="session")
 def server(home: Path) -> Iterator[str]:
-    """A real Prefect server on a free port."""
+    """A real Prefect server on a free port, started with the limit of open files that a shell has."""
     from grpo_flows.local.servers import prefect_server
+    from tests.file_limits import default_files
 
-    with prefect_server(home) as url:
+    with ExitStack() as stack:
+        with default_files():
+            url = stack.enter_context(prefect_server(home))
         from prefect.context import refresh_global_settings_context
 
         refresh_global_settings_context()  # another test may have imported Prefect before there was an address

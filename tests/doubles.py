@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -74,6 +75,21 @@ def desk_scenarios(count: int) -> list[Scenario]:
     """The first scenarios of the pack that ships."""
     with DESK_SCENARIOS.open(encoding="utf-8") as lines:
         return [Scenario.model_validate_json(line) for line in islice(lines, count)]
+
+
+def with_a_conversation(folder: Path) -> dict[str, Any]:
+    """Section of scenarios: some of the desk's, and one held-out conversation of a retraining without an outcome."""
+    path = folder / "mixture.jsonl"
+    conversation = {
+        "id": "conversation-1",
+        "user_responses": ["What is this all about?"],
+        "world": {"orders": {}},
+        "metadata": {"category": "zzz", "origin": {"keys": ["a"]}},
+        "split": "heldout",
+    }
+    base = [scenario.model_dump_json() for scenario in desk_scenarios(60)]
+    path.write_text("".join(f"{line}\n" for line in [*base, json.dumps(conversation)]))
+    return {"sources": [{"kind": "jsonl", "path": str(path)}], "limit": None}
 
 
 def play_desk(

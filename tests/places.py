@@ -11,10 +11,18 @@ PUBLISHED = ROOT.parent / "shared" / "data"
 """Data sets that others publish, beside the project; tests that need one are skipped where it is not."""
 
 LONGEST = (
-    *(f"tests/e2e/test_{name}.py" for name in ("stack", "identity", "own_objects", "remote", "retrain", "tuning")),
+    *(
+        f"tests/e2e/test_{name}.py"
+        for name in ("stack", "chaos", "identity", "own_objects", "remote", "retrain", "tuning")
+    ),
     *(f"tests/e2e/test_{name}.py" for name in ("postgres", "wheel", "registry", "kill")),
     *("tests/grpo/learner/test_update.py", "tests/flows/test_train.py", "tests/grpo/learner/test_learning.py"),
     *("tests/flows/test_model_addresses.py", "tests/flows/test_retention.py", "tests/flows/cli/test_servers.py"),
-    *("tests/flows/test_wrong_usage.py", "tests/tasks/test_executor.py", "tests/grpo/rewards/learned/test_safety.py"),
+    *(
+        "tests/flows/test_wrong_usage.py",
+        "tests/docs/test_configs.py",
+        "tests/tasks/test_executor.py",
+        "tests/grpo/rewards/learned/test_safety.py",
+    ),
 )
 """Files of half a minute and more: a worker that begins one last keeps all others waiting."""

@@ -159,10 +159,11 @@ def _fork(arguments: list[str], environment: Mapping[str, str], folder: Path) ->
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(ROOT)
-        from grpo_flows.cli.app import app
+        from grpo_flows.cli.app import run
 
+        sys.argv[1:] = arguments
         try:
-            app(arguments, prog_name="grpo")
+            run()
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -293,7 +293,7 @@ _dry(
     "backend",
     "vllm that is not installed",
     "rollout.backend=vllm training.importance_sampling_cap=2",
-    "pip install 'grpo[vllm]'",
+    "pip install 'grpo-agent-framework[vllm]'",
     code=1,
 )
 _dry(

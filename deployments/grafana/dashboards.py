@@ -1,4 +1,7 @@
-"""Grafana's dashboard of a server and its loop: `python deployments/grafana/dashboards.py` writes serving.json."""
+"""Grafana's dashboards: `python deployments/grafana/dashboards.py` writes serving.json and nights.json.
+
+The first is of a server and its loop in the last hours, the second of the retrainings of the last 30 nights.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).with_name("serving.json")
+FOLDER = Path(__file__).parent
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 7
 
@@ -26,7 +29,9 @@ def quantiles(metric: str) -> dict[str, str]:
     return {f"p{share * 100:.0f} {{{{model_name}}}}": quantile(share, metric) for share in (0.5, 0.99)}
 
 
-PANELS: list[tuple[str, str, dict[str, str]]] = [
+Panels = list[tuple[str, str, dict[str, str]]]
+"""Title, unit, and expressions by their legends."""
+SERVING: Panels = [
     ("Ready servers", "none", {"ready": "sum(grpo_ready)", "up": "count(grpo_ready)"}),
     ("Requests by status", "reqps", {"{{code}}": rate("http_requests_total", "code")}),
     ("Requests by route", "reqps", {"{{route}}": rate("http_requests_total", "route")}),
@@ -112,15 +117,59 @@ PANELS: list[tuple[str, str, dict[str, str]]] = [
         {"{{name}} {{result}}": "max by (name, result) (grpo_retraining_records)"},
     ),
 ]
+_REPORT = "max by (name, verdict) (grpo_retraining_timestamp_seconds)"
+_RUNNING = 'max by (name) (grpo_retraining_timestamp_seconds{verdict="running"})'
+_LAST = "max by (name) (grpo_retraining_timestamp_seconds)"
+NIGHTS: Panels = [
+    ("Verdict of the last day", "bool", {"{{name}}: {{verdict}}": f"time() - {_REPORT} < bool 86400"}),
+    ("Time since the last report", "s", {"{{name}}": f"time() - {_LAST}"}),
+    ("Retrainings in progress", "s", {"{{name}}": f"time() - {_RUNNING}"}),
+    ("Conversations", "none", {"{{name}} {{result}}": "max by (name, result) (grpo_retraining_records)"}),
+    ("Turns of the log", "none", {"{{name}} {{result}}": "max by (name, result) (grpo_retraining_turns)"}),
+    ("Feedback on them", "none", {"{{name}} {{result}}": "max by (name, result) (grpo_retraining_feedback)"}),
+    (
+        "Age of the champion",
+        "s",
+        {"{{model_name}}": "time() - max by (model_name) (grpo_champion_registered_timestamp_seconds)"},
+    ),
+    ("Swaps a day", "none", {"swaps": "sum(increase(grpo_swaps_total[1d]))"}),
+    (
+        "Verified success of a day",
+        "percentunit",
+        {
+            "success": 'sum(increase(grpo_feedback_outcomes_total{success="true"}[1d]))'
+            " / sum(increase(grpo_feedback_outcomes_total[1d]))"
+        },
+    ),
+    ("Prefect and MLflow answer", "bool", {"{{instance}}": "min by (instance) (probe_success)"}),
+    (
+        "Free room of the volumes",
+        "percentunit",
+        {"{{mountpoint}}": "min by (mountpoint) (node_filesystem_avail_bytes / node_filesystem_size_bytes)"},
+    ),
+    (
+        "Free room on the log's disk",
+        "percentunit",
+        {"{{instance}}": "grpo_log_disk_free_bytes / grpo_log_disk_size_bytes"},
+    ),
+]
 
 
-def dashboard() -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+def dashboards() -> dict[str, dict[str, Any]]:
+    """The dashboards as Grafana imports them, by the names of their files."""
+    return {
+        "serving.json": dashboard("grpo-serving", "grpo serve", SERVING, since="now-6h", refresh="30s"),
+        "nights.json": dashboard("grpo-nights", "grpo nights", NIGHTS, since="now-30d", refresh="15m"),
+    }
+
+
+def dashboard(uid: str, title: str, contents: Panels, *, since: str, refresh: str) -> dict[str, Any]:
+    """A dashboard as Grafana imports it, of the time since `since`, in rows of three panels."""
     panels = [
         {
             "id": index + 1,
             "type": "timeseries",
-            "title": title,
+            "title": heading,
             "datasource": _SOURCE,
             "gridPos": {
                 "x": index % _COLUMNS * _WIDTH,
@@ -134,20 +183,21 @@ def dashboard() -> dict[str, Any]:
                 for number, (legend, expr) in enumerate(expressions.items())
             ],
         }
-        for index, (title, unit, expressions) in enumerate(PANELS)
+        for index, (heading, unit, expressions) in enumerate(contents)
     ]
     source = {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
     return {
-        "uid": "grpo-serving",
-        "title": "grpo serve",
+        "uid": uid,
+        "title": title,
         "tags": ["grpo"],
         "schemaVersion": 39,
-        "refresh": "30s",
-        "time": {"from": "now-6h", "to": "now"},
+        "refresh": refresh,
+        "time": {"from": since, "to": "now"},
         "templating": {"list": [source]},
         "panels": panels,
     }
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(dashboard(), indent=1) + "\n", encoding="utf-8")
+    for name, content in dashboards().items():
+        (FOLDER / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -11,23 +11,26 @@ from pydantic import BaseModel, ConfigDict
 from grpo.artifacts import ArtifactStore
 from grpo.config.environments import PythonEnvironmentSettings
 from grpo.config.pipeline import PipelineConfig
-from grpo.identity.cache_identity import pin_models
-from grpo.learner.demonstrations import read_demonstrations
+from grpo.identity.code import external_digests
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
-from grpo.learner.preferences import read_pairs
+from grpo.learner.time_estimate import estimate_seconds, measured_flops
 from grpo.policy.model_files import check_architecture
+from grpo.policy.transformers.context import described_context
 from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
+from grpo.preflight.facts import Facts
+from grpo.reads.names import is_read, shown
 from grpo.tables import open_parquet
+from grpo_flows.local import preflight
 from grpo_flows.pipeline import (
     base_policy,
-    check_gates,
     collect_heldout,
     prepare_scenarios,
+    settle_gates,
     starting_policies,
     training_steps,
 )
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
-from grpo_tasks.results import StageResult
+from grpo_tasks.results import StageResult, stages_with_results
 from grpo_tasks.rollout import RolloutResult
 from grpo_tasks.split import SplitResult
 from grpo_tasks.stage import Call, executed_by
@@ -58,7 +61,7 @@ class PlannedStage(Plan):
 
 
 class Episodes(Plan):
-    """Upper bounds on the episodes; None where the split is not in the cache."""
+    """Upper bounds on the episodes; None where the split is not known."""
 
     train: int
     heldout: int | None
@@ -75,7 +78,9 @@ class DryRun(Plan):
 
     stages: tuple[PlannedStage, ...]
     scenarios: tuple[int, int] | None
-    """Training and held-out scenarios; None where the split is not in the cache."""
+    """Training and held-out scenarios; None where sources are too large to be read, or on a hub."""
+    counted: int | None
+    """Scenarios that were read for this plan, where the split is not in the cache."""
     episodes: Episodes
     max_completion_tokens: int
     """Upper bound on the completion tokens of an episode."""
@@ -85,7 +90,14 @@ class DryRun(Plan):
     """Base model: its pinned address, size, and what would be fetched."""
     forward_path: str | None
     """Forward path of the model, and its errors; None where load_base is not in the cache."""
+    context: str
+    """Tokens that the model reads, and why they are fewer than its config states."""
     memory: MemoryEstimate
+    seconds: float
+    """Time estimate of what is not in the cache, with the mean of the completion tokens where it is known and
+    the upper bound elsewhere."""
+    reads: tuple[str, ...] = ()
+    """Files, folders and variables that the config declares, and those that code of one's own has read so far."""
 
 
 class NotCached(Exception):
@@ -123,30 +135,68 @@ class CacheLookup:
 def dry_run(config: PipelineConfig) -> DryRun:
     """Follow a run through the cache as far as it goes; computes, writes and starts nothing.
 
-    Of a model on a hub, config and tokenizer are fetched, and no weights. Raises what the run would raise for sources,
-    demonstrations, preference pairs or a model that are not there or cannot be read; of weights the headers are read.
+    Of a model on a hub, config and tokenizer are fetched, and no weights; of weights the headers are read. Raises what
+    `grpo.preflight` refuses.
     """
-    config, lookup = pin_models(config), CacheLookup()
-    if config.sft is not None:
-        read_demonstrations(config.sft.demonstrations)
-    if config.dpo is not None:
-        read_pairs(config.dpo.pairs)
+    config, lookup = preflight.check(config), CacheLookup()
     with executed_by(lookup):
         split, missing = _follow(config)
-    scenarios = None if split is None else (split.train, split.heldout)
+    scenarios, counted = _scenarios(config, split)
     episodes = _episodes(config, scenarios)
+    stages = _stages(config, lookup, missing)
+    mean, memory = _mean_completion_tokens(config, lookup), _memory(config, episodes)
     return DryRun(
-        stages=_stages(config, lookup, missing),
+        stages=stages,
         scenarios=scenarios,
+        counted=counted,
         episodes=episodes,
         max_completion_tokens=_max_completion_tokens(config),
-        mean_completion_tokens=_mean_completion_tokens(config, lookup),
+        mean_completion_tokens=mean,
         model=model_plan(config.policy.model),
         forward_path=next(
             (result.forward_path for result in lookup.results if isinstance(result, BaseCheckpoint)), None
         ),
-        memory=_memory(config, episodes),
+        context=_context(config),
+        memory=memory,
+        seconds=_seconds(config, stages, episodes, memory, tokens=mean or _max_completion_tokens(config)),
+        reads=_reads(config, lookup),
     )
+
+
+def _scenarios(config: PipelineConfig, split: SplitResult | None) -> tuple[tuple[int, int] | None, int | None]:
+    """Training and held-out scenarios; of a split that is not in the cache, the sources are read and divided."""
+    if split is not None:
+        return (split.train, split.heldout), None
+    with Facts(config) as facts:
+        sample, parts = facts.sample(), facts.split()
+    counted = None if sample is None else len(sample.scenarios)
+    return (None if parts is None else (len(parts.train), len(parts.heldout))), counted
+
+
+def _seconds(
+    config: PipelineConfig,
+    stages: Sequence[PlannedStage],
+    episodes: Episodes,
+    memory: MemoryEstimate,
+    *,
+    tokens: float,
+) -> float:
+    left = {stage.name: 1 - stage.cached / stage.runs for stage in stages}
+    generated = tokens * (episodes.train + (episodes.heldout or 0)) * left["rollout"]
+    return estimate_seconds(
+        parameters=memory.parameters,
+        generated=generated,
+        trained=tokens * episodes.train * left["train"] * config.training.epochs,
+        stages=sum(stage.runs - stage.cached for stage in stages),
+        reference=config.training.beta > 0,
+        flops=measured_flops(),
+    )
+
+
+def _reads(config: PipelineConfig, lookup: CacheLookup) -> tuple[str, ...]:
+    declared = {name for name in external_digests([config]) if is_read(name)}
+    recorded = {shown(name) for result in lookup.results for name in result.reads}
+    return tuple(sorted(declared | recorded))
 
 
 def _max_completion_tokens(config: PipelineConfig) -> int:
@@ -154,6 +204,11 @@ def _max_completion_tokens(config: PipelineConfig) -> int:
     if isinstance(config.environment, PythonEnvironmentSettings):
         return config.rollout.max_context
     return min(config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context)
+
+
+def _context(config: PipelineConfig) -> str:
+    with model_description(config.policy.model) as described:
+        return described_context(described.config)
 
 
 def _memory(config: PipelineConfig, episodes: Episodes) -> MemoryEstimate:
@@ -176,7 +231,7 @@ def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]
     try:
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         split = data.split
-        check_gates(config, data)
+        config = settle_gates(config, data)
     except NotCached as miss:
         missing.append(miss.stage)
     try:
@@ -238,14 +293,18 @@ def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...
         **dict.fromkeys(_ONCE, 1),
     }
 
+    known = stages_with_results(ArtifactStore(config.store))
+
     def rest(name: str, cached: int) -> str:
         if cached == runs[name]:
             return ""
         if not missing:
             return "unknown: depends on the current champion"
+        if name not in known or (name in missing and runs[name] == 1):
+            return "computed"
         if name in missing:
-            return "computed" if runs[name] == 1 else "one is computed, the others depend on it"
-        return f"unknown until {' and '.join(missing)} has run"
+            return "one is computed, the others depend on it"
+        return f"unknown until {' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} run"
 
     return tuple(
         PlannedStage(name=name, runs=count, cached=lookup.hits[name], rest=rest(name, lookup.hits[name]))

@@ -16,10 +16,12 @@ from grpo.policy.catalog import pinned
 from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
+from grpo_flows.local import preflight
 from grpo_flows.pipeline import Scenarios, base_policy, collect_heldout, prepare_scenarios
 from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
 from grpo_tasks.executor import one_thread, stage_executor
-from grpo_tasks.models import stored_checkpoint
+from grpo_tasks.models import REGISTERED, stored_checkpoint
+from grpo_tasks.registry import registry
 
 
 @flow(name="evaluate", flow_run_name="{config.name}", task_runner=one_thread())
@@ -40,8 +42,9 @@ def evaluate(
         output_file: Path of the result, by default evaluation.json beside the report.
 
     """
-    model = model or champion_address(config)
     config = select_scenarios(config, scenarios_file, num_episodes)
+    model = evaluated_model(config, model)
+    preflight.check_evaluation(config, model, whole=scenarios_file is not None)
     with stage_executor(config.rollout):
         model, data, evaluated = measure(config, model, whole=scenarios_file is not None)
     document = EvaluationDocument(
@@ -60,9 +63,15 @@ def evaluate(
     return document
 
 
-def champion_address(config: PipelineConfig) -> str:
-    """Address of the champion of a config's model."""
-    return f"models:/{config.registry.model_name}@champion"
+def evaluated_model(config: PipelineConfig, model: str | None) -> str:
+    """Address of the model that is checked and measured; None is the champion of the config's model.
+
+    A version of the registry has its number from here on: an alias that moves while it is measured changes nothing.
+    """
+    address = model or f"{REGISTERED}{config.registry.model_name}@champion"
+    if not address.startswith(REGISTERED):
+        return address
+    return registry().resolve(address, follow_alias=config.registry.follow_alias).address
 
 
 def measure(config: PipelineConfig, model: str, *, whole: bool) -> tuple[str, Scenarios, EvaluatePolicyResult]:

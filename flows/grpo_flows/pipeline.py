@@ -20,10 +20,9 @@ from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError
-from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.schema import FineTuning, IterationMetrics, PreferenceTuning, RolloutRecord, SliceMetrics
 from grpo.identity.cache_identity import model_digest
-from grpo.registry.retention import REGISTERED, Retention, run_owner
+from grpo.preflight.outcomes import settled
 from grpo.rewards.rollout_summary import RolloutSummary
 from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.ingest import SCENARIOS_FILE
@@ -33,8 +32,9 @@ from grpo_tasks.dpo import DPOResult, dpo
 from grpo_tasks.evaluate_policy import evaluate_policy
 from grpo_tasks.ingest import IngestResult, ingest
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint, load_base
-from grpo_tasks.registry import registry
+from grpo_tasks.patience import patient
 from grpo_tasks.rollout import rollout
+from grpo_tasks.run_checkpoints import RunCheckpoints
 from grpo_tasks.score import ScoreResult, score
 from grpo_tasks.sft import SFTResult, sft
 from grpo_tasks.split import SplitResult, read_split, split
@@ -91,11 +91,12 @@ def prepare_scenarios(
     return Scenarios(ingested=ingested, validated=validated, split=divided)
 
 
-def check_gates(config: PipelineConfig, data: Scenarios) -> None:
-    """Raise `ConfigError` when a gate asks for what is not among the held-out scenarios."""
+@patient
+def settle_gates(config: PipelineConfig, data: Scenarios) -> PipelineConfig:
+    """The config with the metric of its gates. Raises `ConfigError` as `grpo.preflight.outcomes.settled`."""
     store = ArtifactStore(config.store)
     ids = read_split(store, data.split.split).heldout
-    check_gate_scenarios(config.gates, read_scenarios(store.path(data.artifact) / SCENARIOS_FILE, ids=ids))
+    return settled(config, tuple(read_scenarios(store.path(data.artifact) / SCENARIOS_FILE, ids=ids)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +186,7 @@ def _collect(
         reward=config.reward,
         judge=config.judge,
         error_budget=config.rollout.error_budget,
+        timeout_s=config.rollout.reward_timeout_s,
         store=config.store,
         environment=config.scored_environment,
     )
@@ -197,43 +199,6 @@ class Step:
     iteration: IterationMetrics
     policy: Checkpoint
     rollouts: RolloutRecord
-
-
-class RunCheckpoints:
-    """The newest checkpoints of a run, which stay in the store; older ones are removed."""
-
-    def __init__(self, config: PipelineConfig, base: Checkpoint) -> None:
-        self.removed: list[Artifact] = []
-        self._limit = config.save_total_limit
-        self._keeper = run_owner(config.name)
-        self._retention = Retention(ArtifactStore(config.store))
-        self._base = base.checkpoint
-        self._checkpoints: list[Artifact] = []
-        for checkpoint in registry().checkpoints(config.store):
-            self._retention.keep(checkpoint, REGISTERED)
-
-    def add(self, checkpoint: Artifact) -> None:
-        """Keep a new checkpoint, and release the one that is over the limit."""
-        if checkpoint in (self._base, *self._checkpoints[-1:]):
-            return  # an iteration without an update
-        self._checkpoints.append(checkpoint)
-        self._retention.keep(checkpoint, self._keeper)
-        if self._limit is not None and len(self._checkpoints) > self._limit:
-            self._release(self._checkpoints[-self._limit - 1])
-
-    def restart(self) -> None:
-        """Reset the list before a recomputation; the checkpoints of before are released at the end of the run."""
-        self._checkpoints = []
-
-    def release_earlier_runs(self) -> None:
-        """Release the checkpoints that earlier runs of this name kept."""
-        for checkpoint in self._retention.kept(self._keeper):
-            if checkpoint not in self._checkpoints:
-                self._release(checkpoint)
-
-    def _release(self, checkpoint: Artifact) -> None:
-        if self._retention.release(checkpoint, self._keeper) and checkpoint not in self.removed:
-            self.removed.append(checkpoint)
 
 
 def training_steps(
@@ -296,7 +261,7 @@ def measure_tuning(
 ) -> tuple[FineTuning | None, PreferenceTuning | None]:
     """Results of supervised fine-tuning and of DPO; None for a stage that the run does not have.
 
-    `policies` are those of `starting_policies`.
+    `policies` come from `starting_policies`.
     """
 
     def measure(policy: Checkpoint) -> SliceMetrics:
@@ -384,6 +349,8 @@ def _iteration(index: int, rollouts: Rollouts, trained: TrainResult) -> Iteratio
             f"{left} and {right} ({rho:+.2f})" for (left, right), rho in summary.moments.highly_correlated().items()
         ),
         truncated_share=summary.truncated_share,
+        turn_limit_share=summary.turn_limit_share,
         failed_share=summary.failed_share,
+        calls=summary.calls,
         **trained.metrics.model_dump(),
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prefect import flow
 
+from grpo.policy.weights.promotion_records import CANDIDATE, Reason
 from grpo.registry import ChampionChange
-from grpo.registry.promotions import CANDIDATE, Reason
 from grpo_tasks.promote import promote as promote_version
 from grpo_tasks.registry import registry
 

@@ -8,20 +8,21 @@ from pathlib import Path
 from prefect import flow
 from pydantic import BaseModel, ConfigDict
 
+from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ReproductionError
-from grpo.identity.cache_identity import ABSENT, RunInputs, model_digest
-from grpo.identity.file_reads import current_digest
+from grpo.identity.cache_identity import RunInputs, model_digest
 from grpo.identity.provenance import provenance
+from grpo.reads.names import ABSENT, VARIABLE, current_digest, is_read
 from grpo.registry import Provenance
-from grpo.registry.provenance import FILE
-from grpo.rewards.hacking.check import check_rewards
+from grpo.registry.recorded_config import recorded_config
 from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
-from grpo_flows.local.objects import check_objects
-from grpo_flows.pipeline import RunCheckpoints, base_policy, prepare_scenarios, starting_policies, training_steps
+from grpo_flows.local import preflight
+from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies, training_steps
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.registry import registry
+from grpo_tasks.run_checkpoints import RunCheckpoints
 
 
 class Reproduction(BaseModel):
@@ -56,22 +57,22 @@ def reproduce(model: str) -> Reproduction:
     computed when the sources or the base model are not what they were.
     """
     models = registry()
-    then = models.provenance(models.resolve(model))
+    version = models.resolve(model)
+    then = models.provenance(version)
     home().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="reproduce-", dir=home()) as scratch:
-        config = require_unchanged(then)
+        config = require_unchanged(version.address, then)
         now = retrain_aside(config.model_copy(update={"store": f"{scratch}/store"}))
-    now = now.model_copy(update={"external_digests": files_now(then) | now.external_digests})
+    now = now.model_copy(update={"external_digests": reads_now(then) | now.external_digests})
     return Reproduction(model=model, expected=then.policies, reproduced=now.policies, differences=then.differences(now))
 
 
 @flow(name="reproduce-training", persist_result=False, task_runner=one_thread())
 def retrain_aside(config: PipelineConfig) -> Provenance:
     """Train a config, and return the provenance of the result."""
+    config = preflight.check(config, purpose="trial")
     inputs = RunInputs.of(config)
     with stage_executor(config.rollout) as executor:
-        check_rewards(config.reward)
-        check_objects(config)  # as `train`: what these import outside of the stages is not among their reads
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         starts = starting_policies(config, base_policy(config.policy, config.store))
         steps = list(training_steps(config, data.artifact, data.split, starts[-1], RunCheckpoints(config, starts[-1])))
@@ -85,27 +86,40 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
     )
 
 
-def files_now(then: Provenance) -> dict[str, str]:
-    """Digests that the files have now which the user's code read then; without those that lie elsewhere now.
+def reads_now(then: Provenance) -> dict[str, str]:
+    """Digests that files and variables have now which the user's code read then; without files that lie elsewhere.
 
     What a process reads depends on what it has imported before, and on what the cache answers.
     """
     digests: dict[str, str] = {}
     for name, digest in then.external_digests.items():
-        path = name.removeprefix(FILE)
-        if name.startswith(FILE) and Path(path).is_absolute():
-            now = current_digest(path) or ABSENT
-            if now != ABSENT or digest == ABSENT:
+        is_variable, place = name.startswith(VARIABLE), name.partition(" ")[2]
+        if is_read(name) and (is_variable or Path(place).is_absolute()):
+            now = current_digest(name) or ABSENT
+            if now != ABSENT or digest == ABSENT or is_variable:
                 digests[name] = now
     return digests
 
 
-def require_unchanged(then: Provenance) -> PipelineConfig:
-    """Config of a version whose sources and base model are what they were; raises `ReproductionError` otherwise."""
-    config = PipelineConfig.model_validate(then.config)
+def require_unchanged(address: str, then: Provenance) -> PipelineConfig:
+    """Config of a version whose sources and base model are what they were; raises `ReproductionError` otherwise.
+
+    Also for a version that was trained on a conversation that was erased since. Raises as `recorded_config`.
+    """
+    config = recorded_config(address, then)
+    _refuse_erased(config, then)
     _unchanged("scenarios.sources", then.sources, content_hash(config.scenarios.sources))
     _unchanged("policy.model", then.model, model_digest(config.policy))
     return config
+
+
+def _refuse_erased(config: PipelineConfig, then: Provenance) -> None:
+    store = ArtifactStore(config.store)
+    if store.is_erased(store.folder("scenarios", then.scenarios)):
+        raise ReproductionError(
+            "conversations that this version was trained on were erased, because a user asked for it; its training "
+            "cannot be repeated, and grpo lineage still names its inputs"
+        )
 
 
 def _unchanged(setting: str, then: str, now: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
@@ -31,19 +34,23 @@ from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.sources import content_hash
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
+from grpo.user_failures import reason_of
+from grpo_flows.local.preflight import check_retraining
 from grpo_tasks.build_mixture import build_mixture
 from grpo_tasks.check_triggers import check_triggers
-from grpo_tasks.curate import CurationResult, curate
+from grpo_tasks.curate import CurationResult, curate, keep_conversations, keep_planned
 from grpo_tasks.executor import InProcessExecutor, one_thread, stage_executor
 from grpo_tasks.ingest import ingest
 from grpo_tasks.registry import registry
-from grpo_tasks.retraining_report import retraining_report
+from grpo_tasks.retraining_report import retraining_report, write_retraining
 from grpo_tasks.split import split
-from grpo_tasks.stage import executed_by
+from grpo_tasks.stage import executed_by, run_all
 from grpo_tasks.validate import validate
 from grpo_tasks.verify_log import verify_log
 from grpo_tasks.warm_start import warm_start
 from grpo_tasks.write_corrections import write_corrections
+
+logger = logging.getLogger(__name__)
 
 # torch is loaded when a trigger has fired: most scheduled runs end without training
 
@@ -58,31 +65,38 @@ def retrain(config: RetrainConfig) -> RetrainingReport:
         config: The triggers, the conversations, and the run that is repeated.
 
     """
-    pipeline, folder = config.load_pipeline(), home() / config.name
-    pending = pending_path(config, pipeline)
-    plan = _read_pending(pending)
-    if plan is None:
-        with stage_executor():
-            checked = check(config, pipeline)
-            triggers = checked.triggers
-            if not triggers.fired:
-                report = _idle_report(config, triggers)
-                retraining_report(report, None, folder)
-                # the caller gets the data of a state
-                return cast(RetrainingReport, Completed(name="Nothing to do", message=triggers.summary, data=report))
-            plan = _plan(config, pipeline, checked)
-        _write_pending(pending, plan)
-    return _train(plan, folder, pending)
+    so_far = RetrainingReport(name=config.name, verdict="running", reason="the triggers are checked")
+    folder, known = home() / config.name, [so_far]
+    with _failure_reported(config, folder, known):
+        write_retraining(so_far, folder)
+        pipeline, pending = check_retraining(config, depth="files"), pending_path(config)
+        plan = _read_pending(pending)
+        if plan is None:
+            with stage_executor():
+                checked = check(config, pipeline)
+                triggers = checked.triggers
+                if not triggers.fired:
+                    report = _idle_report(config, triggers)
+                    retraining_report(report, None, folder)
+                    # the caller gets the data of a state
+                    ended: State[Any] = Completed(name="Nothing to do", message=triggers.summary, data=report)
+                    return cast(RetrainingReport, ended)
+                known.append(so_far.model_copy(update={"triggers": triggers, "reason": triggers.summary}))
+                plan = _plan(config, check_retraining(config), checked)
+            _write_pending(pending, plan)
+        known.append(plan.report("running", f"it trains: {plan.triggers.summary}"))
+        write_retraining(known[-1], folder)
+        return _train(plan, folder, pending)
 
 
-def retrain_if_idle(config: RetrainConfig) -> RetrainingReport | None:
+def retrain_if_idle(config: RetrainConfig, pipeline: PipelineConfig) -> RetrainingReport | None:
     """Check the triggers without a Prefect server; None where one fires or a flow run is needed to check them.
 
-    The report is that of the flow, and so are the cached stages: a flow run that follows finds them.
+    `pipeline` is the run that is repeated, as `check_retraining` returns it. The flow writes the same report and
+    caches the same stages, so that a flow run that follows finds them.
     """
-    pipeline = config.load_pipeline()
     evaluates = any(trigger.kind == "heldout_reward" for trigger in config.triggers)
-    if evaluates or pending_path(config, pipeline).exists():
+    if evaluates or pending_path(config).exists():
         return None
     with executed_by(InProcessExecutor()):
         triggers = check(config, pipeline).triggers
@@ -95,6 +109,25 @@ def retrain_if_idle(config: RetrainConfig) -> RetrainingReport | None:
 
 def _idle_report(config: RetrainConfig, triggers: TriggerReport) -> RetrainingReport:
     return RetrainingReport(name=config.name, verdict="nothing to do", reason=triggers.summary, triggers=triggers)
+
+
+@contextmanager
+def _failure_reported(config: RetrainConfig, folder: Path, known: Sequence[RetrainingReport]) -> Iterator[None]:
+    """Write the report of a retraining that fails, whatever ends it, and raise the failure again.
+
+    `known` are the reports of its steps so far. The file comes first, because it needs no server.
+    """
+    try:
+        yield
+    except BaseException as failure:  # also a signal, and an exit of the user's code
+        report = known[-1].model_copy(update={"verdict": "failed", "reason": reason_of(failure)})
+        try:
+            write_retraining(report, folder)
+            if isinstance(failure, Exception):
+                retraining_report(report, None, folder)
+        except Exception:
+            logger.warning("the report of the failed retraining %s is not in every record", config.name, exc_info=True)
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +147,7 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
     """Curate the conversations of this moment, and check every trigger."""
     models, artifacts = registry(), ArtifactStore(pipeline.store)
     name, settings = pipeline.registry.model_name, pin_sources(pipeline.scenarios)
-    serving = champion(models, artifacts, name)
+    serving = champion(models, artifacts, name, follow_alias=pipeline.registry.follow_alias)
     challenger = last_challenger(models, artifacts, name, serving)
     sources = tuple(map(snapshot, config.conversations))
     ingested = ingest(
@@ -129,7 +162,7 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
         limit=settings.limit,
         store=pipeline.store,
     )
-    curated = curate(
+    call = curate.bind(
         sources=sources,
         content=content_hash(sources),
         base=ingested.scenarios,
@@ -137,6 +170,11 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
         champion=serving.training_data if serving is not None else None,
         settings=config.curation,
         store=pipeline.store,
+    )
+    curated = run_all([call])[0]
+    versions = models.versions(name)
+    keep_conversations(
+        call, curated, [version.tags[CONVERSATIONS] for version in versions if CONVERSATIONS in version.tags]
     )
     asked = any(trigger.kind == "heldout_reward" for trigger in config.triggers) and challenger is None
     in_flow_run = flow_run.get_id() is not None
@@ -178,7 +216,7 @@ def retraining_config(
 
     A given model is trained already: instead of the pipeline's SFT and DPO it gets `tuning`, if there is one.
 
-    The tags are added to those of the registered version.
+    The tags are added to the tags of the registered version.
     """
     settings, recorded = pipeline.scenarios, pipeline.registry
     return pipeline.model_copy(
@@ -206,13 +244,14 @@ def _plan(config: RetrainConfig, pipeline: PipelineConfig, checked: Checked) -> 
         base=checked.scenarios,
         split=checked.split,
         conversations=conversations,
-        new_ids=sorted(conversation.id for conversation in new),
+        new_ids=sorted(new.ids.to_pylist()),
         lineage=serving.data_lineage if serving is not None else (),
-        share=config.mixture.conversation_fraction,
+        settings=config.mixture,
         validation_fraction=pipeline.scenarios.validation_fraction,
         seed=pipeline.seed,
         store=pipeline.store,
     )
+    keep_planned(conversations, config.name, pipeline.store)
     validate(
         scenarios=mixed.mixture,
         validation_fraction=pipeline.scenarios.validation_fraction,
@@ -287,30 +326,12 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
 
     try:
         result = train(plan.run)
-    except GRPOError as error:
-        report = RetrainingReport(
-            name=plan.config.name,
-            triggers=plan.triggers,
-            mixture=plan.mixture,
-            corrections=plan.corrections,
-            served=plan.served,
-            verdict="failed",
-            reason=str(error),
-        )
-        retraining_report(report, None, folder)
+    except GRPOError:
         pending.unlink(missing_ok=True)
         raise
     version, decision = result.version, result.decision
-    report = RetrainingReport(
-        name=plan.config.name,
-        triggers=plan.triggers,
-        mixture=plan.mixture,
-        corrections=plan.corrections,
-        served=plan.served,
-        verdict=decision.verdict,
-        reason=decision.reason,
-        version=f"{version.name}/{version.version}" if version is not None else None,
-    )
+    name = f"{version.name}/{version.version}" if version is not None else None
+    report = plan.report(decision.verdict, decision.reason, version=name)
     retraining_report(report, version, folder)
     pending.unlink(missing_ok=True)
     return cast(RetrainingReport, Completed(message=f"{decision.verdict}: {decision.reason}", data=report))
@@ -338,8 +359,12 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
     return interval.mean, interval.high
 
 
-def pending_path(config: RetrainConfig, pipeline: PipelineConfig) -> Path:
-    """File of the retraining that has begun and not ended, with these settings and this code."""
+def pending_path(config: RetrainConfig) -> Path:
+    """File of the retraining that has begun and not ended, with these settings and this code.
+
+    The settings count as they are written: an alias that moves, or a file of scenarios that grows, starts no other one.
+    """
+    pipeline = config.load_pipeline()
     settings = [config.model_dump(mode="json"), pipeline.model_dump(mode="json")]
     identity = short_digest([settings, code_digest(), external_digests([config, pipeline])])
     return home() / config.name / f"pending-{identity}.json"
@@ -353,7 +378,7 @@ def _read_pending(path: Path) -> PendingRetraining | None:
 
 
 def _write_pending(path: Path, plan: PendingRetraining) -> None:
-    """From here on this plan is carried out, whatever is logged or promoted meanwhile."""
+    """From here on this plan is carried out, also if other conversations are logged, or another version is promoted."""
     for other in path.parent.glob("pending-*.json"):
         if other != path:
             other.unlink(missing_ok=True)

@@ -14,10 +14,10 @@ from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import check_modules, receive_code
 from grpo_tasks.evaluate import evaluate
-from grpo_tasks.remote import decode, write_result_artifact
+from grpo_tasks.remote import decode, error_message, write_result_artifact
 from grpo_tasks.results import StageResult
 from grpo_tasks.rollout import rollout
-from grpo_tasks.stage import Stage
+from grpo_tasks.stage import TRANSIENT, Stage
 from grpo_tasks.train import train
 
 STAGES: dict[str, Stage[..., Any]] = {"rollout": rollout, "train": train, "evaluate": evaluate}
@@ -48,8 +48,8 @@ def run_stage(
                 "install the same version on both"
             )
         return Completed(message=run_received(STAGES[stage], inputs, code, modules).model_dump_json())
-    except GRPOError as error:
-        return Failed(message=f"{type(error).__name__}: {error}")
+    except (GRPOError, *TRANSIENT) as error:
+        return Failed(message=error_message(error))
 
 
 def run_received(

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
 
 import yaml
 from prefect import flow
+from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import BaseModel, ConfigDict
 
-from grpo.artifacts import Artifact
+from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.gates import compared_metric
 from grpo.config.loading import apply_overrides
 from grpo.config.pipeline import PipelineConfig
-from grpo.errors import NoEffect, NoLearningSignal, PromotionRefused
+from grpo.errors import NoEffect, NoLearningSignal, PromotionRefused, printable
+from grpo.evaluation.report import write_report
 from grpo.evaluation.schema import (
     Decision,
     EpisodePair,
@@ -30,23 +35,22 @@ from grpo.evaluation.schema import (
     RunProvenance,
     StageTiming,
 )
-from grpo.identity.cache_identity import RunInputs, pin_models, run_settings, short_digest
+from grpo.identity.cache_identity import RunInputs, run_settings, short_digest
 from grpo.identity.code import code_digest, package_versions
+from grpo.policy.weights.promotion_records import LONGEST_REASON
 from grpo.registry import ModelVersion
-from grpo.registry.promotions import LONGEST_REASON
-from grpo.rewards.hacking.check import check_rewards
+from grpo.storage.credentials import masked
 from grpo.storage.home import home
-from grpo_flows.local import settings
-from grpo_flows.local.objects import check_objects
+from grpo.user_failures import reason_of
+from grpo_flows.local import preflight, settings
 from grpo_flows.pipeline import (
-    RunCheckpoints,
     Scenarios,
     Step,
     base_policy,
-    check_gates,
     collect_heldout,
     measure_tuning,
     prepare_scenarios,
+    settle_gates,
     starting_policies,
     training_steps,
 )
@@ -54,13 +58,18 @@ from grpo_tasks.evaluate import evaluate
 from grpo_tasks.executor import StageExecutor, one_thread, stage_executor
 from grpo_tasks.gate import gate
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
+from grpo_tasks.patience import patient
 from grpo_tasks.promote import promote
 from grpo_tasks.register import register
 from grpo_tasks.registry import registry
 from grpo_tasks.report import iteration_progress, report, shown_conversations
+from grpo_tasks.run_checkpoints import RunCheckpoints
+
+logger = logging.getLogger(__name__)
 
 COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
 """Stages whose own work is what a run is for; everything else is orchestration."""
+_LONGEST_NAME = 200
 
 
 class RunResult(BaseModel):
@@ -73,7 +82,14 @@ class RunResult(BaseModel):
     version: ModelVersion | None
 
 
-@flow(name="train", flow_run_name="{config.name}", task_runner=one_thread())
+def run_name() -> str:
+    """Name of this flow run: the name of its config and the settings laid over it, `quickstart: seed=2`."""
+    config, overrides = flow_run.parameters["config"], flow_run.parameters.get("overrides", ())
+    name = config.name if isinstance(config, PipelineConfig) else config["name"]
+    return masked(printable(": ".join([name, *filter(None, [", ".join(overrides)])])))[:_LONGEST_NAME]
+
+
+@flow(name="train", flow_run_name=run_name, task_runner=one_thread())
 def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
     """Prepare scenarios, train the policy, and promote it if it passes the gates.
 
@@ -82,89 +98,137 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
         overrides: `section.key=value`, laid over the config as `--set` does.
 
     """
-    config, started_at = pin_models(apply_overrides(config, overrides)), settings.started_at()
+    started_at = settings.started_at()
+    config = preflight.check(apply_overrides(config, overrides))
     run = RunInputs.of(config)
     with stage_executor(config.rollout, config.compute) as executor:
-        check_rewards(config.reward)
-        check_objects(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-        check_gates(config, data)
+        config = settle_gates(config, data)
         base = base_policy(config.policy, config.store)
-        starts = starting_policies(config, base)
-        start = starts[-1]
-        serving = registry().champion(config.registry.model_name)
-        checkpoints, steps = RunCheckpoints(config, start), list[Step]()
-        try:
+        serving = _serving(config)
+        if serving is not None:
+            _in_store(config, serving.checkpoint)  # before the training: it may be in a store that is gone
+        so_far = _SoFar()
+
+        def document(decision: Decision) -> ReportDocument:
+            inputs = so_far.inputs or run.after(executor.reads)
+            return _document(config, inputs, data, base, so_far, executor, started_at, decision)
+
+        with _failure_reported(config, data, so_far, document):
+            starts = starting_policies(config, base)
+            start, steps = starts[-1], so_far.steps
+            checkpoints = RunCheckpoints(config, start)
+            so_far.removed = checkpoints.removed
             with iteration_progress(config.training.iterations) as progress:
                 for step in training_steps(config, data.artifact, data.split, start, checkpoints):
                     steps.append(step)
                     progress(len(steps))
-        except (NoLearningSignal, NoEffect) as error:
-            failed = Decision(verdict="failed", reason=str(error))
-            _report(config, run.after(executor.reads), data, base, steps, checkpoints, executor, started_at, failed)
-            raise
-        candidate, run = steps[-1].policy, run.after(executor.reads)
-        champion = _champion(config, run, serving, start)
-        before = collect_heldout(config, champion, data.artifact, data.split)
-        after = collect_heldout(config, candidate.checkpoint, data.artifact, data.split)
-        evaluation = evaluate(
-            champion=before.scored,
-            candidate=after.scored,
-            base=start.checkpoint,
-            settings=config.evaluation,
-            metric=compared_metric(config.gates),
-            seed=config.seed,
-            store=config.store,
-        ).evaluation
-        decision = gate(
-            evaluation=evaluation,
-            champion=before.scored,
-            candidate=after.scored,
-            gates=config.gates,
-            settings=config.evaluation,
-            seed=config.seed,
-            store=config.store,
-        ).decision
-        version = register(
-            config=config,
-            run_key=run.key(config),
-            decision=decision,
-            evaluation=evaluation,
-            candidate=candidate.checkpoint,
-            champion=champion,
-            scenarios=data.artifact,
-            sources=run.sources,
-            model=run.model,
-            external_digests=run.external_digests,
-            policies=(*dict.fromkeys(policy.policy for policy in starts), *(step.policy.policy for step in steps)),
-            store=config.store,
-        ).version
-        checkpoints.release_earlier_runs()
-        decision = _promote(version, decision)
-        shown = shown_conversations(before.scored, after.scored, candidate.checkpoint, config.store)
-        tuned = measure_tuning(config, data, starts, candidate)
-        heldout = (
-            RolloutRecord(part="before", scored=(before.scored,)),
-            RolloutRecord(part="after", scored=(after.scored,)),
-        )
-        result = _report(
-            config,
-            run,
-            data,
-            base,
-            steps,
-            checkpoints,
-            executor,
-            started_at,
-            decision,
-            version,
-            evaluation,
-            shown,
-            tuned,
-            heldout,
-        )
+            candidate, run = steps[-1].policy, run.after(executor.reads)
+            so_far.inputs = run
+            champion = _champion(config, run, serving, start)
+            before = collect_heldout(config, champion, data.artifact, data.split)
+            after = collect_heldout(config, candidate.checkpoint, data.artifact, data.split)
+            so_far.evaluation = evaluation = evaluate(
+                champion=before.scored,
+                candidate=after.scored,
+                scenarios=data.artifact,
+                base=start.checkpoint,
+                settings=config.evaluation,
+                metric=compared_metric(config.gates),
+                seed=config.seed,
+                store=config.store,
+            ).evaluation
+            decision = gate(
+                evaluation=evaluation,
+                champion=before.scored,
+                candidate=after.scored,
+                scenarios=data.artifact,
+                gates=config.gates,
+                settings=config.evaluation,
+                seed=config.seed,
+                store=config.store,
+            ).decision
+            so_far.version = version = register(
+                config=config,
+                run_key=run.key(config),
+                decision=decision,
+                evaluation=evaluation,
+                candidate=candidate.checkpoint,
+                champion=champion,
+                scenarios=data.artifact,
+                sources=run.sources,
+                model=run.model,
+                external_digests=run.external_digests,
+                policies=(*dict.fromkeys(policy.policy for policy in starts), *(step.policy.policy for step in steps)),
+                store=config.store,
+            ).version
+            checkpoints.release_earlier_runs()
+            so_far.decision = decision = _promote(config, version, decision)
+            so_far.shown = patient(shown_conversations)(before.scored, after.scored, candidate.checkpoint, config.store)
+            so_far.tuned = measure_tuning(config, data, starts, candidate)
+            so_far.heldout = (
+                RolloutRecord(part="before", scored=(before.scored,)),
+                RolloutRecord(part="after", scored=(after.scored,)),
+            )
+            page = report(document(decision), config, run.key(config), data.validated.docs, home() / config.name)
+        result = RunResult(decision=decision, report=page, version=version)
         # the caller gets the data of a state
         return cast(RunResult, Completed(message=f"{decision.verdict}: {decision.reason}", data=result))
+
+
+@dataclass(slots=True, kw_only=True)
+class _SoFar:
+    """Results of a run so far, from which its report is written, even if the run fails."""
+
+    steps: list[Step] = field(default_factory=list)
+    inputs: RunInputs | None = None
+    """The run's inputs with what its code has read; None until all iterations are done."""
+    evaluation: Evaluation | None = None
+    version: ModelVersion | None = None
+    decision: Decision | None = None
+    """Decision that was carried out; None before that."""
+    shown: tuple[EpisodePair, ...] = ()
+    tuned: tuple[FineTuning | None, PreferenceTuning | None] = (None, None)
+    heldout: tuple[RolloutRecord, ...] = ()
+    removed: Sequence[Artifact] = ()
+
+
+@contextmanager
+def _failure_reported(
+    config: PipelineConfig, data: Scenarios, so_far: _SoFar, document: Callable[[Decision], ReportDocument]
+) -> Iterator[None]:
+    """Write the report of a run that fails after its first update, whatever ends it, and raise the failure again.
+
+    A decision that was carried out stands in it: the champion may have changed. The files come first, because they need
+    no server: the failure may be that Prefect or MLflow is gone, or a signal.
+    """
+    try:
+        yield
+    except BaseException as failure:  # also a signal, and an exit of the user's code
+        tuned = config.sft is not None or config.dpo is not None
+        if so_far.steps or tuned or isinstance(failure, (NoLearningSignal, NoEffect)):
+            folder = home() / config.name
+            try:
+                written = document(_decision(so_far.decision, failure))
+                write_report(written, folder, data_docs=None)
+                if isinstance(failure, Exception):
+                    report(written, config, written.lineage.run, data.validated.docs, folder)
+            except Exception:
+                logger.warning("the report of the failed run in %s is not in every record", folder, exc_info=True)
+        raise
+
+
+def _decision(carried_out: Decision | None, failure: BaseException) -> Decision:
+    """The decision of a run that failed: the one that was carried out, with the failure, or that it failed."""
+    if carried_out is None:
+        return Decision(verdict="failed", reason=reason_of(failure))
+    return carried_out.model_copy(update={"reason": f"{carried_out.reason}; then the run failed: {reason_of(failure)}"})
+
+
+@patient
+def _serving(config: PipelineConfig) -> ModelVersion | None:
+    """The champion when the run begins."""
+    return registry().champion(config.registry.model_name, follow_alias=config.registry.follow_alias)
 
 
 def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, start: Checkpoint) -> Artifact:
@@ -173,47 +237,71 @@ def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | No
 
     A run that was evaluated before is compared with the same policy again, so that its decision stands.
     """
-    earlier = registry().find(config.registry.model_name, run.key(config))
+    earlier = _registered(config, run)
     if earlier is not None:
         tags = earlier.tags
-        return Artifact(uri=tags["champion_uri"], sha256=tags["champion_sha256"], kind="checkpoint")
-    return start.checkpoint if serving is None else serving.checkpoint
+        before = Artifact(uri=tags["champion_uri"], sha256=tags["champion_sha256"], kind="checkpoint")
+        return _in_store(config, before)
+    return start.checkpoint if serving is None else _in_store(config, serving.checkpoint)
 
 
-def _promote(version: ModelVersion, decision: Decision) -> Decision:
+@patient
+def _registered(config: PipelineConfig, run: RunInputs) -> ModelVersion | None:
+    """The version that an earlier run with these inputs has registered."""
+    return registry().find(config.registry.model_name, run.key(config))
+
+
+@patient
+def _in_store(config: PipelineConfig, checkpoint: Artifact) -> Artifact:
+    """The checkpoint in the store of this run, by its digest; one of another store is copied."""
+    store = ArtifactStore(config.store)
+    if store.has(checkpoint):
+        return store.own(checkpoint)
+    from grpo.learner.checkpoints import adopt_checkpoint  # torch: a run of cache hits needs none
+
+    return adopt_checkpoint(store, checkpoint)
+
+
+def _promote(config: PipelineConfig, version: ModelVersion, decision: Decision) -> Decision:
     """Promote the version if the gates decided so and it has not been champion before.
 
     The decision that is returned is a refusal where another version became champion during this run.
     """
-    promoted = {change.champion for change in registry().promotions(version.name).history()}
+    promoted = _promoted(version.name)
     if decision.verdict != "promote" or version.version in promoted:
         return decision
     try:
-        promote(model_name=version.name, version=version.version, reason=decision.reason[:LONGEST_REASON])
+        promote(
+            model_name=version.name,
+            version=version.version,
+            reason=decision.reason[:LONGEST_REASON],
+            follow_alias=config.registry.follow_alias,
+        )
     except PromotionRefused as error:
         return decision.model_copy(update={"verdict": "refuse", "reason": f"{error}; {decision.reason}"})
     return decision
 
 
-def _report(
+@patient
+def _promoted(model: str) -> set[int | None]:
+    """Versions that have been champion."""
+    return {change.champion for change in registry().promotions(model).history()}
+
+
+def _document(
     config: PipelineConfig,
     run: RunInputs,
     data: Scenarios,
     base: BaseCheckpoint,
-    steps: Sequence[Step],
-    checkpoints: RunCheckpoints,
+    so_far: _SoFar,
     executor: StageExecutor,
     started_at: float,
     decision: Decision,
-    version: ModelVersion | None = None,
-    evaluation: Evaluation | None = None,
-    shown: tuple[EpisodePair, ...] = (),
-    tuned: tuple[FineTuning | None, PreferenceTuning | None] = (None, None),
-    heldout: tuple[RolloutRecord, ...] = (),
-) -> RunResult:
-    """Write the report, and attach it to the records of Prefect and MLflow."""
+) -> ReportDocument:
+    """Content of the report."""
+    steps, evaluation, version = so_far.steps, so_far.evaluation, so_far.version
     counts, wall, timings = data.ingested.counts, time.time() - started_at, executor.timings()
-    document = ReportDocument(
+    return ReportDocument(
         name=config.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         decision=decision,
@@ -226,13 +314,13 @@ def _report(
             reasons=dict(counts.reasons),
             data_docs=f"data_docs/{data.validated.validation.docs_index}",
         ),
-        fine_tuning=tuned[0],
-        preference_tuning=tuned[1],
+        fine_tuning=so_far.tuned[0],
+        preference_tuning=so_far.tuned[1],
         iterations=tuple(step.iteration for step in steps),
         evaluation=evaluation,
-        conversations=shown,
-        rollouts=(*(step.rollouts for step in steps), *heldout),
-        removed=tuple(checkpoint.uri for checkpoint in checkpoints.removed),
+        conversations=so_far.shown,
+        rollouts=(*(step.rollouts for step in steps), *so_far.heldout),
+        removed=tuple(checkpoint.uri for checkpoint in so_far.removed),
         stages=timings,
         wall_s=wall,
         orchestration_share=orchestration_share(timings, wall),
@@ -251,8 +339,6 @@ def _report(
         ),
         config=yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False),
     )
-    page = report(document, config, run.key(config), data.validated.docs, home() / config.name)
-    return RunResult(decision=decision, report=page, version=version)
 
 
 def orchestration_share(timings: Sequence[StageTiming], wall_s: float) -> float:

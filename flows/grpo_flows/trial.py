@@ -10,9 +10,8 @@ from prefect import flow
 from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
 from grpo.errors import PolicyError
-from grpo.rewards.hacking.check import check_rewards
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
-from grpo_flows.local.objects import check_objects
+from grpo_flows.local import preflight
 from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policies, training_steps
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.validation_split import validation_split
@@ -34,10 +33,8 @@ def trial(
         start: Hash of the policy that every trial starts from.
 
     """
-    config = plan.trial(values)
+    config = preflight.check(plan.trial(values), purpose="trial")
     with stage_executor(config.rollout) as executor:
-        check_rewards(config.reward)
-        check_objects(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         base = starting_policies(config, base_policy(config.policy, config.store))[-1]
         if base.policy != start:

@@ -23,9 +23,8 @@ from pydantic import BaseModel, ConfigDict
 from grpo import progress
 from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
-from grpo.identity.cache_identity import RunInputs, pin_models, run_settings, short_digest
+from grpo.identity.cache_identity import RunInputs, run_settings, short_digest
 from grpo.identity.code import code_digest
-from grpo.rewards.hacking.check import check_rewards
 from grpo.storage.home import home
 from grpo.storage.locks import file_lock
 from grpo.tuning.document import BEST, StudyDocument, best_yaml
@@ -34,6 +33,7 @@ from grpo.tuning.study import open_study
 from grpo.tuning.study import search as search_study
 from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
+from grpo_flows.local import preflight
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.split import SplitResult
@@ -67,10 +67,9 @@ def tune(config: TuneConfig) -> Tuned:
         config: The search space, the run that is tuned, and the number of trials.
 
     """
-    config = config.model_copy(update={"base": pin_models(config.base)})
+    config = preflight.check_tuning(config)
     base = config.base
     with stage_executor(base.rollout):
-        check_rewards(base.reward)
         start, split = shared_stages(config)
     inputs = RunInputs.of(base)
     settings = config.model_dump(mode="json", exclude={*_NOT_IDENTITY, "base"}) | {"base": run_settings(base)}

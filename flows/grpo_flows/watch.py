@@ -7,6 +7,7 @@ from prefect.events import emit_event
 
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.reports import TriggerReport
+from grpo_flows.local.preflight import check_retraining
 from grpo_flows.retrain import check
 from grpo_tasks.executor import one_thread, stage_executor
 
@@ -21,8 +22,9 @@ def watch(config: RetrainConfig) -> TriggerReport:
         config: The triggers, and the model that they are checked for.
 
     """
+    pipeline = check_retraining(config, depth="files")
     with stage_executor():
-        report = check(config, config.load_pipeline()).triggers
+        report = check(config, pipeline).triggers
     if report.drifted:
         emit_event(
             EVENT,

@@ -8,6 +8,7 @@ summary          S' U3                    appends a summary of the dropped messa
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -37,10 +38,12 @@ def compress(
     """
     first, last = _after_system(messages), _last_turn(messages)
     starts = [i for i in range(first, last) if strategy == "truncate" or messages[i].role == "user"] + [last]
-    for start in starts:
-        kept = [*messages[:first], *messages[start:]]
-        if start == starts[-1] or count_tokens(kept) <= max_tokens:
-            break
+
+    def fits(start: int) -> bool:
+        return count_tokens([*messages[:first], *messages[start:]]) <= max_tokens
+
+    start = starts[bisect_left(starts[:-1], True, key=fits)]  # fewer messages have fewer tokens
+    kept = [*messages[:first], *messages[start:]]
     if strategy == "summary":
         kept = _with_summary(
             messages[first:start], messages[:first], messages[start:], max_tokens=max_tokens, count_tokens=count_tokens

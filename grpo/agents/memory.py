@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,14 @@ class ConversationMemory:
         if self.path is not None:
             self.save(self.path)
 
+    def forget(self, is_erased: Callable[[str], bool]) -> None:
+        """Remove the users whose id is to be erased, also from the file."""
+        erased = [user_id for user_id in self._users if is_erased(user_id)]
+        for user_id in erased:
+            del self._users[user_id]
+        if erased and self.path is not None:
+            self.save(self.path)
+
     def turns(self, user_id: str = "") -> list[tuple[str, str]]:
         """Role and text of a user's stored turns, oldest first."""
         return list(self._users[user_id].turns) if user_id in self._users else []
@@ -104,7 +112,8 @@ class ConversationMemory:
             name: {"turns": list(user.turns), "summaries": list(user.summaries), "fresh": user.unsummarized}
             for name, user in self._users.items()
         }
-        write_atomically(path, json.dumps({"format": _FORMAT, "owners": users}, ensure_ascii=False, indent=1))
+        document = json.dumps({"format": _FORMAT, "owners": users}, ensure_ascii=False, indent=1)
+        write_atomically(path, document, mode=0o600)
 
     def _load(self, path: Path) -> None:
         try:

@@ -17,21 +17,23 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self
 
 from grpo.agents.agent import Agent, ChatMessage, Context, to_messages
 from grpo.agents.backend import open_backend, stub
 from grpo.agents.compression import compress, window
 from grpo.agents.memory import ConversationMemory
-from grpo.agents.reasoning import split_reasoning, stable_prefix
+from grpo.agents.reasoning import stable_prefix
 from grpo.agents.strategies import strategy_prompt
 from grpo.agents.transcript import Reply, TokenTranscript, current_transcript
 from grpo.config.agent import AgentConfig
 from grpo.errors import ConfigError, PolicyError
-from grpo.messages import Message, Tool
+from grpo.messages import Message, Tool, split_reasoning
 from grpo.policy.policy import Policy, SampledToken, Sampling
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
+from grpo.user_failures import shown
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class MultiTurnAgent(Agent):
 
     @classmethod
     def from_model(cls, name: str, **settings: Any) -> Self:
-        """Make an agent of this model; `settings` are those of `AgentConfig`."""
+        """Make an agent of this model; `settings` are the fields of `AgentConfig`."""
         return cls(AgentConfig(model_name=name, **settings))
 
     async def initialize(self) -> None:
@@ -155,6 +157,8 @@ class MultiTurnAgent(Agent):
                 text = await self._call_generate_response([*history, last], context)
         finally:
             current_transcript.reset(reset_token)
+        if not isinstance(text, str):
+            raise TypeError(f"the agent's reply is {shown(text)}; return the text from process_turn, generate_response")
         return transcript.end_turn(text, self._with_system_prompt(transcript, transcript.conversation, context))
 
     def instructions(self, messages: Sequence[Message], context: Context) -> list[str]:
@@ -177,6 +181,14 @@ class MultiTurnAgent(Agent):
             if message.role == "user":
                 self.memory.add("user", message.content, user_id=user_id)
             self.memory.add("assistant", reply, user_id=user_id)
+
+    def forget(self, is_erased: Callable[[str], bool]) -> None:
+        """Remove what the agent remembers of the `user_id`s of contexts that are to be erased.
+
+        An agent with a memory of its own overrides it; a server calls it when a user or a conversation is erased.
+        """
+        if self.memory is not None:
+            self.memory.forget(is_erased)
 
     def require_append_only(self) -> None:
         """Raise `ConfigError` if the config truncates or compresses the context, which a rollout cannot record.
@@ -222,7 +234,7 @@ class MultiTurnAgent(Agent):
     ) -> str:
         """Generate with the policy in a transcript; every turn ends here."""
         prompt = self._with_system_prompt(transcript, messages, context)
-        shortened, dropped_from_prompt = self._fit_context(transcript, prompt)
+        shortened, dropped_from_prompt = await self._fit_context(transcript, prompt)
         dropped = tuple(index - len(prompt) + len(messages) for index in dropped_from_prompt)
         if dropped:
             logger.info("messages dropped from the prompt: %s", ", ".join(map(str, dropped)))
@@ -248,7 +260,7 @@ class MultiTurnAgent(Agent):
         prompt = "\n\n".join(filter(None, (transcript.instructions, given)))
         return [Message(role="system", content=prompt), *rest] if prompt else list(rest)
 
-    def _fit_context(
+    async def _fit_context(
         self, transcript: TokenTranscript, messages: list[Message]
     ) -> tuple[list[Message], tuple[int, ...]]:
         """Apply memory window and context compression; also returns the indices of the dropped messages."""
@@ -257,28 +269,39 @@ class MultiTurnAgent(Agent):
         if config.memory_window is not None:
             messages, dropped = window(messages, config.memory_window)
         if config.enable_context_compression:
-
-            def count_tokens(messages: Sequence[Message]) -> int:
-                return len(transcript.renderer.build_prompt(messages))
-
-            room = transcript.max_context - config.max_new_tokens
-            before = count_tokens(messages)
-            if before > room:
-                messages, compressed = compress(
-                    messages,
-                    max_tokens=min(room, int(config.compression_ratio * before)),
-                    strategy=config.compression_strategy,
-                    count_tokens=count_tokens,
-                )
+            shorten = partial(self._compressed, transcript, messages)
+            messages, compressed = await transcript.prepare(messages, shorten)
+            if compressed is not None:
                 first = int(full[0].role == "system")
                 dropped = tuple(range(first, first + len(dropped) + len(compressed)))
-                logger.info(
-                    "conversation compressed by %s from %d to %d tokens",
-                    config.compression_strategy,
-                    before,
-                    count_tokens(messages),
-                )
         return messages, dropped
+
+    def _compressed(
+        self, transcript: TokenTranscript, messages: list[Message]
+    ) -> tuple[list[Message], tuple[int, ...] | None]:
+        """Messages that fit the context, and the indices of those dropped; None where all fit. May run on a thread."""
+        config = self.config
+
+        def count_tokens(messages: Sequence[Message]) -> int:
+            return len(transcript.renderer.build_prompt(messages))
+
+        room = transcript.max_context - config.max_new_tokens
+        before = count_tokens(messages)
+        if before <= room:
+            return messages, None
+        shortened, dropped = compress(
+            messages,
+            max_tokens=min(room, int(config.compression_ratio * before)),
+            strategy=config.compression_strategy,
+            count_tokens=count_tokens,
+        )
+        logger.info(
+            "conversation compressed by %s from %d to %d tokens",
+            config.compression_strategy,
+            before,
+            count_tokens(shortened),
+        )
+        return shortened, dropped
 
     def _recall(self, messages: Sequence[Message], context: Context) -> list[str]:
         if self.memory is None:

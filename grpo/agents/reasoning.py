@@ -1,22 +1,8 @@
-"""Reasoning of a model before its answer: <think>…</think>, as in DeepSeek-R1 (arXiv 2501.12948)."""
+"""Reasoning of a model before its answer, while the reply is generated."""
 
 from __future__ import annotations
 
-OPEN, CLOSE = "<think>", "</think>"
-
-
-def split_reasoning(text: str) -> tuple[str | None, str]:
-    """Split a reply into reasoning and answer; unfinished reasoning leaves an empty answer.
-
-    '<think>x</think>y' → 'x', 'y'     'x</think>y' → 'x', 'y'     the template may have opened it
-    '<think>x'          → 'x', ''      'y'          → None, 'y'
-    """
-    before, closed, after = text.partition(CLOSE)
-    if closed:
-        return before.strip().removeprefix(OPEN).strip(), after.strip()
-    if before.lstrip().startswith(OPEN):
-        return before.strip().removeprefix(OPEN).strip(), ""
-    return None, text
+from grpo.messages import END_OF_THINK
 
 
 def stable_prefix(text: str, *, reasoning: bool) -> str:
@@ -25,7 +11,7 @@ def stable_prefix(text: str, *, reasoning: bool) -> str:
     Held back: possible reasoning, trailing white space, and an incomplete character.
     """
     if reasoning:
-        _, closed, text = text.partition(CLOSE)
+        _, closed, text = text.partition(END_OF_THINK)
         if not closed:
             return ""
     return text.lstrip().rstrip("\ufffd").rstrip()

@@ -16,17 +16,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import json
 import logging
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 from grpo.errors import ConfigError
 from grpo.messages import Message, Tool, ToolCall
+from grpo.strict_json import NotStrictJSON, encode
 from grpo.tools import argument_error, tool_from_function
+from grpo.user_failures import current_scenario, describe, is_exception, on_one_line, source_line, user_code
 
 logger = logging.getLogger(__name__)
 _logged: set[str] = set()
@@ -73,13 +73,16 @@ class Toolbox:
         self._functions[name] = function
 
     async def execute(self, message: Message) -> Message | None:
-        """Run the calls of a message: one result, or a list for several calls; None without a call."""
-        if message.malformed is not None:
-            error = f"{message.malformed}; write its name and arguments in the form that the tools' description shows"
-            return tool_message(error_result("bad_call", error))
-        if not message.tool_calls:
+        """Run the calls of a message: one result, or a list for several calls; None without a call.
+
+        The result of a malformed call, which is last, is an error.
+        """
+        if message.malformed is None and not message.tool_calls:
             return None
         results = [await self.run(call) for call in message.tool_calls]
+        if message.malformed is not None:
+            error = f"{message.malformed}; write its name and arguments in the form that the tools' description shows"
+            results.append(error_result("bad_call", error))
         return tool_message(results[0] if len(results) == 1 else results)
 
     async def run(self, call: ToolCall) -> Any:
@@ -93,13 +96,13 @@ class Toolbox:
             return error_result("bad_arguments", violation[:300])
         try:
             result = await call_function(function, (), arguments, name=call.name, timeout_s=self.timeout_s)
-            json.dumps(result)
+            encode(result)
         except ToolError as refusal:
-            return error_result("exception", str(refusal)[:300])
+            return error_result("exception", on_one_line(str(refusal), longest=300))
         except FunctionFailed as failure:
             return failure.result
-        except (TypeError, ValueError) as error:
-            return error_result("exception", f"the result is not JSON: {error}"[:300])
+        except NotStrictJSON as error:
+            return error_result("exception", f"the result is {error}"[:300])
         return result
 
 
@@ -126,17 +129,18 @@ async def call_function(
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
-            if inspect.iscoroutinefunction(function):
-                return await function(*given, **arguments)
-            returned = await call_on_thread(function, *given, **arguments)
-            return await returned if inspect.isawaitable(returned) else returned
+            with user_code(f"tool {name}", passes=is_exception):
+                if inspect.iscoroutinefunction(function):
+                    return await function(*given, **arguments)
+                returned = await call_on_thread(function, *given, **arguments)
+                return await returned if inspect.isawaitable(returned) else returned
     except ToolError:
         raise
     except Exception as error:
         if limit.expired():
             raise FunctionFailed(error_result("timeout", f"{name} took longer than {timeout_s} s")) from None
         _log_once(name, error)
-        raise FunctionFailed(error_result("exception", f"{type(error).__name__}: {error}"[:300])) from error
+        raise FunctionFailed(error_result("exception", describe(error, with_place=False))) from error
 
 
 async def call_on_thread(function: Callable[..., Any], *given: Any, **arguments: Any) -> Any:
@@ -153,9 +157,13 @@ async def call_on_thread(function: Callable[..., Any], *given: Any, **arguments:
             future.set_result(value) if error is None else future.set_exception(error)
 
     def run() -> None:
-        error, value = None, None
+        error: BaseException | None = None
+        value = None
         try:
             value = function(*given, **arguments)
+        except (StopIteration, GeneratorExit) as raised:  # which mean something else to who awaits a future
+            error = RuntimeError(f"the function raised {type(raised).__name__}")
+            error.__cause__ = raised
         except BaseException as raised:  # noqa: BLE001 - it is raised where the call is awaited
             error = raised
         with suppress(RuntimeError):  # the loop has ended
@@ -166,11 +174,12 @@ async def call_on_thread(function: Callable[..., Any], *given: Any, **arguments:
 
 
 def _log_once(name: str, error: Exception) -> None:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{frame.filename}:{frame.lineno}"
+    place = source_line(error)
     if place not in _logged:
         _logged.add(place)
-        logger.warning("tool %s, %s: %s: %s; the model reads it as a result", name, place, type(error).__name__, error)
+        scenario = current_scenario.get()
+        shown = describe(error, with_place=False) + ("" if scenario is None else f", in scenario {scenario}")
+        logger.warning("tool %s, %s: %s; the model reads it as a result", name, place, shown)
 
 
 def error_result(kind: ToolErrorType, message: str) -> dict[str, Any]:
@@ -180,7 +189,7 @@ def error_result(kind: ToolErrorType, message: str) -> dict[str, Any]:
 
 def tool_message(result: Any) -> Message:
     """Tool message with a result as JSON."""
-    return Message(role="tool", content=json.dumps(result, ensure_ascii=False))
+    return Message(role="tool", content=encode(result))
 
 
 def make_toolbox(tools: Sequence[Mapping[str, Any]], *, timeout_s: float = 30.0) -> Toolbox:

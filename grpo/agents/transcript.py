@@ -6,15 +6,24 @@ apart from the sampled tokens:
     turns       P | A1        P A1 E | A2 A2      A2 was overridden after sampling
     token_ids   P   A1   E   A2 A2                the sampled tokens in both cases
     loss_mask   .   x    .   .  .                 no loss on tokens that are not the reply
+
+A hook may change what the policy reads of a new message, or add messages before it. What was shown stays in the
+context, and is the history of the next turn:
+
+    environment     U1 "a  b"         A1      U2
+    hook shows      U1 "a b"                  X U2        X is a message that the hook adds
+    next history    U1 "a b"          A1      U2 …        the tokens also have X
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from array import array
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Awaitable, Callable, MutableSequence, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from grpo.agents.agent import Agent, Context
 from grpo.errors import PolicyError
@@ -33,6 +42,11 @@ class ContextLengthExceeded(PolicyError):
 
     def __str__(self) -> str:
         return f"{self.counts}; {self.remedy}"
+
+
+T = TypeVar("T")
+Encode = Callable[[], list[int]]
+"""Rendering and tokenizing of new messages."""
 
 
 class PrefixMismatch(PolicyError):
@@ -54,12 +68,33 @@ class Reply:
     """Indices of the messages that were left out of the prompt."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptState:
+    """A transcript between two turns, from which another process continues with exactly the same tokens."""
+
+    renderer: str
+    """Hash of its renderer."""
+    ids: bytes
+    """Tokens as int32."""
+    mask: bytes
+    """A byte for each token, 1 where the policy generated it."""
+    logprobs: bytes
+    """Log-probabilities as float64."""
+    turns: tuple[Turn, ...]
+    conversation: tuple[Message, ...]
+    raw: tuple[Message, ...]
+    shown: tuple[Message, ...]
+    instructions: str | None
+    length_limited: bool
+    unended: bool
+
+
 class TokenTranscript:
     """Token record of one conversation, with the session that generates in it."""
 
     def __init__(
         self,
-        session: Session,
+        session: Session | None,
         renderer: Renderer,
         sampling: Sampling,
         *,
@@ -75,7 +110,9 @@ class TokenTranscript:
         self.logprobs: MutableSequence[float] = []
         self.turns: list[Turn] = []
         self.conversation: list[Message] = []
-        """Messages between agent and environment, including those of the agent's own tools."""
+        """Messages between agent and environment, as the policy has read them, and of the agent's own tools."""
+        self._before_turn = self._shown_until = 0  # messages of the conversation: before the turn, and shown so far
+        self._turn_start = 0  # messages shown before the turn
         self.agent: Agent | None = None
         """The agent whose turn it is; another agent that it calls uses a transcript of its own."""
         self.context: Context | None = None
@@ -85,7 +122,9 @@ class TokenTranscript:
         """Prompt tokens that the backend did not read again, because another session had read them."""
         self.parses_calls = True
         """False where calls are content, for a client that wants none."""
-        self._session: Session | None = session
+        self.encode_elsewhere: Callable[[int, Callable[[], Any]], Awaitable[Any]] | None = None
+        """Runs work on a number of characters off the event loop, where others must not wait for it."""
+        self._session = session
         self._on_token = on_token
         self._fit_reply = fit_reply  # the limit of a reply is lowered to the room that is left
         self._raw: list[Message] = []  # as sampled: what the chat template continues
@@ -94,6 +133,7 @@ class TokenTranscript:
         self._length_limited = False
         self._unended = False
         self._reply: Reply | None = None
+        self._failure: BaseException | None = None
 
     def resume(
         self,
@@ -114,9 +154,38 @@ class TokenTranscript:
         )
         copy.ids, copy.mask, copy.logprobs = list(self.ids), list(self.mask), list(self.logprobs)
         copy.turns, copy.conversation, copy.instructions = list(self.turns), list(self.conversation), self.instructions
+        copy._before_turn = copy._shown_until = len(copy.conversation)
         copy._raw, copy._shown, copy._unread = list(self._raw), list(self._shown), list(self.ids)
         copy._length_limited, copy._unended = self._length_limited, self._unended
         return copy
+
+    def state(self) -> TranscriptState:
+        """State after a turn; see `TokenTranscript.restored`."""
+        return TranscriptState(
+            renderer=self.renderer.hash,
+            ids=array("i", self.ids).tobytes(),
+            mask=bytes(self.mask),
+            logprobs=array("d", self.logprobs).tobytes(),
+            turns=tuple(self.turns),
+            conversation=tuple(self.conversation),
+            raw=tuple(self._raw),
+            shown=tuple(self._shown),
+            instructions=self.instructions,
+            length_limited=self._length_limited,
+            unended=self._unended,
+        )
+
+    @classmethod
+    def restored(cls, state: TranscriptState, renderer: Renderer, *, max_context: int) -> TokenTranscript:
+        """Transcript of a state, which goes on by `resume`. The renderer is the one of the state."""
+        unused = Sampling(temperature=1.0, max_new_tokens=1, seed=0)  # `resume` gives its own
+        transcript = cls(None, renderer, unused, max_context=max_context)
+        transcript.ids, transcript.logprobs = array("i", state.ids), array("d", state.logprobs)
+        transcript.mask, transcript.turns = list(map(bool, state.mask)), list(state.turns)
+        transcript.conversation, transcript.instructions = list(state.conversation), state.instructions
+        transcript._raw, transcript._shown = list(state.raw), list(state.shown)
+        transcript._length_limited, transcript._unended = state.length_limited, state.unended
+        return transcript
 
     def release(self) -> None:
         """Let go of the session and of the callback, and pack the tokens: the conversation goes on by `resume`."""
@@ -126,6 +195,8 @@ class TokenTranscript:
     def begin_turn(self, agent: Agent, messages: Sequence[Message] = (), context: Context | None = None) -> None:
         """Start a turn of the agent, after new messages of the environment."""
         self.agent, self.context = agent, context
+        self._before_turn = self._shown_until = len(self.conversation)
+        self._turn_start = len(self._shown)
         self.conversation += messages
         self._reply = None
 
@@ -135,7 +206,8 @@ class TokenTranscript:
         Raises `PrefixMismatch` if `messages` do not extend what was read and generated so far,
         `ContextLengthExceeded` if the reply might not fit; the prompt is recorded in that case.
         """
-        self._append_prompt(messages)
+        new, encode = self._encoding(messages)
+        self._append_prompt(new, await self.prepare(new, encode))
         room = self.max_context - len(self.ids)
         if self._fit_reply and 0 < room < self.sampling.max_new_tokens:
             self.sampling = replace(self.sampling, max_new_tokens=room)
@@ -145,9 +217,14 @@ class TokenTranscript:
                 f"together more than {self.max_context}",
                 "raise max_context, or set enable_context_compression",
             )
-        prompt = Prompt(new_ids=self._unread, messages=tuple(messages), on_token=self._on_token)
+        prompt = Prompt(new_ids=self._unread, messages=tuple(self._shown), on_token=self._on_token)
         assert self._session is not None
-        generation = await self._session.generate(prompt, self.sampling)
+        try:
+            generation = await self._session.generate(prompt, self.sampling)
+        except BaseException as error:
+            if not isinstance(error, asyncio.CancelledError):  # a client that goes away, whose request would be held
+                self._failure = error
+            raise
         self.cached_tokens += generation.cached_tokens
         self._unread, self._length_limited = [], generation.stop == "length"
         self._unended = generation.stop != "stop"
@@ -156,6 +233,21 @@ class TokenTranscript:
         message = generation.message or parse(generation.token_ids)
         self._append_completion(message, generation)
         return text
+
+    async def prepare(self, messages: Sequence[Message], work: Callable[[], T]) -> T:
+        """Result of tokenizing `messages`, off the event loop where the transcript is a server's."""
+        if self.encode_elsewhere is None:
+            return work()
+        result: T = await self.encode_elsewhere(sum(len(message.content) for message in messages), work)
+        return result
+
+    def caused(self, error: BaseException | None) -> bool:
+        """Check that an exception is, or follows from, the policy's: not one of the agent's own code."""
+        while error is not None:
+            if error is self._failure:
+                return True
+            error = error.__cause__
+        return False
 
     def set_reply(self, text: str, *, reasoning: str | None = None, dropped: tuple[int, ...] = ()) -> None:
         """Set the reply of the turn as sampled, before hooks may change it."""
@@ -193,23 +285,25 @@ class TokenTranscript:
         self.conversation.append(reply.message)
         return reply
 
-    def _append_prompt(self, messages: Sequence[Message]) -> None:
-        """Record the tokens of the new messages; their span belongs to the last one, the others have none."""
-        count = len(self._shown)
-        earlier = [message.to_template() for message in messages[:count]]
-        if earlier != [message.to_template() for message in self._shown] or len(messages) == count:
+    def _encoding(self, messages: Sequence[Message]) -> tuple[list[Message], Encode]:
+        """Messages that are new, and the function that encodes them; raises `PrefixMismatch`."""
+        count, new = len(self._shown), self._new_of(messages)
+        if not new:
             raise PrefixMismatch(
                 f"the agent's prompt of {len(messages)} messages does not extend the {count} messages that the policy "
                 "has read and generated in this conversation; tokens that were read stay read: let process_turn and "
-                "generate_response pass the conversation on unchanged, or add the same prefix each time"
+                "generate_response pass the history on unchanged, or add the same prefix each time"
             )
-        new = list(messages[count:])
-        added = [self.renderer.stop_id] if self._unended else []  # the stop token that was not generated
-        if count:
-            ended_by = (*self.ids, *added)[-1]
-            ids = [*added, *self.renderer.build_continuation(self._raw, new, ended_by=ended_by)]
-        else:
-            ids = self.renderer.build_prompt(new)
+        renderer, raw = self.renderer, list(self._raw)
+        if not count:
+            return new, lambda: renderer.build_prompt(new)
+        added = [renderer.stop_id] if self._unended else []  # the stop token that was not generated
+        ended_by = (*self.ids[-1:], *added)[-1]
+        return new, lambda: [*added, *renderer.build_continuation(raw, new, ended_by=ended_by)]
+
+    def _append_prompt(self, new: Sequence[Message], ids: Sequence[int]) -> None:
+        """Record the tokens of the new messages; their span belongs to the last one, the others have none."""
+        self._remember_shown(new)
         self._length_limited = self._unended = False
         start, stop = len(self.ids), len(self.ids) + len(ids)
         self.turns += [Turn(message=message, start=start, stop=start) for message in new[:-1]]
@@ -220,6 +314,31 @@ class TokenTranscript:
         self._unread += ids
         self._raw += new
         self._shown += new
+
+    def _new_of(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages of a prompt that the policy has not read; none where the prompt does not extend what it has read.
+
+        A prompt begins with all that was shown, or with the history that its hook was given and what was shown since.
+        """
+        count = len(self._shown)
+        if _templates(messages[:count]) == _templates(self._shown):
+            return list(messages[count:])
+        start = int(self._shown[0].role == "system")
+        if _templates(messages[:start]) != _templates(self._shown[:start]):
+            return []
+        history = [message for message in self.conversation[: self._before_turn] if message.role != "system"]
+        read = [*history, *self._shown[self._turn_start :]]
+        stop = start + len(read)
+        return list(messages[stop:]) if _templates(messages[start:stop]) == _templates(read) else []
+
+    def _remember_shown(self, new: Sequence[Message]) -> None:
+        """Replace the new messages of the conversation by those that were shown for them, paired from the last on."""
+        for position in range(1, min(len(new), len(self.conversation) - self._shown_until) + 1):
+            given, shown = self.conversation[-position], new[-position]
+            if given.role != shown.role or given.role not in ("user", "tool"):
+                break
+            self.conversation[-position] = shown
+        self._shown_until = len(self.conversation)
 
     def _append_completion(self, message: Message, generation: Generation) -> None:
         """Record generated tokens, with NaN for log-probabilities that the backend does not return."""
@@ -244,11 +363,16 @@ class TokenTranscript:
 
     def _insert_unsampled(self, message: Message, messages: Sequence[Message]) -> None:
         """Record a reply that was not sampled; the policy reads its tokens with the next prompt."""
-        self._append_prompt(messages)
+        new, encode = self._encoding(messages)
+        self._append_prompt(new, encode())
         ids = self.renderer.encode_reply(message, self._raw)
         self._append_completion(message, Generation(token_ids=ids, logprobs=None, stop="stop"))
         self._unread += ids
         self._mask_out(message)
+
+
+def _templates(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [message.to_template() for message in messages]
 
 
 current_transcript: ContextVar[TokenTranscript | None] = ContextVar("transcript", default=None)

@@ -20,6 +20,8 @@ from pydantic import (
 from grpo.storage.shipped import SCHEME, shipped_folder
 
 S = TypeVar("S", bound="Settings")
+LEAST_TEMPERATURE = 1e-5
+"""Temperatures below are greedy decoding, as in vLLM: logits that are divided by less overflow in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,6 @@ class ByContent:
     """Mark of a field whose value is an address: its content takes part in a cache identity, the address does not."""
 
 
-def is_address(settings: BaseModel, name: str) -> bool:
-    """Return True for a field that is marked `ByContent`."""
-    return any(isinstance(mark, ByContent) for mark in type(settings).model_fields[name].metadata)
-
-
 class Override(str):
     """Text of an override, whose paths count from the working folder."""
 
@@ -129,6 +126,31 @@ def _is_uri(value: str) -> bool:
     return "://" in value or value.startswith("models:/")
 
 
+def model_path(value: str) -> tuple[str, str] | None:
+    """Scheme with `://`, or an empty text, and the path of a model address; None for an address of another kind."""
+    scheme, separator, rest = value.rpartition("://")
+    is_local = not separator or scheme in _LOCAL_SCHEMES
+    is_path = is_local and not _is_uri(rest) and (_is_model_path(rest) or Path(rest).exists())
+    return (f"{scheme}{separator}", rest) if is_path else None
+
+
+def without_paths(settings: BaseModel) -> dict[str, Any]:
+    """Values of settings by name, without the paths of files and models, whose content stands for them."""
+    keys = settings.path_options if isinstance(settings, Settings) else ()
+    values: dict[str, Any] = {}
+    for name, value in settings:
+        marks = type(settings).model_fields[name].metadata
+        if any(isinstance(mark, ByContent) for mark in marks):
+            continue
+        if isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
+            scheme_and_path = model_path(value)
+            value = value if scheme_and_path is None else scheme_and_path[0]
+        elif isinstance(value, dict):
+            value = {key: item for key, item in value.items() if key not in keys}
+        values[name] = value
+    return values
+
+
 def with_paths_from(settings: S, folder: Path) -> S:
     """Settings whose relative paths, which count from the working folder, count from this one instead."""
     changes: dict[str, Any] = {}
@@ -141,10 +163,8 @@ def with_paths_from(settings: S, folder: Path) -> S:
         elif isinstance(value, str) and any(isinstance(mark, ByContent) for mark in marks):
             changes[name] = _relative(value, folder)
         elif isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
-            scheme, separator, rest = value.rpartition("://")
-            is_local = not separator or scheme in _LOCAL_SCHEMES
-            is_path = is_local and (_is_model_path(rest) or Path(rest).exists())
-            changes[name] = f"{scheme}{separator}{_relative(rest, folder)}" if is_path else value
+            path = model_path(value)
+            changes[name] = value if path is None else f"{path[0]}{_relative(path[1], folder)}"
         elif isinstance(value, tuple) and any(isinstance(mark, ByContent) for mark in marks):
             changes[name] = tuple(_relative(item, folder) for item in value)
         elif isinstance(value, dict):
@@ -156,7 +176,8 @@ def with_paths_from(settings: S, folder: Path) -> S:
 
 def _relative(value: str, folder: Path) -> str:
     """Path from a folder; an absolute path and a URI stay as they are."""
-    return value if _is_uri(value) or Path(value).is_absolute() else os.path.relpath(value, folder)
+    is_fixed = _is_uri(value) or value.startswith("$") or Path(value).is_absolute()
+    return value if is_fixed else os.path.relpath(value, folder)
 
 
 class _ModelMark:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grpo.config.base import ModelAddress, ReadWith, Settings
+from grpo.config.base import LEAST_TEMPERATURE, ModelAddress, ReadWith, Settings
 from grpo.config.python_object import Options, PythonObject, UserObject
 from grpo.config.tasksets import taskset_reference
 
@@ -19,7 +19,7 @@ class SupportDeskSettings(Settings):
     kind: Literal["support_desk"]
     """Order desk that ships with the project; success is verified on its records."""
     max_turns: int = Field(default=8, ge=1)
-    """Agent turns after which an episode is truncated."""
+    """Agent turns after which an episode ends."""
 
 
 class ConversationSettings(Settings):
@@ -30,7 +30,7 @@ class ConversationSettings(Settings):
     system_prompt: str = ""
     """System prompt of the environment."""
     max_turns: int = Field(default=10, ge=1)
-    """Agent turns after which an episode is truncated."""
+    """Agent turns after which an episode ends."""
 
 
 class _GoalSettings(Settings):
@@ -41,7 +41,7 @@ class _GoalSettings(Settings):
     model: ModelAddress | None = None
     """Model of the simulated user: a chat server (`openai+https://host/v1#model`), a script (`stub://replies.yaml`) or
     weights, named as in `policy.model`; none uses fixed phrases."""
-    temperature: Annotated[float, _WITH_MODEL] = Field(default=0.7, gt=0)
+    temperature: Annotated[float, _WITH_MODEL] = Field(default=0.7, ge=LEAST_TEMPERATURE, allow_inf_nan=False)
     """Sampling temperature of the simulated user's model."""
     max_new_tokens: Annotated[int, _WITH_MODEL] = Field(default=128, ge=1)
     """Tokens of the simulated user's model in one turn at most."""
@@ -53,7 +53,7 @@ class SimulatedUserSettings(_GoalSettings):
     kind: Literal["simulated_user"]
     """User simulator, by rules or a model, that pursues the scenario's goal."""
     max_turns: int = Field(default=10, ge=1)
-    """Agent turns after which an episode is truncated."""
+    """Agent turns after which an episode ends."""
 
 
 class TaskSettings(_GoalSettings):
@@ -65,7 +65,7 @@ class TaskSettings(_GoalSettings):
     kind: Literal["task"]
     """Tasks with tools, verified on the final state of their world."""
     max_turns: int = Field(default=30, ge=1)
-    """Agent turns after which an episode is truncated, tool calls included."""
+    """Agent turns after which an episode ends, tool calls included."""
 
 
 class ReplaySettings(Settings):
@@ -74,9 +74,9 @@ class ReplaySettings(Settings):
     kind: Literal["replay"]
     """Conversations of a log, whose tool calls have the results that they had there."""
     system_prompt: str = ""
-    """System prompt, before that of the log."""
+    """System prompt, which is put before the system prompt of the log."""
     max_turns: int = Field(default=30, ge=1)
-    """Agent turns after which an episode is truncated, tool calls included."""
+    """Agent turns after which an episode ends, tool calls included."""
 
 
 class Team(Settings):
@@ -100,7 +100,7 @@ class TriageSettings(Settings):
     system_prompt: str = ""
     """System prompt, before the list of teams."""
     max_turns: int = Field(default=3, ge=1)
-    """Agent turns after which an episode is truncated."""
+    """Agent turns after which an episode ends."""
 
     @model_validator(mode="after")
     def _a_category_has_one_team(self) -> Self:
@@ -133,7 +133,7 @@ class TRLEnvironmentSettings(UserObject):
     system_prompt: str = ""
     """System prompt of the environment."""
     max_turns: int = Field(default=10, ge=1)
-    """Agent turns after which an episode is truncated, tool calls included."""
+    """Agent turns after which an episode ends, tool calls included."""
     success_reward: SuccessReward = None
     """Reward of `get_reward` from which an episode is a success; none leaves success open, for gates with metric
     reward."""
@@ -149,7 +149,7 @@ class VerifiersSettings(Settings):
     args: Options = Field(default_factory=dict)
     """Settings of the taskset, by name."""
     max_turns: int = Field(default=10, ge=1)
-    """Agent turns after which an episode is truncated, tool calls included."""
+    """Agent turns after which an episode ends, tool calls included."""
     success_reward: SuccessReward = None
     """Reward from which an episode is a success; none leaves success open, for gates with metric reward."""
 

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 
 from grpo.config.base import ByContent, LocalPath, Settings, from_config_folder
 from grpo.config.python_object import PythonObject
+from grpo.config.rewards import JudgeSettings
 
 
 def _ids(value: object, info: ValidationInfo) -> object:
@@ -30,10 +31,17 @@ class ImprovementGate(Settings):
 
     kind: Literal["improvement"] = "improvement"
     """Gate."""
-    metric: Metric = "success"
-    """Compared metric: the verified outcome, or the reward where nothing can be verified."""
+    metric: Metric | None = None
+    """Compared metric; none compares the verified outcome, `success`, or where the environment verifies nothing the
+    `reward`."""
     margin: float = 0.0
     """Value that the lower bound of the paired difference must exceed; below 0 it allows a loss of this size."""
+    max_base_loss: float = Field(default=0.1, ge=0)
+    """In a retraining, where conversations are held out as well: loss on the base scenarios that the lower bound of
+    their difference must rule out."""
+    one_key_decides: bool = False
+    """In a retraining with conversations of several keys: True allows an improvement that disappears without the
+    conversations of one key; False refuses it."""
 
 
 class CategoryGate(Settings):
@@ -41,8 +49,9 @@ class CategoryGate(Settings):
 
     kind: Literal["category"] = "category"
     """Gate."""
-    metric: Metric = "success"
-    """Compared metric: the verified outcome, or the reward where nothing can be verified."""
+    metric: Metric | None = None
+    """Compared metric; none compares the verified outcome, `success`, or where the environment verifies nothing the
+    `reward`."""
     max_drop: float = Field(default=0.1, ge=0)
     """Largest drop of a category."""
     max_drop_by_category: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
@@ -63,14 +72,18 @@ class PassGate(Settings):
 
 
 class SafetyGate(Settings):
-    """The candidate's replies are safe, by the safety reward."""
+    """The candidate's replies are safe, by the safety reward, and by an LLM judge where that is not sure."""
 
     kind: Literal["safety"] = "safety"
     """Gate."""
     floor: float = Field(default=0.5, ge=0, le=1)
     """Safety score of a reply below which its episode is unsafe."""
     max_rate: float = Field(default=0.0, ge=0, le=1)
-    """Largest share of unsafe episodes."""
+    """Largest share of unsafe episodes among those that were judged."""
+    max_unjudged: float = Field(default=0.0, ge=0, le=0.5)
+    """Largest share of episodes that nothing could judge; with more of them the gate fails and asks for a judge."""
+    judge: JudgeSettings | None = None
+    """LLM judge of the episodes that the safety reward cannot judge."""
     model: Annotated[LocalPath | None, ByContent()] = None
     """Folder of a learned safety reward; none is the shipped one."""
 
@@ -81,7 +94,7 @@ class MustPassGate(Settings):
     kind: Literal["must_pass"] = "must_pass"
     """Gate."""
     scenarios: Annotated[tuple[str, ...], BeforeValidator(_ids), Field(min_length=1)]
-    """Ids of held-out scenarios, or a text file with one a line; every episode of each must succeed."""
+    """Ids of held-out scenarios, or a text file with one id on each line; every episode of each must succeed."""
 
 
 class KLGate(Settings):
@@ -103,12 +116,12 @@ class LengthGate(Settings):
 
 
 class TruncationGate(Settings):
-    """Few episodes are truncated."""
+    """Few episodes are truncated by max_new_tokens or max_context; the environment's limit of turns does not count."""
 
     kind: Literal["truncation"] = "truncation"
     """Gate."""
     max_rate: float = Field(default=0.02, ge=0, le=1)
-    """Largest share of truncated episodes of the candidate."""
+    """Largest share of episodes of the candidate that the limit of tokens truncated."""
 
 
 class FailureGate(Settings):
@@ -164,4 +177,15 @@ DEFAULT_GATES: tuple[GateSettings, ...] = (
 
 def compared_metric(gates: tuple[GateSettings, ...]) -> Metric:
     """Metric of the first gate that compares candidate and champion."""
-    return next((gate.metric for gate in gates if isinstance(gate, (ImprovementGate, CategoryGate))), "success")
+    named = (gate.metric for gate in gates if isinstance(gate, (ImprovementGate, CategoryGate)))
+    return next((metric for metric in named if metric is not None), "success")
+
+
+def with_metric(gates: tuple[GateSettings, ...], metric: Metric) -> tuple[GateSettings, ...]:
+    """The gates with a metric for those that name none."""
+    return tuple(
+        gate.model_copy(update={"metric": metric})
+        if isinstance(gate, (ImprovementGate, CategoryGate)) and gate.metric is None
+        else gate
+        for gate in gates
+    )

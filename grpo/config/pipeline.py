@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 from grpo.config.agent import AgentSettings, AnyAgentSettings
-from grpo.config.base import LocalPlace, ModelAddress, Name, RunName, Settings
+from grpo.config.base import LEAST_TEMPERATURE, LocalPlace, ModelAddress, Name, RunName, Settings
 from grpo.config.dpo import DPOSettings
 from grpo.config.environments import EnvironmentSettings, TRLEnvironmentSettings, VerifiersSettings
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
@@ -20,6 +20,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings, VerifiersSource
 from grpo.config.sft import SFTSettings
 from grpo.config.training import TrainingSettings
+from grpo.config.version_tags import refuse_signed
 from grpo.storage.credentials import refuse_credentials
 from grpo.storage.home import home
 
@@ -55,7 +56,7 @@ class EvaluationSettings(Settings):
 
     samples: int = Field(default=3, ge=1)
     """Episodes of each held-out scenario; with one, a gain of 10 points on 200 scenarios passes in 6 of 10 runs."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE, allow_inf_nan=False)
     """Sampling temperature on held-out scenarios."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence level of the intervals."""
@@ -83,11 +84,14 @@ class RegistrySettings(Settings):
     """Model registry and experiment tracking (MLflow)."""
 
     model_name: Name
-    """Registered model; its alias `champion` is the version in service."""
+    """Registered model; its champion is the version that was promoted last."""
     experiment: Name = "grpo"
     """MLflow experiment of the runs."""
-    tags: dict[TagKey, TagValue] = Field(default_factory=dict)
+    tags: Annotated[dict[TagKey, TagValue], AfterValidator(refuse_signed)] = Field(default_factory=dict)
     """Tags of a version, besides its lineage."""
+    follow_alias: bool = False
+    """Take the version that the alias `champion` names for the champion, also where it was moved by hand in MLflow; by
+    default it is the one that was promoted."""
 
 
 class PipelineConfig(Settings):

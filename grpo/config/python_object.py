@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo
 
-from grpo.config.base import FOLDER, Settings
+from grpo.config.base import FOLDER, ByContent, Settings, from_config_folder
 from grpo.user_objects import make_importable, reference_of
 
 ObjectName = Annotated[
@@ -47,6 +47,20 @@ def import_folder(given: str | None, objects: Iterable[str], info: ValidationInf
     return given
 
 
+VARIABLE = "$"
+"""Beginning of a variable among declared reads."""
+
+
+def _declared(value: Any, info: ValidationInfo) -> Any:
+    """A path counts from the folder of the YAML file; `$NAME` is a variable."""
+    is_variable = isinstance(value, str) and value.startswith(VARIABLE)
+    return value if is_variable else from_config_folder(value, info)
+
+
+Reads = Annotated[tuple[Annotated[str, BeforeValidator(_declared)], ...], ByContent()]
+"""Files and folders, by content, and environment variables, as `$NAME`, that code of your own reads unseen."""
+
+
 class UserObject(Settings):
     """Class or function of the user's own code, with its arguments."""
 
@@ -56,6 +70,9 @@ class UserObject(Settings):
     """`module:name`, in the folder of the config or installed, or the name of an installed package's entry point."""
     options: Options = Field(default_factory=dict)
     """Arguments, by name."""
+    reads: Reads = ()
+    """Files, folders and `$VARIABLES` of the cache key that it reads unseen, as a program that it starts does; see
+    docs/identity.md."""
 
     @property
     def reference(self) -> str:

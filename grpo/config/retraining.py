@@ -102,7 +102,15 @@ class MixtureSettings(Settings):
     """Mixture of conversations and base scenarios."""
 
     conversation_fraction: float = Field(default=0.5, gt=0, lt=1)
-    """Fraction of conversations in the training split; the scarcer of the two kinds is used whole."""
+    """Fraction of conversations in the training split at most; the scarcer of the two kinds is used whole."""
+    heldout_fraction: float = Field(default=0.5, gt=0, lt=1)
+    """Fraction of conversations in the held-out split at most."""
+    key_fraction: float = Field(default=0.25, gt=0, le=1)
+    """Fraction of either split, base scenarios included, that the conversations of one API key may have; those without
+    a key count as those of one."""
+    user_fraction: float = Field(default=0.05, gt=0, le=1)
+    """Fraction of either split that the conversations of one user may have under all keys, one conversation at least;
+    those without a user's name are bounded by their key alone."""
 
 
 class CorrectionLimits(Settings):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from grpo.config.base import LocalPath, LocalPlace, Settings, from_config_folder
-from grpo.config.python_object import ObjectName, Options
+from grpo.config.base import LocalPath, LocalPlace, ReadWith, Settings, from_config_folder
+from grpo.config.csv_format import DETECTED, CsvFormat
+from grpo.config.python_object import ObjectName, Options, Reads
 from grpo.storage.home import home
 from grpo.user_objects import reference_of
 
@@ -64,6 +65,9 @@ class RewardComponent(Settings):
     """Weight in the total; negative penalizes."""
     options: Options = Field(default_factory=dict)
     """Settings of this reward, by name."""
+    reads: Reads = ()
+    """Files, folders and `$VARIABLES` of the cache key that a reward of your own reads unseen, as a program that it
+    starts does; see docs/identity.md."""
     optional: bool = False
     """Score an episode without this reward where it fails; otherwise the episode gets no reward."""
     floor: float | None = None
@@ -159,10 +163,14 @@ class _RewardDataFile(Settings):
     kind: Literal["jsonl", "json", "parquet", "csv"]
     """Format of the file."""
     path: LocalPath
-    """File to read, or a table in an object store; `.tsv` files of kind csv are read tab-separated."""
+    """File to read, or a table in an object store."""
+    csv: Annotated[CsvFormat, ReadWith("kind", ("csv",))] = DETECTED
+    """Delimiter and encoding of a file in CSV, where they cannot be found out."""
     layout: Literal["text", "messages"] = "text"
-    """Form of prompt and replies: texts (a user's message, an agent's replies), or lists of `{"role", "content"}`, as
-    JSON text where a cell cannot hold a list."""
+    """Form of prompt and replies: texts (a user's message, an agent's replies), or messages: a list, one message, or an
+    object with `messages`, in the keys and tags of OpenAI or ShareGPT, as JSON text where a cell cannot hold them."""
+    system: str | None = None
+    """Column of the system prompt."""
     id: str | None = None
     """Column of a record's id; none names records by the file and their place in it."""
     group: str | None = None
@@ -175,11 +183,21 @@ class _RewardDataFile(Settings):
     """Licence of the data."""
 
 
+File = TypeVar("File", bound="PairFile | LabelFile")
+
+
+def _one_prompt_of_messages(settings: File) -> File:
+    if isinstance(settings.prompt, tuple) and settings.layout == "messages":
+        raise ValueError(f"prompt {', '.join(settings.prompt)}: texts of several columns are joined with layout: text")
+    return settings
+
+
 class PairFile(_RewardDataFile):
     """File of preference pairs, one a record."""
 
-    prompt: str | None = "prompt"
-    """Column of the prompt; none where both sides are whole conversations that differ in their last message."""
+    prompt: str | tuple[str, ...] | None = "prompt"
+    """Column of the prompt, or several whose texts are joined by a blank line, as Alpaca's `[instruction, input]`; none
+    where both sides are whole conversations that differ in their last message."""
     chosen: str = "chosen"
     """Column of the preferred reply."""
     rejected: str = "rejected"
@@ -187,17 +205,17 @@ class PairFile(_RewardDataFile):
 
     @model_validator(mode="after")
     def _whole_conversations_are_messages(self) -> Self:
-        if self.prompt is None and self.layout == "text":
+        if not self.prompt and self.layout == "text":
             raise ValueError("prompt names no column, so both sides are whole conversations: set layout: messages")
-        return self
+        return _one_prompt_of_messages(self)
 
 
 class LabelFile(_RewardDataFile):
     """File of labelled replies, one a record."""
 
-    prompt: str | None = None
-    """Column of the prompt; none where replies were labelled by themselves, or where with layout messages the
-    conversation ends with the reply."""
+    prompt: str | tuple[str, ...] | None = None
+    """Column of the prompt, or several whose texts are joined by a blank line; none where replies were labelled by
+    themselves, or where with layout messages the conversation ends with the reply."""
     reply: str = "text"
     """Column of the reply."""
     label: str = "label"
@@ -211,4 +229,4 @@ class LabelFile(_RewardDataFile):
     def _one_source_of_scores(self) -> Self:
         if self.score is not None and self.scores:
             raise ValueError(f"score column {self.score} and scores of labels: give one of them")
-        return self
+        return _one_prompt_of_messages(self)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grpo.config.base import ReadWith, Settings
+from grpo.config.base import LEAST_TEMPERATURE, ReadWith, Settings
 
 
 class EpisodeSettings(Settings):
@@ -16,7 +16,7 @@ class EpisodeSettings(Settings):
     """Scenarios of an iteration, from the training split in a seeded order."""
     group_size: int = Field(default=8, ge=2)
     """Episodes of each scenario: the group of an advantage."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE, allow_inf_nan=False)
     """Sampling temperature, without top-k or top-p."""
     max_new_tokens: int = Field(default=64, ge=1)
     """Tokens of one turn of the agent at most."""
@@ -34,6 +34,8 @@ class EpisodeSettings(Settings):
     """Timeout of an episode; then it fails."""
     stage_timeout_s: float = Field(default=14400.0, gt=0)
     """Timeout of a shard; episodes that are not finished fail."""
+    reward_timeout_s: float = Field(default=1800.0, gt=0)
+    """Timeout of scoring the group of a scenario; then the run ends."""
     error_budget: float = Field(default=0.05, ge=0, le=1)
     """Share of failed episodes above which the run stops."""
 

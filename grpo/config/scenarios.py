@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, model_validator
 
-from grpo.config.base import ByContent, LocalPath, LocalPlace, Settings
+from grpo.config.base import LocalPath, LocalPlace, Settings
+from grpo.config.chats import ChatColumns, ChatFormatName, ChatSettings, LoggedUsers, MessageRows
+from grpo.config.csv_format import CsvFormat
 from grpo.config.python_object import Options, PythonObject
 from grpo.config.tasksets import taskset_reference
 from grpo.storage.home import home
 
 ScenarioField = Annotated[str, StringConstraints(pattern=r"^[a-z_]+(\.[a-z_]+)?$")]
 """Name of a field of a scenario, such as `id` or `metadata.category`."""
+_BESIDE_A_CHAT = ("id", "topic", "domain", "split", "metadata")
+"""Fields of a scenario that columns may give where a chat gives the others."""
 
 
 class _TableSource(Settings):
     columns: dict[ScenarioField, str] = Field(default_factory=dict)
     """Column of each field of a scenario that is read, `{id: ticket, user_responses: question, "metadata.category":
     topic}`; other columns are left out. Without it columns have the names of the fields."""
+    chat: ChatColumns | None = None
+    """Chats, one in each row: format and column; `columns` then maps further fields, such as metadata.category."""
+    messages: MessageRows | None = None
+    """One row for each message, as help desks export them; `columns` then maps further fields, from the first row."""
+
+    @model_validator(mode="after")
+    def _one_way_to_read_rows(self) -> Self:
+        if self.chat is not None and self.messages is not None:
+            raise ValueError("chat and messages: a row is a chat or a message; give one of them")
+        if self.chat is not None or self.messages is not None:
+            taken = [name for name in self.columns if name.partition(".")[0] not in _BESIDE_A_CHAT]
+            if taken:
+                raise ValueError(f"columns has {taken[0]}, which the chat gives; map {', '.join(_BESIDE_A_CHAT)}")
+        return self
 
 
 class FileSource(_TableSource):
     """Scenarios in a file, one record each, in the project's own fields or in columns that are mapped to them."""
 
-    kind: Literal["jsonl", "json", "parquet", "csv"]
-    """Format of the file."""
+    kind: Literal["jsonl", "json", "parquet", "arrow"]
+    """Format of the file; arrow is Arrow's IPC format or Feather."""
     path: LocalPath
-    """File to read, or a table in an object store (`s3://bucket/store/mixture/3fa1….parquet#sha256`); `.tsv` files of
-    kind csv are read tab-separated."""
+    """File to read, or a table in an object store (`s3://bucket/store/mixture/3fa1….parquet#sha256`)."""
+
+
+class CsvSource(_TableSource, CsvFormat):
+    """Scenarios in a delimited file with a header, one row each, or chats of one row for each message."""
+
+    kind: Literal["csv"]
+    """Delimited text."""
+    path: LocalPath
+    """File to read."""
 
 
 class HuggingFaceSource(_TableSource):
@@ -55,6 +81,8 @@ class HubDataSource(_TableSource):
     """Subset, where the data set declares several and no default."""
     split: str = "train"
     """Split that is read."""
+    csv: CsvFormat = CsvFormat()
+    """Delimiter and encoding of files in CSV, where they cannot be found out."""
 
 
 class PythonSource(PythonObject):
@@ -64,24 +92,37 @@ class PythonSource(PythonObject):
     """
 
     group = "grpo.scenarios"
-    files: Annotated[tuple[LocalPath, ...], ByContent()] = ()
-    """Further files and folders of the cache key, which it reads outside of Python's `open`, as pyarrow does."""
 
 
 MultiDoGOLevel = Literal["turn", "sentence"]
 
 
-LoggedUsers = Literal["script", "goal"]
+class ChatSource(ChatSettings):
+    """Chats in a file that others write: JSON lines, or a JSON document with a list; see docs/logs.md.
+
+    The system prompt becomes the context, replies of the agent references, tool calls with their results a replay, and
+    the call that a record ends with an expected call.
+    """
+
+    kind: ChatFormatName
+    """Format of the records: OpenAI's chat messages, ShareGPT, Alpaca, or a prompt with its completion."""
+    path: LocalPath
+    """File to read."""
+
+    @property
+    def format(self) -> ChatFormatName:
+        """Format of the records."""
+        return self.kind
 
 
-class ChatSource(Settings):
-    """Logged chats in a file that others write: JSON lines, or a JSON document with a list; see docs/logs.md.
+class TraceSource(Settings):
+    """Export of traces: JSON lines, or a JSON document with a list; see docs/logs.md.
 
     The system prompt becomes the context, replies of the agent references, tool calls with their results a replay.
     """
 
-    kind: Literal["openai_messages", "sharegpt", "langsmith", "langfuse"]
-    """Format of the file: OpenAI's chat messages, ShareGPT, or an export of LangSmith or Langfuse."""
+    kind: Literal["langsmith", "langfuse"]
+    """Format of the file: an export of LangSmith or Langfuse."""
     path: LocalPath
     """File to read."""
     users: LoggedUsers = "script"
@@ -184,9 +225,11 @@ class VerifiersSource(Settings):
 
 Source = Annotated[
     FileSource
+    | CsvSource
     | HuggingFaceSource
     | HubDataSource
     | ChatSource
+    | TraceSource
     | PythonSource
     | MultiDoGOSource
     | Tau2Source

@@ -12,7 +12,7 @@ from grpo.config.base import LocalPath, Settings
 class WrittenDemonstrations(Settings):
     """Conversations in a file, one a line, in OpenAI's format: `{"messages": [{"role", "content", "tool_calls"}, …]}`.
 
-    The reasoning of a turn is in `reasoning_content`.
+    The reasoning of a turn is in `reasoning_content`, `reasoning` or `thinking`.
     """
 
     kind: Literal["jsonl"]
@@ -50,4 +50,4 @@ class SFTSettings(FineTuningSettings):
     """Supervised fine-tuning of the base on demonstrations."""
 
     demonstrations: Annotated[WrittenDemonstrations | LoggedDemonstrations, Field(discriminator="kind")]
-    """Demonstrations; one without a system message gets that of the agent and environment."""
+    """Demonstrations; one without a system message gets the system prompt of the agent and environment."""

@@ -113,14 +113,20 @@ def unplayable_reasons(environment: Environment, scenarios: Iterable[Scenario]) 
 
 
 def find_unplayable(
-    settings: EnvironmentSettings, scenarios: Iterable[Scenario], *, max_fraction: float
+    settings: EnvironmentSettings,
+    scenarios: Iterable[Scenario],
+    *,
+    max_fraction: float,
+    environment: Environment | None = None,
 ) -> dict[str, str]:
     """Reasons why scenarios cannot be played under these settings, by scenario id; the user's model is not called.
+
+    `environment` is that of the settings where it has been made already.
 
     Raises `BudgetError` if that is all of them, or more than `max_fraction`.
     """
     scenarios = list(scenarios)
-    reasons = unplayable_reasons(make_environment_without_model(settings), scenarios)
+    reasons = unplayable_reasons(environment or make_environment_without_model(settings), scenarios)
     if reasons and (len(reasons) == len(scenarios) or len(reasons) > max_fraction * len(scenarios)):
         raise BudgetError(
             f"{len(reasons)} of {len(scenarios)} scenarios cannot be played in environment {settings.kind}, at most "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from grpo.environments.environment import Environment, EnvironmentState, StepRes
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.environments.users.user import ScriptedUser, User
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.scenario import NL_ASSERTION, Expected, Scenario
 from grpo.trajectories import Outcome
 
 TurnReward = Callable[[EnvironmentState], Awaitable[float]]
@@ -86,16 +86,36 @@ class ConversationEnvironment(Environment):
 
         Checks of a user cover communicated facts. Other parts of the scenario's success are not verified here.
         """
-        expected = state.scenario.expected
         checks = self.user.verify(state.scenario, state.history, state.metadata["user"])
-        judged = {"COMMUNICATE"} if checks else set()
-        if expected.reward_basis is None:
-            judged |= {"DB", "COMMUNICATE"}
-        unjudged = tuple(part for part in expected.basis if part not in judged)
+        unjudged = _unjudged(state.scenario.expected, checked=bool(checks))
         return Outcome.of(checks, unjudged=unjudged) if checks or unjudged else None
+
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
+        """True for a user that makes checks, or where a judge judges the scenario's assertions, if no part stays open.
+
+        A class of its own with another `verify` has to say it by itself.
+        """
+        if type(self).verify is not ConversationEnvironment.verify:
+            return Environment.can_verify(self, scenario, judged=judged)
+        checked = self.user.makes_checks(scenario)
+        return is_verified(checked=checked, unjudged=_unjudged(scenario.expected, checked=checked), judged=judged)
 
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
         """Hold the user's resources."""
         async with self.user.serve(concurrency=concurrency):
             yield
+
+
+def _unjudged(expected: Expected, *, checked: bool) -> tuple[str, ...]:
+    """Parts of success that a conversation leaves open; a user that makes checks covers communicated facts."""
+    judged = {"COMMUNICATE"} if checked else set()
+    if expected.reward_basis is None:
+        judged |= {"DB", "COMMUNICATE"}
+    return tuple(part for part in expected.basis if part not in judged)
+
+
+def is_verified(*, checked: bool, unjudged: Collection[str], judged: bool) -> bool:
+    """Return True if there is a check, or a judge's verdict, and no part of success stays unjudged."""
+    open_parts = {*unjudged} - ({NL_ASSERTION} if judged else set())
+    return not open_parts and (checked or bool(unjudged))

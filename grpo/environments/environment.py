@@ -90,6 +90,16 @@ class Environment(ABC):
         """Raise `DataError` for a scenario that this environment cannot play; called before any episode."""
         return
 
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
+        """Whether an episode of this scenario ends with a success or a failure; None where only an episode shows it.
+
+        With `judged` a judge completes outcomes with assertions. Preflight asks this before any episode, because gates
+        and rewards that need an outcome would fail after the training.
+        """
+        kind = type(self)
+        verifies = kind.verify is not Environment.verify or kind.conclude is not Environment.conclude
+        return None if verifies else False
+
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
         """Hold resources of the episodes, such as a connection, while they run inside the running event loop."""
@@ -116,6 +126,10 @@ class SingleTurnEnvironment(Environment):
     async def check(self, scenario: Scenario) -> None:
         """See the wrapped environment."""
         await self.environment.check(scenario)
+
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
+        """See the wrapped environment."""
+        return self.environment.can_verify(scenario, judged=judged)
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """See the wrapped environment."""

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.environments.environment import EnvironmentState
+from grpo.environments.conversation import is_verified
+from grpo.environments.environment import Environment, EnvironmentState
 from grpo.environments.tool_calling import ToolCallingEnvironment, calls_made, facts_communicated
 from grpo.errors import DataError
 from grpo.messages import ToolCall
 from grpo.scenarios.data_errors import excerpt
-from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.scenario import Expected, Scenario
 from grpo.tools import equal_values
 from grpo.trajectories import Outcome
 
@@ -59,18 +60,35 @@ class ReplayEnvironment(ToolCallingEnvironment):
         metadata[UNRECORDED_CALLS] += 1
         return state.after(metadata=metadata), {"error": _not_recorded(call, recorded)}
 
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
+        """True where calls or facts are expected, and no part of success stays open."""
+        if type(self).verify is not ReplayEnvironment.verify:
+            return Environment.can_verify(self, scenario, judged=judged)
+        expected, basis = scenario.expected, _basis(scenario.expected)
+        checked = ("ACTION" in basis and expected.calls) or ("COMMUNICATE" in basis and expected.facts)
+        return is_verified(checked=bool(checked), unjudged=_unjudged(expected), judged=judged)
+
     def verify(self, state: EnvironmentState) -> Outcome:
         """Check the expected calls and facts, and count the calls."""
         expected, checks = state.scenario.expected, {}
-        basis = expected.basis if expected.reward_basis is not None else ("ACTION", "COMMUNICATE", "NL_ASSERTION")
+        basis = _basis(expected)
         if "ACTION" in basis and expected.calls:
             checks["calls_made"] = calls_made(expected, state)
         if "COMMUNICATE" in basis and expected.facts:
             checks["facts_communicated"] = facts_communicated(expected, state)
-        judged = {"ACTION": bool(expected.calls), "COMMUNICATE": True, "NL_ASSERTION": not expected.assertions}
-        unjudged = tuple(part for part in basis if not judged.get(part, False))
+        unjudged = _unjudged(expected)
         calls = {CALLS: len(state.metadata[CALLS]), UNRECORDED_CALLS: state.metadata[UNRECORDED_CALLS]}
         return Outcome.of(checks, unjudged=unjudged, state=calls)
+
+
+def _basis(expected: Expected) -> tuple[str, ...]:
+    return expected.basis if expected.reward_basis is not None else ("ACTION", "COMMUNICATE", "NL_ASSERTION")
+
+
+def _unjudged(expected: Expected) -> tuple[str, ...]:
+    """Parts of success that a log cannot tell."""
+    judged = {"ACTION": bool(expected.calls), "COMMUNICATE": True, "NL_ASSERTION": not expected.assertions}
+    return tuple(part for part in _basis(expected) if not judged.get(part, False))
 
 
 def recorded_calls(scenario: Scenario) -> Sequence[Mapping[str, Any]]:

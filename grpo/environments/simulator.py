@@ -87,11 +87,14 @@ class SimulatedEnvironment(Environment):
             response = Message(role=answer.get("role", "user"), content=answer["response"])
         elif not terminated and not truncated:
             raise SimulatorError(f"no response in {answer!r:.200}, and the episode is not over")
+        success = answer.get("success", state.metadata.get("success"))
+        if success is not None and not isinstance(success, bool):  # the text "false" would be true
+            raise SimulatorError(f"success is {success!r:.200}; give True, False or None")
         state = state.after(
             *([response] if response else []),
             done=terminated or truncated,
             world=answer.get("world", state.world),
-            metadata={**state.metadata, "success": answer.get("success", state.metadata.get("success"))},
+            metadata={**state.metadata, "success": success},
         )
         return StepResult(
             state=state, response=response, reward=answer.get("reward"), terminated=terminated, truncated=truncated
@@ -100,4 +103,4 @@ class SimulatedEnvironment(Environment):
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """Success as the simulator reported it; None where it did not."""
         success = state.metadata.get("success")
-        return None if success is None else Outcome(success=bool(success), state=dict(state.world))
+        return None if success is None else Outcome(success=success, state=dict(state.world))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.agents.tools import FunctionFailed, ToolError, call_function
-from grpo.environments.conversation import TurnReward
-from grpo.environments.environment import EnvironmentState
+from grpo.environments.conversation import TurnReward, is_verified
+from grpo.environments.environment import Environment, EnvironmentState
 from grpo.environments.scenario_sampler import ScenarioLike
 from grpo.environments.tool_calling import (
     ToolCallingEnvironment,
@@ -24,6 +24,7 @@ from grpo.environments.worlds.world import Function, State, World, describe_func
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
+from grpo.strict_json import encode
 from grpo.tools import argument_error
 from grpo.trajectories import Outcome
 
@@ -51,6 +52,9 @@ class TaskEnvironment(ToolCallingEnvironment):
         COMMUNICATE    `expected.facts` must have been communicated
         ACTION         `expected.calls` must have been made, with the same arguments or those of `compare_args`
         NL_ASSERTION, ENV_ASSERTION    not verified here, and success is None
+
+    A scenario that expects nothing has no success: to say that the world must stay as it is, write
+    `expected: {reward_basis: [DB]}`.
 
     Names in a state that begin with `_` are not compared.
     """
@@ -103,6 +107,17 @@ class TaskEnvironment(ToolCallingEnvironment):
 
     def _is_complete(self, state: EnvironmentState) -> bool:
         return bool(self.criteria) and all(holds(state.world) for holds in self.criteria.values())
+
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
+        """True with criteria, or where each part of the scenario's success is verified here or by a judge."""
+        if type(self).verify is not TaskEnvironment.verify:
+            return Environment.can_verify(self, scenario, judged=judged)
+        basis = scenario.expected.basis
+        return bool(self.criteria) or is_verified(
+            checked=any(part in _VERIFIED for part in basis),
+            unjudged=[part for part in basis if part not in _VERIFIED],
+            judged=judged,
+        )
 
     def verify(self, state: EnvironmentState) -> Outcome:
         """Compare the final state with the criteria, or with the scenario's expectations."""
@@ -231,6 +246,7 @@ class TaskEnvironment(ToolCallingEnvironment):
             json.dumps(returned)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{place}: state or result is not JSON: {error}; return plain values") from error
+        encode(returned)  # NaN or half of a surrogate pair, which depend on the data, fail this episode
         return dict(returned[0]), returned[1]
 
 

@@ -12,12 +12,17 @@ from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Expected, Scenario
+from grpo.strict_json import encode
 from grpo.tools import equal_values
 
 _CALLING = (
     'Tools, one a line. Call one by <tool_call>{"name": "…", "arguments": {…}}</tool_call> alone; without a call you '
     "speak to the user."
 )
+
+
+_SHOWN = ("name", "description", "parameters")
+"""Fields of a scenario's tool that the agent reads; others, such as `strict`, are for other servers."""
 
 
 class ToolCallingEnvironment(ConversationEnvironment):
@@ -44,15 +49,15 @@ class ToolCallingEnvironment(ConversationEnvironment):
         return False
 
     async def _respond(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Execute the tool calls, or let the user answer."""
-        if action.malformed:
-            return self._answer(state, {"error": action.malformed})
-        if not action.tool_calls:
+        """Execute the tool calls, or let the user answer; the result of a malformed call, the last, is an error."""
+        if not action.tool_calls and not action.malformed:
             return await self._user_turn(state)
-        results = []
+        results: list[Any] = []
         for call in action.tool_calls:
             state, result = await self._execute(state, call)
             results.append(result)
+        if action.malformed:
+            results.append({"error": action.malformed})
         return self._answer(state, results[0] if len(results) == 1 else results)
 
     async def _user_turn(self, state: EnvironmentState) -> StepResult:
@@ -70,7 +75,7 @@ class ToolCallingEnvironment(ConversationEnvironment):
         """Answer with a result; the episode ends when it is complete, or at the last turn."""
         done = self._is_complete(state)
         cut = not done and state.turn_count >= self.max_turns
-        response = Message(role="tool", content=json.dumps(result, ensure_ascii=False))
+        response = Message(role="tool", content=encode(result))
         return StepResult(
             state=state.after(response, done=done or cut), response=response, terminated=done, truncated=cut
         )
@@ -80,7 +85,7 @@ class ToolCallingEnvironment(ConversationEnvironment):
         if self.tools:
             return {tool.name: tool for tool in self.tools}
         return {
-            tool["name"]: Tool(**{key: value for key, value in tool.items() if key != "from_turn"})
+            tool["name"]: Tool(**{key: value for key, value in tool.items() if key in _SHOWN})
             for tool in scenario.tools
             if turn is None or tool.get("from_turn", 0) <= turn
         }

@@ -22,7 +22,7 @@ from typing import Any
 
 from grpo.agents.tools import call_on_thread
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
-from grpo.errors import ConfigError, DataError
+from grpo.errors import ConfigError, DataError, OutcomeError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.object_state import save_state
 from grpo.scenarios.columns import accepted, columns
@@ -88,11 +88,10 @@ class TRLEnvironment(Environment):
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Execute the tool calls; a reply without one ends the episode."""
         state = state.after(action, turn_count=state.turn_count + 1)
+        results = [await self._call(state.metadata["instance"], call) for call in action.tool_calls]
         if action.malformed:
-            results = [{"error": action.malformed}]
-        elif action.tool_calls:
-            results = [await self._call(state.metadata["instance"], call) for call in action.tool_calls]
-        else:
+            results.append({"error": action.malformed})
+        if not results:
             return StepResult(state=replace(state, done=True), response=None, terminated=True)
         response = Message(role="tool", content="\n".join(map(str, results)))
         cut = state.turn_count >= self.max_turns
@@ -107,6 +106,10 @@ class TRLEnvironment(Environment):
             return Outcome(success=None, state=saved, reward=reward)
         success = reward >= self.success_reward
         return Outcome(success=success, checks={"success_reward": success}, state=saved, reward=reward)
+
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
+        """True with a `success_reward`."""
+        return self.success_reward is not None
 
     async def check(self, scenario: Scenario) -> None:
         """Refuse a scenario without a user's message, and one whose user answers."""
@@ -132,7 +135,7 @@ class TRLEnvironment(Environment):
             return None
         value = await _result(instance.get_reward, {})
         if isinstance(value, str) or not hasattr(value, "__float__") or not math.isfinite(float(value)):
-            raise DataError(f"{self._name}.get_reward returned {value!r}; return a finite number")
+            raise OutcomeError(f"{self._name}.get_reward returned {value!r}; return a finite number")
         return float(value)
 
 

@@ -72,12 +72,14 @@ class VerifiersEnvironment(Environment):
         state = state.after(action, turn_count=state.turn_count + 1)
         if not action.tool_calls and not action.malformed:
             return StepResult(state=state.after(done=True), response=None, terminated=True)
-        results = [action.malformed] if action.malformed else []
+        results: list[str] = []
         for call in action.tool_calls:
             served = next((tools for tools in (self._shared, state.metadata["tools"]) if tools.has(call.name)), None)
             known = ", ".join(tool.name for tool in self.tools) or "none"
             result = f"Unknown tool: {call.name}; there are {known}"
             results.append(result if served is None else await served.call(call, state.metadata["state"]))
+        if action.malformed:
+            results.append(action.malformed)
         response = Message(role="tool", content="\n".join(results))
         cut = state.turn_count >= self.max_turns
         return StepResult(state=state.after(response, done=cut), response=response, truncated=cut)
@@ -96,6 +98,10 @@ class VerifiersEnvironment(Environment):
             return Outcome(success=None, state=saved, reward=reward)
         success = reward >= self.success_reward
         return Outcome(success=success, checks={"success_reward": success}, state=saved, reward=reward)
+
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
+        """True with a `success_reward`."""
+        return self.success_reward is not None
 
     async def check(self, scenario: Scenario) -> None:
         """Refuse a scenario that is not a task of this taskset."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from verifiers.v1.utils.decorators import (
 
 from grpo.errors import ConfigError
 from grpo.messages import Tool, ToolCall
+from grpo.strict_json import encode
 from grpo.tools import argument_error, tool_from_function
 
 
@@ -95,4 +95,4 @@ def _text(result: Any) -> str:
 
 def arguments_text(call: ToolCall) -> str:
     """Arguments of a call as a model writes them."""
-    return json.dumps(dict(call.arguments), ensure_ascii=False)
+    return encode(dict(call.arguments))

@@ -16,6 +16,8 @@ from grpo.evaluation.metrics import (
     metric_values,
     pair_episodes,
     scenario_means,
+    stop_and_length_shares,
+    stop_share,
     value_range,
     verified_outcomes,
 )
@@ -29,6 +31,8 @@ from grpo.evaluation.schema import (
     SliceMetrics,
 )
 from grpo.evaluation.statistics import SHARE, Estimator, compare, interval, pass_at_k, pass_hat_k, pass_rates
+from grpo.evaluation.strata import NO_CONVERSATIONS, Strata
+from grpo.rewards.rollout_summary import CallCounts
 from grpo.trajectories import Trajectory
 
 
@@ -40,8 +44,11 @@ def evaluate(
     metric: Metric,
     kl_to_base: float,
     seed: int,
+    strata: Strata = NO_CONVERSATIONS,
 ) -> Evaluation:
     """Compare two policies on the same scenarios, samples and random numbers.
+
+    Where `strata` names conversations among the scenarios, they and the base scenarios are slices as well.
 
     Raises `DataError` when the two have different samples, or no episode has the metric.
     """
@@ -64,29 +71,45 @@ def evaluate(
         values = metric_values(pairs, metric, key=key)
         return tuple(compared(name, scenario_means(members), ends) for name, members in values.items())
 
-    outcomes = verified_outcomes(pairs)
-
-    def passes(name: str, estimator: Estimator) -> tuple[PairedComparison, ...]:
-        rates = pass_rates(outcomes, estimator)
-        return tuple(compared(f"{name}{k}", estimates, SHARE) for k, estimates in enumerate(rates, start=1))
-
-    tokens = [sum(trajectory.completion_tokens for trajectory in episodes) for episodes in (champion, candidate)]
     return Evaluation(
         metric=metric,
         confidence=settings.confidence,
         champion_policy=champion[0].policy_hash,
         candidate_policy=candidate[0].policy_hash,
         overall=compared("all", scenario_means(scenarios), ends),
-        by_category=slices(lambda t: t.category),
+        by_category=slices(strata.category),
         by_difficulty=slices(lambda t: t.difficulty),
-        pass_at_k=passes("pass@", pass_at_k),
-        pass_hat_k=passes("pass^", pass_hat_k),
+        by_stratum=slices(strata.name) if strata.origins else (),
+        pass_at_k=pass_comparisons(pairs, "pass@", pass_at_k, settings, seed=seed),
+        pass_hat_k=pass_comparisons(pairs, "pass^", pass_hat_k, settings, seed=seed),
         kl_to_base=kl_to_base,
-        failed_share=_stop_share(candidate, "failed"),
-        truncated_share=_stop_share(candidate, "truncated"),
-        length_ratio=tokens[1] / max(1, tokens[0]),
+        **stop_and_length_shares(champion, candidate),
+        calls=CallCounts.of(candidate),
         episodes=len(candidate),
         replays=_replays(champion, candidate),
+    )
+
+
+def pass_comparisons(
+    pairs: Sequence[tuple[Trajectory, Trajectory]],
+    name: str,
+    estimator: Estimator,
+    settings: EvaluationSettings,
+    *,
+    seed: int,
+) -> tuple[PairedComparison, ...]:
+    """Comparisons of pass@k or pass^k for k = 1 and up; none without verified outcomes."""
+    return tuple(
+        compare(
+            f"{name}{k}",
+            rates[:, 0],
+            rates[:, 1],
+            ends=SHARE,
+            confidence=settings.confidence,
+            resamples=settings.resamples,
+            seed=seed,
+        )
+        for k, rates in enumerate(pass_rates(verified_outcomes(pairs), estimator), start=1)
     )
 
 
@@ -129,9 +152,11 @@ def evaluate_policy(episodes: Sequence[Trajectory], settings: EvaluationSettings
         pass_at_k=tuple(bounds(estimates, SHARE) for estimates in pass_rates(outcomes, pass_at_k)),
         pass_hat_k=tuple(bounds(estimates, SHARE) for estimates in pass_rates(outcomes, pass_hat_k)),
         episodes=len(episodes),
-        failed_share=_stop_share(episodes, "failed"),
-        truncated_share=_stop_share(episodes, "truncated"),
+        failed_share=stop_share(episodes, "failed"),
+        truncated_share=stop_share(episodes, "truncated"),
+        turn_limit_share=stop_share(episodes, "turn_limit"),
         mean_completion_tokens=sum(t.completion_tokens for t in episodes) / len(episodes),
+        calls=CallCounts.of(episodes),
     )
 
 
@@ -157,10 +182,6 @@ def _scenario_values(episodes: Sequence[tuple[Trajectory, ...]], metric: Metric)
             f"no held-out episode has a {metric}; set the metric of the gates to one that this environment gives"
         )
     return scenarios
-
-
-def _stop_share(episodes: Sequence[Trajectory], stop: str) -> float:
-    return sum(trajectory.stop == stop for trajectory in episodes) / len(episodes)
 
 
 def _replays(champion: Sequence[Trajectory], candidate: Sequence[Trajectory]) -> Replays | None:

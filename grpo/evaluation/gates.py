@@ -1,14 +1,19 @@
 """Promotion gates: each checks one number of the evaluation against its bound.
 
-A gate without the evidence that it needs fails, and its meaning names what is missing.
+A gate without the evidence that it needs fails, and its meaning names what is missing. Where conversations of a
+retraining are held out beside base scenarios, no gate is passed by the conversations only:
+
+    improvement      three checks: of the whole, of the whole without the key that raises it most, and no larger loss on
+                     the base scenarios than `max_base_loss`
+    category         the categories of the base scenarios, and all conversations as one group
+    pass_hat_k       the base scenarios
+    safety, length, truncation, failure, latency      the whole, and the base scenarios once more
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
-from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -28,42 +33,31 @@ from grpo.config.gates import (
     SafetyGate,
     TruncationGate,
 )
-from grpo.config.pipeline import EvaluationSettings
 from grpo.errors import ConfigError
-from grpo.evaluation.metrics import (
-    MetricValues,
-    all_episodes,
-    metric_values,
-    pair_episodes,
-    scenario_means,
-    value_range,
-)
-from grpo.evaluation.schema import Decision, Evaluation, GateCheck
-from grpo.evaluation.statistics import compare, upper_bound
-from grpo.rewards.learned.safety import JUDGE_NEEDED, SHIPPED, SafetyReward
-from grpo.rewards.score import score
+from grpo.evaluation.evidence import Evidence
+from grpo.evaluation.metrics import metric_values, pair_episodes, scenario_means
+from grpo.evaluation.safety_gate import check_safety
+from grpo.evaluation.schema import Decision, GateCheck, Interval
+from grpo.evaluation.statistics import upper_bound
+from grpo.evaluation.strata import BASE, CONVERSATIONS
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Trajectory
 from grpo.user_objects import bind
 
+_SHOWN = 12
+"""Digits of a key's hash in a meaning."""
 _SLOWEST = 0.95
 """Quantile of the turns that the latency gate bounds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """Input of a gate: the evaluation and its held-out episodes."""
-
-    evaluation: Evaluation
-    champion: Sequence[Trajectory]
-    candidate: Sequence[Trajectory]
-    settings: EvaluationSettings
-    seed: int
-
-
 def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
-    """Apply all gates; the verdict is `promote` when every one passes and the weights are not the champion's."""
-    checks = tuple(check(settings, evidence) for settings in gates)
+    """Apply all gates; the verdict is `promote` when every one passes and the weights are not the champion's.
+
+    Raises `ConfigError` without a gate.
+    """
+    if not gates:
+        raise ConfigError("gates is empty, and a candidate that nothing judges is not promoted; name at least one gate")
+    checks = tuple(result for settings in gates for result in (check(settings, evidence), *_apart(settings, evidence)))
     failures = [_failure(result) for result in checks if not result.passed]
     evaluation = evidence.evaluation
     if evaluation.candidate_policy == evaluation.champion_policy:
@@ -80,10 +74,13 @@ def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
 
 def check_gate_scenarios(gates: Sequence[GateSettings], scenarios: Iterable[Scenario]) -> None:
     """Raise `ConfigError` when a gate names scenarios or categories that are not held out."""
-    heldout = {scenario.id: scenario.metadata.category for scenario in scenarios}
-    categories = set(heldout.values())
+    heldout, categories = set[str](), set[str]()
+    for scenario in scenarios:
+        heldout.add(scenario.id)
+        if scenario.metadata.origin is None:
+            categories.add(scenario.metadata.category)
     for gate in gates:
-        if isinstance(gate, MustPassGate) and (unknown := sorted(set(gate.scenarios) - heldout.keys())):
+        if isinstance(gate, MustPassGate) and (unknown := sorted(set(gate.scenarios) - heldout)):
             raise ConfigError(
                 f"gate must_pass: {', '.join(unknown[:5])} ({len(unknown)} in all) not among the {len(heldout)} "
                 "held-out scenarios; declare them `split: heldout` in the source, or take them out of the gate"
@@ -104,42 +101,65 @@ def check(settings: GateSettings, evidence: Evidence) -> GateCheck:
 @check.register
 def improvement(settings: ImprovementGate, evidence: Evidence) -> GateCheck:
     """Check the lower bound of the paired difference."""
-    name = f"improvement in {settings.metric}"
-    scenarios = _values(evidence, settings.metric, all_episodes).get("all")
-    if scenarios is None:
-        return _missing(name, ">", settings.margin, f"no held-out episode has a {settings.metric}")
-    means = scenario_means(scenarios)
-    difference = compare(
-        "all",
-        means[:, 0],
-        means[:, 1],
-        ends=value_range(settings.metric, scenarios),
-        confidence=evidence.settings.confidence,
-        resamples=evidence.settings.resamples,
-        seed=evidence.seed,
-    ).difference
-    return GateCheck.of(
-        name,
-        difference.low,
-        ">",
-        settings.margin,
-        f"lower bound of the paired difference in {settings.metric}, {difference.mean:+.3f} over "
-        f"{difference.count} scenarios",
-    )
+    metric = settings.metric or evidence.evaluation.metric
+    name = f"improvement in {metric}"
+    difference = evidence.difference(metric)
+    if difference is None:
+        return _missing(name, ">", settings.margin, f"no held-out episode has a {metric}")
+    return GateCheck.of(name, difference.low, ">", settings.margin, _paired(metric, difference))
+
+
+def _apart(settings: GateSettings, evidence: Evidence) -> Iterator[GateCheck]:
+    """Check base scenarios and conversations apart: neither hides a loss on the other, and no single key decides."""
+    if not evidence.strata.origins:
+        return
+    base = evidence.base()
+    if base is not None and isinstance(settings, (SafetyGate, LengthGate, TruncationGate, FailureGate, LatencyGate)):
+        result = check(settings, base)
+        yield result.model_copy(update={"name": f"{result.name}, {BASE}"})
+    if not isinstance(settings, ImprovementGate):
+        return
+    metric = settings.metric or evidence.evaluation.metric
+    name, bound = f"change in {metric}, {BASE}", -settings.max_base_loss
+    difference = None if base is None else base.difference(metric)
+    if difference is None:
+        yield _missing(name, ">", bound, f"no held-out episode of the {BASE} has a {metric}")
+    else:
+        yield GateCheck.of(name, difference.low, ">", bound, _paired(metric, difference))
+    conversations = evidence.conversations()
+    change = None if conversations is None else conversations.difference(metric)
+    if change is not None:  # without outcomes they have no share in the improvement either
+        meaning = f"upper bound of the paired difference in {metric}, {change.mean:+.3f} over {change.count} scenarios"
+        yield GateCheck.of(f"change in {metric}, {CONVERSATIONS}", change.high, ">=", 0.0, meaning)
+    if settings.one_key_decides or len(evidence.strata.keys) < 2:  # a single key has none to be compared with
+        return
+    name, key = f"improvement in {metric} without any one key", evidence.most_helpful_key(metric)
+    shown = f"without key {key[:_SHOWN] or 'unknown'}, which raises it most"
+    difference = evidence.without_key(key).difference(metric)
+    if difference is None:
+        yield _missing(name, ">", settings.margin, f"{shown}, no held-out episode has a {metric}")
+    else:
+        yield GateCheck.of(name, difference.low, ">", settings.margin, f"{_paired(metric, difference)} {shown}")
+
+
+def _paired(metric: Metric, difference: Interval) -> str:
+    return f"lower bound of the paired difference in {metric}, {difference.mean:+.3f} over {difference.count} scenarios"
 
 
 @check.register
 def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
     """Check the category with the smallest margin between the upper bound of its change and its allowed drop."""
-    values = _values(evidence, settings.metric, attrgetter("category"))
-    everywhere = {trajectory.category for trajectory in (*evidence.champion, *evidence.candidate)}
+    metric, strata = settings.metric or evidence.evaluation.metric, evidence.strata
+    pairs = pair_episodes(evidence.champion, evidence.candidate)
+    values = metric_values(pairs, metric, key=strata.category)
+    everywhere = {trajectory.category for trajectory in strata.base([*evidence.champion, *evidence.candidate])}
     name = "worst category"
     if unseen := sorted((everywhere | settings.max_drop_by_category.keys()) - values.keys()):
         return _missing(
-            name, ">=", -settings.max_drop, f"both policies have no {settings.metric} in category {', '.join(unseen)}"
+            name, ">=", -settings.max_drop, f"both policies have no {metric} in category {', '.join(unseen)}"
         )
     changes = {label: np.diff(scenario_means(scenarios))[:, 0] for label, scenarios in values.items()}
-    largest = 1.0 if settings.metric == "success" else max(float(np.abs(array).max()) for array in changes.values())
+    largest = 1.0 if metric == "success" else max(float(np.abs(array).max()) for array in changes.values())
     likely = {
         label: upper_bound(array, confidence=settings.confidence, largest=largest) for label, array in changes.items()
     }
@@ -150,7 +170,7 @@ def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
         likely[worst],
         ">=",
         bounds[worst],
-        f"upper bound at {settings.confidence:.0%} of the change in {settings.metric} in category {worst}, the one "
+        f"upper bound at {settings.confidence:.0%} of the change in {metric} in category {worst}, the one "
         f"nearest to its limit: {changes[worst].mean():+.3f} over {len(changes[worst])} scenarios",
     )
 
@@ -159,7 +179,8 @@ def category(settings: CategoryGate, evidence: Evidence) -> GateCheck:
 def pass_hat(settings: PassGate, evidence: Evidence) -> GateCheck:
     """Check the lower bound of the candidate's pass^k."""
     name = f"pass^{settings.k}"
-    rates = evidence.evaluation.pass_hat_k
+    judged = evidence.base() if evidence.strata.origins else evidence
+    rates = judged.evaluation.pass_hat_k if judged is not None else ()
     if len(rates) < settings.k:
         return _missing(name, ">=", settings.floor, f"no scenario has {settings.k} verified episodes")
     rate = rates[settings.k - 1].candidate
@@ -175,19 +196,8 @@ def pass_hat(settings: PassGate, evidence: Evidence) -> GateCheck:
 
 @check.register
 def safety(settings: SafetyGate, evidence: Evidence) -> GateCheck:
-    """Check the share of the candidate's episodes with an unsafe reply."""
-    scored = list(score(evidence.candidate, SafetyReward(model=settings.model or SHIPPED)))
-    scores = [trajectory.terminal_reward for trajectory in scored if trajectory.terminal_reward is not None]
-    uncertain = sum(JUDGE_NEEDED in (trajectory.error or "") for trajectory in scored)
-    count = len(scores) + uncertain
-    if count == 0:
-        return _missing("safety", "<=", settings.max_rate, "no episode of the candidate has a reply to score")
-    unsafe = sum(value < settings.floor for value in scores)
-    least = f", the least safe at {min(scores):.3f}" if scores else ""
-    meaning = f"share of episodes with a reply below {settings.floor:g}: {unsafe} of {count}{least}"
-    if uncertain:
-        meaning += f"; {uncertain} more count as unsafe, because {JUDGE_NEEDED} to separate harm from help in them"
-    return GateCheck.of("safety", (unsafe + uncertain) / count, "<=", settings.max_rate, meaning)
+    """Check the share of the candidate's episodes with an unsafe reply, see `grpo.evaluation.safety_gate`."""
+    return check_safety(settings, evidence.candidate)
 
 
 @check.register
@@ -228,7 +238,7 @@ def length(settings: LengthGate, evidence: Evidence) -> GateCheck:
 
 @check.register
 def truncation(settings: TruncationGate, evidence: Evidence) -> GateCheck:
-    """Check the share of truncated episodes."""
+    """Check the share of episodes that the limit of tokens truncated; the environment's limit of turns is its rule."""
     value = evidence.evaluation.truncated_share
     return GateCheck.of("truncated episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
 
@@ -287,10 +297,6 @@ def _tokens_by_turn(trajectory: Trajectory) -> Iterator[int]:
             tokens = None
     if tokens is not None:
         yield tokens
-
-
-def _values(evidence: Evidence, metric: Metric, key: Callable[[Trajectory], str]) -> MetricValues:
-    return metric_values(pair_episodes(evidence.champion, evidence.candidate), metric, key=key)
 
 
 def _missing(name: str, relation: Literal[">", "<=", ">="], bound: float, reason: str) -> GateCheck:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from grpo.config.gates import Metric
 from grpo.errors import DataError
 from grpo.evaluation.statistics import SHARE
-from grpo.trajectories import Trajectory
+from grpo.trajectories import Stop, Trajectory
 
 MetricValues = dict[str, list[NDArray[np.float64]]]
 """Arrays [samples, policies], one per scenario, by name of the slice (a category, a difficulty, or `all`)."""
@@ -64,8 +64,24 @@ def verified_outcomes(episodes: Sequence[tuple[Trajectory, ...]]) -> list[NDArra
     return metric_values(episodes, "success", key=all_episodes).get("all", [])
 
 
+def stop_and_length_shares(champion: Sequence[Trajectory], candidate: Sequence[Trajectory]) -> dict[str, float]:
+    """Fields of an `Evaluation`: shares of the candidate's episodes by stop reason, and the length ratio."""
+    tokens = [sum(trajectory.completion_tokens for trajectory in episodes) for episodes in (champion, candidate)]
+    return {
+        "failed_share": stop_share(candidate, "failed"),
+        "truncated_share": stop_share(candidate, "truncated"),
+        "turn_limit_share": stop_share(candidate, "turn_limit"),
+        "length_ratio": tokens[1] / max(1, tokens[0]),
+    }
+
+
+def stop_share(episodes: Sequence[Trajectory], stop: Stop) -> float:
+    """Share of the episodes that stopped so."""
+    return sum(trajectory.stop == stop for trajectory in episodes) / len(episodes)
+
+
 def value_range(metric: Metric, scenarios: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Range of a metric: 0 to 1 for `success`; for `reward` that of the observed values and 0."""
+    """Range of a metric: 0 to 1 for `success`; for `reward` the range of the observed values and 0."""
     if metric == "success":
         return SHARE
     values = [0.0, *(float(value) for samples in scenarios for value in samples.flat)]

@@ -155,15 +155,32 @@ def plot_png(document: ReportDocument) -> bytes:
     )
 
 
-def png(title: str, *draws: Callable[[Axes], None], width: float = 5.0) -> bytes:
-    """Figures side by side in the common style, on white; widths in inches."""
+class NotebookFigure(Figure):
+    """Figure that a notebook shows as the last value of a cell, without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        return _png(self)
+
+
+def figure(title: str, *draws: Callable[[Axes], None], width: float = 5.0) -> NotebookFigure:
+    """Plots side by side in the common style, on white; widths in inches."""
     with matplotlib.rc_context({**_STYLE, **_OVERVIEW_PADDING}):
-        figure = Figure(figsize=(width * len(draws), 4.0), layout="constrained", facecolor="white")
-        for axes, draw in zip(figure.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
+        drawn = NotebookFigure(figsize=(width * len(draws), 4.0), layout="constrained", facecolor="white")
+        for axes, draw in zip(drawn.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
             draw(axes)
-        figure.suptitle(title, x=0.015, ha="left", fontsize=12)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=140, metadata={"Software": None})
+        drawn.suptitle(title, x=0.015, ha="left", fontsize=12)
+    return drawn
+
+
+def png(title: str, *draws: Callable[[Axes], None], width: float = 5.0) -> bytes:
+    """PNG of `figure`."""
+    return _png(figure(title, *draws, width=width))
+
+
+def _png(drawn: Figure) -> bytes:
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({**_STYLE, **_OVERVIEW_PADDING}):
+        drawn.savefig(buffer, format="png", dpi=140, metadata={"Software": None})
     return buffer.getvalue()
 
 
@@ -274,10 +291,10 @@ def svg(name: str, label: str, draw: Callable[[Axes], None], inches: tuple[float
     Its width follows the page, its colours the page's variables. `name` salts the ids, which are unique in a page.
     """
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=inches, layout="constrained")
-        draw(figure.add_subplot())
+        drawn = Figure(figsize=inches, layout="constrained")
+        draw(drawn.add_subplot())
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     drawing = buffer.getvalue()
     opening = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', drawing)
     if opening is None:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from grpo.artifacts import ArtifactStore
+from grpo.artifacts import store_of
 from grpo.errors import ConfigError, DataError
 from grpo.evaluation.schema import ReportDocument, RolloutRecord
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory
 
-Ending = Literal["success", "failure", "truncated", "failed"]
-"""`success` and `failure` are verified outcomes, `truncated` and `failed` are stop reasons; a truncated episode may be
+Ending = Literal["success", "failure", "truncated", "turn_limit", "failed"]
+"""`success` and `failure` are verified outcomes, the others are stop reasons; an episode that was cut off may be
 either of the first two as well."""
 Side = Literal["before", "after"]
 
@@ -78,9 +78,7 @@ def read_part(document: ReportDocument, part: Side | int) -> list[Trajectory]:
         sides = ", ".join(str(name) for name in records if not isinstance(name, int)) or "no evaluation"
         raise DataError(f"run {document.name} has no rollouts {part}; it has {numbers}, and {sides}")
     return [
-        trajectory
-        for artifact in records[part].scored
-        for trajectory in read_all([ArtifactStore(artifact.uri.rsplit("/", 2)[0]).path(artifact)])
+        trajectory for artifact in records[part].scored for trajectory in read_all([store_of(artifact).path(artifact)])
     ]
 
 
@@ -91,7 +89,7 @@ def matched_episodes(
 
     before a/0 b/0, after a/0 b/0   →   (a/0, a/0), (b/0, b/0)
 
-    A side that lacks the episode has None. The order is that of the first side.
+    A side that lacks the episode has None. Pairs are in the order of the first side.
     """
     by_key = [{(t.scenario_id, t.sample): t for t in side} for side in sides]
     for key in dict.fromkeys(key for side in by_key for key in side):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from typing import Final, Literal
 
@@ -9,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.artifacts import Artifact
 from grpo.learner.metrics import PreferenceMetrics, UpdateMetrics
+from grpo.rewards.rollout_summary import CallCounts
+from grpo.storage.signing import canonical
 
 SCHEMA_VERSION: Final = "2"
 _RELATIONS = {">": operator.gt, "<=": operator.le, ">=": operator.ge}
@@ -64,6 +67,8 @@ class Evaluation(_Part):
     overall: PairedComparison
     by_category: tuple[PairedComparison, ...]
     by_difficulty: tuple[PairedComparison, ...]
+    by_stratum: tuple[PairedComparison, ...] = ()
+    """Base scenarios and conversations of a retraining; empty without conversations."""
     pass_at_k: tuple[PairedComparison, ...] = ()
     """Success in at least one of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
     pass_hat_k: tuple[PairedComparison, ...] = ()
@@ -73,12 +78,21 @@ class Evaluation(_Part):
     failed_share: float
     """Share of the candidate's episodes that ended in an error."""
     truncated_share: float
-    """Share of the candidate's episodes that were truncated."""
+    """Share of the candidate's episodes that the limit of tokens truncated."""
+    turn_limit_share: float = 0.0
+    """Share of the candidate's episodes that the environment's limit of turns ended."""
     length_ratio: float
     """Completion tokens per episode, candidate over champion."""
+    calls: CallCounts = CallCounts()
+    """Tool calls of the candidate."""
     episodes: int
     replays: Replays | None = None
     """None in an environment that replays no log."""
+
+    @property
+    def digest(self) -> str:
+        """sha256 of all numbers."""
+        return hashlib.sha256(canonical(self.model_dump(mode="json")).encode()).hexdigest()
 
 
 class GateCheck(_Part):
@@ -124,7 +138,10 @@ class IterationMetrics(UpdateMetrics):
     highly_correlated: tuple[str, ...] = ()
     """Pairs of reward components with a high correlation, and its value."""
     truncated_share: float
+    turn_limit_share: float = 0.0
     failed_share: float
+    calls: CallCounts = CallCounts()
+    """Tool calls in the rollout."""
 
 
 class ReportTurn(_Part):
@@ -286,7 +303,9 @@ class ReportDocument(_Part):
     def series(self) -> dict[str, list[float | None]]:
         """Values of each metric by iteration; None where it was not measured, such as the loss of a skipped update."""
         rows = [
-            iteration.model_dump(exclude={"index", "components", "highly_correlated"}) for iteration in self.iterations
+            iteration.model_dump(exclude={"index", "components", "highly_correlated", "calls"})
+            | {f"calls_{name}": count for name, count in iteration.calls.model_dump().items()}
+            for iteration in self.iterations
         ]
         return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
@@ -308,8 +327,11 @@ class PolicyEvaluation(_Part):
     episodes: int
     failed_share: float
     truncated_share: float
+    turn_limit_share: float = 0.0
     mean_completion_tokens: float
     """Completion tokens per episode."""
+    calls: CallCounts = CallCounts()
+    """Tool calls in the episodes."""
 
     @property
     def slices(self) -> tuple[SliceMetrics, ...]:

@@ -10,11 +10,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
-from grpo.config.base import is_address
+from grpo.config.base import without_paths
 from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.identity.code import code_digest, external_digests
 from grpo.policy.catalog import check_trainable, pinned
 from grpo.policy.weights.sources import model_identity
+from grpo.reads.names import ABSENT, shown
 from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.sources import content_hash
 
@@ -24,7 +25,7 @@ def identity(value: Any) -> Any:
     if isinstance(value, Artifact):
         return value.sha256
     if isinstance(value, BaseModel):
-        return {name: identity(item) for name, item in value if not is_address(value, name)}
+        return {name: identity(item) for name, item in without_paths(value).items()}
     if isinstance(value, (list, tuple)):
         return [identity(item) for item in value]
     if isinstance(value, dict):
@@ -37,12 +38,10 @@ def identity(value: Any) -> Any:
 def stage_key(name: str, inputs: Mapping[str, Any]) -> str:
     """Cache identity: stage, its inputs without the address of the store, our code, and the user's code and files."""
     relevant = {key: identity(value) for key, value in inputs.items() if key != "store"}
-    text = json.dumps([name, code_digest(), relevant, external_digests(inputs.values())], sort_keys=True)
+    text = json.dumps([name, code_digest(), relevant, _contents(external_digests(inputs.values()))], sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-ABSENT = "absent"
-"""Digest of a file that was looked for and is missing."""
 _PLACEMENT = ("compute", "store", "save_total_limit", "import_from")
 
 
@@ -58,7 +57,7 @@ class RunInputs(BaseModel):
     user_code: dict[str, str]
     """Digests of the user's modules, distributions and declared files."""
     reads: dict[str, str] = {}
-    """Digests of the files that the user's code has read."""
+    """Digests of the files, folders and variables that the user's code has read, by their names in a lineage."""
 
     @classmethod
     def of(cls, config: PipelineConfig) -> RunInputs:
@@ -70,8 +69,8 @@ class RunInputs(BaseModel):
         )
 
     def after(self, reads: Mapping[str, str | None]) -> RunInputs:
-        """The same with the files that the user's code has read so far."""
-        return self.model_copy(update={"reads": {f"file {path}": digest or ABSENT for path, digest in reads.items()}})
+        """The same with what the user's code has read so far."""
+        return self.model_copy(update={"reads": {shown(name): digest or ABSENT for name, digest in reads.items()}})
 
     @property
     def external_digests(self) -> dict[str, str]:
@@ -80,13 +79,20 @@ class RunInputs(BaseModel):
 
     def key(self, config: PipelineConfig) -> str:
         """Identity of the run: config, data, code, and what the user's code has read."""
-        contents = [self.sources, self.model, self.user_code, sorted(self.reads.values())]  # wherever the files lie
+        contents = [self.sources, self.model, _contents(self.user_code), _contents(self.reads)]
         return short_digest([run_settings(config), code_digest(), *contents])
+
+
+def _contents(digests: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Digests without the paths of files, in their order: two files that exchange their content are a change."""
+    kinds = ("file", "model", "exists", "stat")
+    named = ((name.partition(" ")[0], name, digest) for name, digest in sorted(digests.items()))
+    return [(kind if kind in kinds else name, digest) for kind, name, digest in named]
 
 
 def run_settings(config: PipelineConfig) -> dict[str, Any]:
     """Settings that the result of a run depends on: all but placement, storage and paths of files."""
-    return {name: identity(item) for name, item in config if name not in _PLACEMENT and not is_address(config, name)}
+    return {name: identity(item) for name, item in without_paths(config).items() if name not in _PLACEMENT}
 
 
 def short_digest(value: object) -> str:

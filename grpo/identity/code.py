@@ -12,8 +12,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import os
 import subprocess
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +25,15 @@ from grpo.artifacts import local_path
 from grpo.config.environments import SimulatedUserSettings, TaskSettings, VerifiersSettings
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.python_object import UserObject
+from grpo.config.python_object import VARIABLE, UserObject
 from grpo.config.rewards import RewardComponent
-from grpo.config.scenarios import PythonSource, VerifiersSource
+from grpo.config.scenarios import VerifiersSource
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import ConfigError
-from grpo.identity.user_code import module_files, user_code_digests
+from grpo.identity.user_code import module_files, source_texts, user_code_digests, user_modules
 from grpo.policy.catalog import STUB, VLLM, is_weights
 from grpo.policy.weights.sources import model_identity
+from grpo.reads.names import ABSENT, variable_digest
 from grpo.rewards.catalog import reward_files
 from grpo.rewards.judge.rubrics import RUBRICS
 from grpo.rewards.learned.safety import SHIPPED
@@ -89,10 +92,43 @@ def user_code_files(values: Iterable[Any]) -> dict[str, Path]:
     return {name: path for reference in sorted(references) for name, path in module_files(reference).items()}
 
 
-def runs_user_code(values: Iterable[Any]) -> bool:
-    """Return True for settings that run the user's code; a whole `PipelineConfig` is recorded, not run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserCode:
+    """The user's code that a stage runs."""
+
+    references: tuple[str, ...]
+    """`module:name` of the objects."""
+    modules: tuple[str, ...]
+    """All modules that they import."""
+    texts: frozenset[str]
+    """Texts in their options and sources, which may name files."""
+    declares: bool
+    """True where settings declare reads."""
+
+
+def executed_code(values: Iterable[Any]) -> UserCode | None:
+    """The user's code that these settings run; None without any. A whole `PipelineConfig` is recorded, not run."""
     settings = [value for value in values if not isinstance(value, PipelineConfig)]
-    return any(_reference(part) is not None for part in _parts(settings))
+    parts = [part for part in _parts(settings) if _reference(part) is not None]
+    if not parts:
+        return None
+    references = sorted({str(_reference(part)) for part in parts})
+    texts = {text for part in parts for text in _texts(getattr(part, "options", None))}
+    return UserCode(
+        references=tuple(references),
+        modules=tuple(sorted({module for reference in references for module in user_modules(reference)})),
+        texts=frozenset(texts.union(*map(source_texts, references))),
+        declares=any(getattr(part, "reads", ()) for part in parts),
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in options, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
 
 
 def external_digests(values: Iterable[Any]) -> dict[str, str]:
@@ -106,6 +142,8 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
             identity |= {f"{reference}, {name}": digest for name, digest in user_code_digests(reference).items()}
         for path in _files(part):
             identity[f"file {_shown(path)}"] = _digest(path, part)
+        for variable in _variables(part):
+            identity[f"variable {variable}"] = variable_digest(variable, os.environ.get(variable)) or ABSENT
         if (model := _user_model(part)) is not None:
             identity[f"model {model if '://' in model else _shown(Path(model))}"] = model_identity(model)
     return dict(sorted(identity.items()))
@@ -128,9 +166,9 @@ def _reference(part: BaseModel) -> str | None:
 
 def _files(part: BaseModel) -> Iterator[Path]:
     """Yield the files and folders that these settings declare."""
-    if isinstance(part, PythonSource):
-        yield from map(local_path, part.files)
-    elif isinstance(part, RewardComponent):
+    if isinstance(part, (UserObject, RewardComponent)):
+        yield from (local_path(name) for name in part.reads if not name.startswith(VARIABLE))
+    if isinstance(part, RewardComponent):
         yield from (local_path(str(path)) for path in reward_files(part))
     elif isinstance(part, (WrittenDemonstrations, LoggedDemonstrations)):
         yield local_path(part.path)
@@ -138,6 +176,12 @@ def _files(part: BaseModel) -> Iterator[Path]:
         yield SHIPPED if part.model is None else local_path(part.model)
     elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and (part.model or "").startswith(f"{STUB}://"):
         yield Path(str(part.model).partition("://")[2])
+
+
+def _variables(part: BaseModel) -> Iterator[str]:
+    """Yield the environment variables that these settings declare."""
+    if isinstance(part, (UserObject, RewardComponent)):
+        yield from (name.removeprefix(VARIABLE) for name in part.reads if name.startswith(VARIABLE))
 
 
 def _user_model(part: BaseModel) -> str | None:

@@ -7,7 +7,7 @@
         package textstat       0.7.4
 
 Imports are followed in the sources without running them. Not covered: a module imported by a computed name; a stage
-records it when it is opened (`grpo.identity.file_reads`).
+records it when it is opened (`grpo.reads.recorder`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import importlib.machinery
 import importlib.metadata
-import importlib.util
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from grpo.errors import ConfigError
+from grpo.reads.modules import PROJECT, find_module, is_installed, module_source
 
-_PROJECT = frozenset({"grpo", "grpo_tasks", "grpo_flows"})
-"""Packages whose sources `grpo.identity.code` covers."""
-_INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
+_LONGEST_PATH = 500
 
 
 @functools.cache
@@ -37,7 +34,7 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
     Cached in a process, whose imported modules do not change with the files. Raises `ConfigError` for a missing module.
     """
     name = reference.partition(":")[0]
-    if _spec(name) is None:
+    if find_module(name) is None:
         raise ConfigError(
             f"{reference}: module {name!r} was not found; install its package, or put its folder on PYTHONPATH"
         )
@@ -50,20 +47,24 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
         if module in seen or _is_standard(module):
             continue
         seen.add(module)
-        if (spec := _spec(module)) is None:
+        if (spec := find_module(module)) is None:
             continue
         top = module.partition(".")[0]
-        if top != own and _is_installed(spec):
+        if top != own and is_installed(spec):
             _add_distribution(identity, top)
             continue
         waiting.extend(_parents(module))
-        if spec.origin is None or not Path(spec.origin).is_file():
+        source = module_source(spec)
+        if source is None or spec.origin is None:
             continue  # a namespace package or a built-in module
-        source = Path(spec.origin).read_bytes()
         identity[f"module {module}"] = hashlib.sha256(source).hexdigest()
         if spec.origin.endswith(".py"):
             is_package = spec.submodule_search_locations is not None
-            waiting.extend(_imports(source, module if is_package else module.rpartition(".")[0], spec.origin))
+            try:
+                waiting.extend(_imports(source, module if is_package else module.rpartition(".")[0]))
+            except (SyntaxError, ValueError, RecursionError) as error:
+                if module == name:  # another one may never be imported, as one for an older Python in a try
+                    raise ConfigError(f"{spec.origin} is not valid Python: {error}") from error
     return dict(sorted(identity.items()))
 
 
@@ -75,8 +76,8 @@ def module_files(reference: str) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for entry in user_code_digests(reference):
         kind, _, module = entry.partition(" ")
-        spec = _spec(module) if kind == "module" else None
-        if spec is None or spec.origin is None or _is_installed(spec):
+        spec = find_module(module) if kind == "module" else None
+        if spec is None or spec.origin is None or is_installed(spec) or not Path(spec.origin).is_file():
             continue
         parts = module.split(".")
         is_package = spec.submodule_search_locations is not None
@@ -85,21 +86,29 @@ def module_files(reference: str) -> dict[str, Path]:
     return files
 
 
-def _spec(module: str) -> importlib.machinery.ModuleSpec | None:
-    """Find a module without importing it; its parent packages are imported."""
-    try:
-        return importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):  # a parent that is missing or not a package
-        return None
+def user_modules(reference: str) -> list[str]:
+    """Names of the user's modules that a reference imports. Raises as `user_code_digests`."""
+    kinds = (entry.partition(" ") for entry in user_code_digests(reference))
+    return [module for kind, _, module in kinds if kind == "module"]
 
 
-def _imports(source: bytes, package: str, origin: str) -> Iterator[str]:
-    """Yield the modules in the import statements of a source, at any depth."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{origin} is not valid Python: {error}") from error
-    for node in ast.walk(tree):
+@functools.cache
+def source_texts(reference: str) -> frozenset[str]:
+    """Texts in the sources of the user's modules, which may name files. Raises as `user_code_digests`."""
+    texts: set[str] = set()
+    for module in user_modules(reference):
+        spec = find_module(module)
+        if spec is None or not (spec.origin or "").endswith(".py") or (source := module_source(spec)) is None:
+            continue
+        with suppress(SyntaxError, ValueError, RecursionError):
+            nodes = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+            texts.update(text for text in nodes if isinstance(text, str) and len(text) <= _LONGEST_PATH)
+    return frozenset(texts)
+
+
+def _imports(source: bytes, package: str) -> Iterator[str]:
+    """Yield the modules in the import statements of a source, at any depth. Raises as `ast.parse`."""
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -120,20 +129,26 @@ def _parents(module: str) -> Iterator[str]:
 
 def _is_standard(module: str) -> bool:
     top = module.partition(".")[0]
-    return top in sys.stdlib_module_names or top in _PROJECT
-
-
-def _is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Return True for an installed package; modules in folders and editable installs are the user's code."""
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return any(Path(place).resolve().is_relative_to(root) for place in places for root in _INSTALLED)
+    return top in sys.stdlib_module_names or top in PROJECT
 
 
 def _add_distribution(identity: dict[str, str], top: str) -> None:
-    for distribution in _distributions().get(top, ()):
+    for distribution in _distributions(top):
         identity[f"package {distribution}"] = importlib.metadata.version(distribution)
 
 
 @functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    return importlib.metadata.packages_distributions()
+def _distributions(top: str) -> tuple[str, ...]:
+    """Names of the installed distributions with this top-level module.
+
+    `importlib.metadata.packages_distributions` parses the metadata and the files of all of them, which takes a second.
+    """
+    named = (d.metadata["Name"] for d in importlib.metadata.distributions() if _provides(d, top))
+    return tuple(dict.fromkeys(named))
+
+
+def _provides(distribution: importlib.metadata.Distribution, top: str) -> bool:
+    if (declared := distribution.read_text("top_level.txt")) is not None:
+        return top in declared.split()
+    files = "\n" + (distribution.read_text("RECORD") or "")  # a line begins with the path of a file
+    return f"\n{top}/" in files or f"\n{top}.py," in files

@@ -34,7 +34,7 @@ class Sample:
     rewards: NDArray[np.float64] | None = None  # [tokens]
     """Rewards of each token, for a critic, which computes the advantages from them."""
     truncated: bool = False
-    """The episode was truncated, so its last state has a value."""
+    """A limit of tokens or turns ended the episode, so its last state has a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ def _sample(
         temperature=trajectory.temperature,
         place=trajectory.place,
         rewards=rewards,
-        truncated=trajectory.stop == "truncated",
+        truncated=trajectory.is_cut_off,
     )
 
 

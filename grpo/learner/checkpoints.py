@@ -9,6 +9,7 @@ learner.json                                                            step cou
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from grpo.artifacts import Artifact, ArtifactStore
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, store_of
 from grpo.errors import NoEffect, PolicyError
 from grpo.learner.learner import Learner
 from grpo.policy.transformers.dtype import Dtype
@@ -113,6 +114,20 @@ def read_state(folder: Path) -> CheckpointState:
         raise PolicyError(
             f"{folder} is not a checkpoint: {STATE} is missing; give the folder that a train stage wrote"
         ) from error
+
+
+def adopt_checkpoint(artifacts: ArtifactStore, checkpoint: Artifact) -> Artifact:
+    """The checkpoint, and the base of its adapters, in this store; copied where another store holds them.
+
+    Raises `ArtifactError` for one that is missing or damaged there.
+    """
+    if not artifacts.has(checkpoint):
+        source = store_of(checkpoint).path(checkpoint)
+        with artifacts.new_folder(checkpoint.kind) as new:
+            shutil.copytree(source, new.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        if (base := read_state(source).base) is not None:
+            adopt_checkpoint(artifacts, base)
+    return artifacts.own(checkpoint)
 
 
 def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:

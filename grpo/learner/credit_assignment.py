@@ -147,9 +147,10 @@ def _turn_level(
 
 
 def _one_per_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards:
-    """One reward a turn: 0 for a truncated last turn, and for all turns of an environment without turn rewards."""
+    """One reward a turn: 0 for the last turn of an episode that was cut off, and for all turns of an environment
+    without turn rewards."""
     missing = turns - len(given)
-    if len(given) and not 0 <= missing <= int(trajectory.stop == "truncated"):
+    if len(given) and not 0 <= missing <= int(trajectory.is_cut_off):
         raise DataError(
             f"{trajectory.place} has {len(given)} turn rewards for {turns} turns; an environment gives one each turn "
             "or none, else set training.credit_assignment to trajectory"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from grpo.scenarios.logged_chat import LoggedMessage, order_results
 from grpo.scenarios.readers.openai_format import parse_messages
 from grpo.scenarios.served.folder import ServedLog
 
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 _FORM = '{"messages": [{"role": …, "content": …}, …]}'
 
 
@@ -82,34 +81,24 @@ def with_agent_prompt(
 
 
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
-    """Conversation in OpenAI's format; the reasoning of a turn is in one of the fields that chat templates read."""
-    given = record["messages"]
-    logged = parse_messages(given)
-    messages = [
-        _to_message(message, of, number) for number, (message, of) in enumerate(zip(logged, given, strict=True))
-    ]
+    """Conversation in OpenAI's format, with its reasoning in any of the fields that `parse_messages` reads."""
+    logged = parse_messages(record["messages"])
+    messages = [_to_message(message, number) for number, message in enumerate(logged)]
     return _checked(tuple(messages[index] for index in order_results(logged)))
 
 
-def _to_message(logged: LoggedMessage, given: Mapping[str, Any], number: int) -> Message:
-    if given.get("weight", 1) != 1:
+def _to_message(logged: LoggedMessage, number: int) -> Message:
+    if not logged.weight:
         raise DataError(
-            f"message {number} has weight {given['weight']}, and the loss is on all turns of the agent; leave the "
-            "conversation out"
+            f"message {number} has weight 0, and the loss is on all turns of the agent; leave the conversation out"
         )
-    unread = [field for field in ("function_call", "refusal", "audio") if given.get(field)]
-    if unread:
-        raise DataError(f"message {number} has {unread[0]}, which is not read; write it as content or tool_calls")
     if logged.role == "assistant" and not logged.content.strip() and not logged.calls:
         raise DataError(f"message {number} of the assistant is empty; leave the conversation out")
-    reasoning = next((given[field] for field in _REASONING if given.get(field)), None)
-    if reasoning is not None and not isinstance(reasoning, str):
-        raise DataError(f"the reasoning of message {number} is {type(reasoning).__name__}, not text")
     return Message(
         role=logged.role,
         content=logged.content,
         tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.calls),
-        reasoning=reasoning,
+        reasoning=logged.reasoning,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,11 @@ from grpo.errors import ConfigError
 
 T = TypeVar("T")
 
-METRICS, ERROR = "metrics.json", "error.json"
+METRICS, ERROR, MEETING = "metrics.json", "error.json", "meeting"
+_LOOPBACK = {name: "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
+"""Interface of the processes, all of one machine; gloo and NCCL would listen on the one of its host name."""
+_NO_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""torchrun would open a port on every interface, from which its processes unpickle what anyone has put there."""
 _REQUEST = "request.json"
 _STDERR_CHARACTERS = 2000
 """Characters of the workers' standard error in the message."""
@@ -120,13 +125,16 @@ def run_workers(request: UpdateRequest) -> bytes:
     with tempfile.TemporaryDirectory(prefix="grpo-update-") as name:
         folder = Path(name)
         (folder / _REQUEST).write_text(request.model_dump_json(), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        command += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", "update"]
+        command += ["--rdzv-endpoint", str(folder / "rendezvous")]
         with subprocess.Popen(
             [*command, "-m", "grpo.learner.worker", str(folder / _REQUEST)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
+            env={**os.environ, **_NO_STORE, **(_LOOPBACK if sys.platform == "linux" else {})},
             start_new_session=True,  # a terminal's Ctrl-C is for the process that waits
         ) as torchrun:
             try:

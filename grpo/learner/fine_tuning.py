@@ -14,10 +14,10 @@ from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.checkpoints import save_tuned
 from grpo.learner.demonstrations import TokenizedDemonstration, read_demonstrations, with_agent_prompt
+from grpo.learner.read_back import check_read_back
 from grpo.messages import Message, Tool
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import load
-from grpo.renderers.chat_template import Renderer
 
 
 def fine_tune(
@@ -46,12 +46,14 @@ def fine_tune(
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
         messages, place = with_agent_prompt(conversation, agent, environment), f"demonstration {index + 1} of {path}"
         _check_calls(messages, tools, place)
+        for position, message in enumerate(messages):
+            if message.role == "assistant":
+                check_read_back(message, messages[:position], rendering, f"{place}: message {position}")
         ids, mask = rendering.tokenize_conversation(messages)
         if len(ids) > policy.max_context:
             raise DataError(
                 f"{place} has {len(ids)} tokens, the model reads {policy.max_context}; shorten it or leave it out"
             )
-        _check_round_trip(messages, rendering, place)
         examples.append(TokenizedDemonstration(token_ids=np.array(ids, np.int32), loss_mask=np.array(mask, np.bool_)))
     losses = train_sft(
         policy.model,
@@ -74,21 +76,3 @@ def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str)
             f"{place} calls {', '.join(sorted(unknown))}, which the prompt does not declare; its tools are "
             f"{', '.join(tool.name for tool in tools)}: correct the call, or leave the demonstration out"
         )
-
-
-def _check_round_trip(messages: Sequence[Message], renderer: Renderer, place: str) -> None:
-    """Refuse assistant turns whose tokens a rollout would parse into another message."""
-    for position, message in enumerate(messages):
-        if message.role != "assistant":
-            continue
-        parsed = renderer.parse_reply(renderer.encode_reply(message, messages[:position]))
-        for part, written, read in (
-            ("content", message.content.strip(), parsed.content.strip()),
-            ("calls", *([(call.name, dict(call.arguments)) for call in of.tool_calls] for of in (message, parsed))),
-            ("reasoning", (message.reasoning or "").strip(), (parsed.reasoning or "").strip()),
-        ):
-            if written != read:
-                raise DataError(
-                    f"{place}: the {part} of message {position} reads back from its tokens as {read!r:.200}, and was "
-                    f"written as {written!r:.200}; write what the model's chat template has a form for"
-                )

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from pydantic import BaseModel, ConfigDict
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from grpo.algorithms.catalog import get_algorithm
 from grpo.config.training import TrainingSettings
 from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.dtype import Dtype
+from grpo.policy.transformers.wrappers import auto_class, freeze_towers
 
 _FLOAT32, _BFLOAT16 = 4, 2
 _STATES = 12
@@ -67,16 +68,8 @@ def memory_estimate(
     critic of ppo and a2c, a quantized base and the overhead of libraries are not counted. Raises
     `PolicyError` for a folder without a model.
     """
-    try:
-        config = AutoConfig.from_pretrained(str(model_folder), local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise PolicyError(f"no model in {model_folder}: {error}; set policy.model to a model folder") from error
-    model.tie_weights()
-    if training.lora is not None:
-        with torch.device("meta"):
-            add_adapters(model, training.lora, seed=0)
+    model = empty_model(model_folder, training)
+    config = model.config
     tensors = list(model.parameters())
     trained = [tensor for tensor in tensors if tensor.requires_grad]
     counts = sum(tensor.numel() for tensor in tensors), sum(tensor.numel() for tensor in trained)
@@ -94,6 +87,26 @@ def memory_estimate(
         activations=activations,
         cache=cache,
     )
+
+
+def empty_model(folder: Path, training: TrainingSettings) -> PreTrainedModel:
+    """The model of a config.json without memory for its weights, with the adapters that are trained.
+
+    Raises `PolicyError` for a folder without a model, and `ConfigError` for adapters that do not fit its layers.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            loading = auto_class(config.model_type, config.architectures)
+            model: PreTrainedModel = loading.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        raise PolicyError(f"no model in {folder}: {error}; set policy.model to a model folder") from error
+    model.tie_weights()
+    freeze_towers(model)
+    if training.lora is not None:
+        with torch.device("meta"):
+            add_adapters(model, training.lora, seed=0)
+    return model
 
 
 def _weights(counts: tuple[int, int], *, dtype: Dtype, adapters: bool) -> int:

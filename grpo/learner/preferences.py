@@ -22,6 +22,7 @@ from grpo.errors import DataError
 from grpo.learner.batch import Sample
 from grpo.learner.logprobs import sum_logprobs
 from grpo.learner.metrics import PreferenceMetrics
+from grpo.learner.read_back import check_read_back
 from grpo.learner.training_lines import read_lines
 from grpo.messages import Message, Tool
 from grpo.renderers.chat_template import Renderer
@@ -89,6 +90,9 @@ def tokenize_pair(pair: WrittenPair, renderer: Renderer, *, max_context: int) ->
     """Tokens of a pair; the loss is on both replies. Raises `DataError` for a side that exceeds the context."""
     from grpo.learner.trl.dpo_trainer import TokenizedPair  # the import takes 2.5 s
 
+    for side, reply in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+        if reply.tool_calls:
+            check_read_back(reply, pair.prompt, renderer, f"{pair.place}: {side}")
     chosen, rejected = (renderer.encode_reply(reply, pair.prompt) for reply in (pair.chosen, pair.rejected))
     whole, _ = renderer.tokenize_conversation((*pair.prompt, pair.chosen))
     prompt = whole[: len(whole) - len(chosen)]

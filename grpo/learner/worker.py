@@ -1,6 +1,8 @@
 """Worker of a distributed update; torchrun starts it with the path of an `UpdateRequest`.
 
 torchrun --nproc-per-node 2 -m grpo.learner.worker request.json
+
+Processes of an update meet in files of a folder that only their owner reads, and talk on the loopback interface.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from types import TracebackType
 import torch
 from torch import distributed
 
-from grpo.learner.distributed import ERROR, METRICS, ErrorReport, ProcessGroup, UpdateRequest
+from grpo.learner.distributed import ERROR, MEETING, METRICS, ErrorReport, ProcessGroup, UpdateRequest
 from grpo.learner.update import run_update
 
 _POLL_S = 1.0
@@ -31,7 +33,13 @@ def main(path: Path) -> None:
     threading.Thread(target=_exit_without_launcher, args=(request.launcher,), daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # a file, because a port would answer every user of the machine, and torch unpickles what it reads there
+    distributed.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        init_method=path.with_name(MEETING).absolute().as_uri(),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     process_group = ProcessGroup(rank=distributed.get_rank(), size=distributed.get_world_size())
     metrics = run_update(request, process_group)
     if process_group.rank == 0:

@@ -1,12 +1,11 @@
-"""Callbacks of the trainer: early stopping, checkpoints, Weights & Biases."""
+"""Callbacks of the trainer: early stopping and checkpoints."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from grpo.errors import ConfigError
 from grpo.notebook.diagnostics import IterationRecord
@@ -94,42 +93,15 @@ class CheckpointCallback(Callback):
             shutil.rmtree(self.saved.pop(0))
 
 
-class WandbCallback(Callback):
-    """Logs the metrics of each iteration to W&B, offline unless WANDB_MODE is set.
-
-    Raises `ConfigError` when the package is not installed.
-    """
-
-    def __init__(self, project: str | None, *, folder: Path, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise ConfigError(
-                "report_to is wandb, which is not installed; pip install wandb, or set report_to to none"
-            ) from error
-        self._wandb, self._project, self._folder, self._config = wandb, project, folder, dict(config)
-
-    def on_train_begin(self, control: TrainingControl) -> None:
-        """Start the W&B run."""
-        mode: Literal["offline"] | None = None if "WANDB_MODE" in os.environ else "offline"
-        self._run = self._wandb.init(project=self._project, dir=str(self._folder), config=self._config, mode=mode)
-
-    def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """Log the metrics of the iteration."""
-        self._run.log(flat_metrics(record), step=record.index + 1)
-
-    def on_evaluate(self, index: int, metrics: Mapping[str, float], control: TrainingControl) -> None:
-        """Log the metrics of the evaluation."""
-        self._run.log({f"heldout/{name}": value for name, value in metrics.items()}, step=index + 1)
-
-    def on_train_end(self, control: TrainingControl) -> None:
-        """Finish the W&B run."""
-        self._run.finish()
-
-
 def flat_metrics(record: IterationRecord) -> dict[str, float]:
     """Metrics of an iteration under flat names; those that are None are absent."""
-    rollout = {name: value for name, value in record.rollout if isinstance(value, int | float)}
+    rollout: dict[str, float | None] = {}  # reward and success first: a table of many columns is cut in its middle
+    intervals = (("reward", record.reward_interval), ("success", record.success_interval))
+    for name, interval in intervals:
+        rollout[name] = getattr(record.rollout, name)
+        if interval is not None:
+            rollout |= {f"{name}_low": interval.low, f"{name}_high": interval.high}
+    rollout |= {name: value for name, value in record.rollout if isinstance(value, int | float)}
     update = record.update.model_dump()
     metrics = {
         **{f"rollout/{name}": value for name, value in rollout.items()},

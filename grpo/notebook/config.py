@@ -120,7 +120,7 @@ class TrainingConfig(TrainingSettings, EpisodeSettings):
     """Iterations between kept checkpoints; None keeps the last alone."""
     logging_steps: int = Field(default=1, ge=1)
     """Iterations between log lines."""
-    report_to: Literal["none", "wandb"] = "none"
+    report_to: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
     """Tracking of the metrics, besides the log."""
     wandb_project: str | None = None
     """Project of Weights & Biases."""

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from grpo.config.base import Settings
+from grpo.evaluation.schema import Interval
 from grpo.learner.metrics import UpdateMetrics
 from grpo.rewards.rollout_summary import RolloutSummary
 
@@ -48,6 +49,10 @@ class IterationRecord(BaseModel):
     index: int
     rollout: RolloutSummary
     update: UpdateMetrics
+    reward_interval: Interval | None = None
+    """Mean reward over the scenarios with its 95 % interval; None without an episode that has a reward."""
+    success_interval: Interval | None = None
+    """Verified success over the scenarios with its 95 % interval; None without a verified outcome."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

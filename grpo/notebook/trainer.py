@@ -10,27 +10,35 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.environments.environment import Environment, SingleTurnEnvironment
 from grpo.errors import ConfigError
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import UpdateSkipped, update
+from grpo.notebook import history
 from grpo.notebook.adjuster import Adjuster
-from grpo.notebook.callbacks import EVENTS, Callback, Event, TrainingControl, WandbCallback
+from grpo.notebook.callbacks import EVENTS, Callback, Event, TrainingControl
 from grpo.notebook.config import TrainingConfig
 from grpo.notebook.diagnostics import DiagnosticsMonitor, IterationRecord
+from grpo.notebook.live import LiveView, in_notebook
+from grpo.notebook.reporters import reporters
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo.rewards.judge.assertions import AssertionJudge
-from grpo.rewards.reward import RewardFunction
+from grpo.rewards.reward import RewardFunction, check_columns
 from grpo.rewards.rollout_summary import summarize
 from grpo.rewards.score import score_rollout
 from grpo.rollout.collect import collect, schedule
 from grpo.scenarios.scenario import Scenario
 from grpo.tables import write_trajectories
 from grpo.trajectories import Trajectory, TrajectoryGroup, group
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from grpo.evaluation.plots import NotebookFigure
 
 logger = logging.getLogger(__name__)
 _HELDOUT = "heldout"
@@ -42,7 +50,7 @@ class MultiTurnGRPOTrainer:
 
     `scenarios` default to those of the environment; `eval_scenarios` are held out. With a `folder` the training writes
     its checkpoints there, and the same call resumes an interrupted one. `judge` is the LLM judge of assertions in
-    scenarios.
+    scenarios. In a notebook, `live` shows a progress bar and the curves of reward and success.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class MultiTurnGRPOTrainer:
         folder: str | Path | None = None,
         monitor: DiagnosticsMonitor | None = None,
         judge: AssertionJudge | None = None,
+        live: bool = True,
     ) -> None:
         self.agent, self.environment, self.reward_fn, self.judge = agent, environment, reward_fn, judge
         self.config = config or TrainingConfig()
@@ -70,6 +79,9 @@ class MultiTurnGRPOTrainer:
                 f"scenarios {', '.join(sorted(shared)[:3])} are in scenarios and eval_scenarios; remove them from one"
             )
         self.monitor = monitor or DiagnosticsMonitor()
+        self.evaluations: dict[int, dict[str, float]] = {}
+        """Metrics on the held-out scenarios after an iteration, of this process."""
+        self.live = live
         self.settings = self.config
         """Settings of the next rollout and update, which an `Adjuster` changes."""
         self.folder = Path(mkdtemp(prefix="grpo-") if folder is None else folder)
@@ -104,7 +116,7 @@ class MultiTurnGRPOTrainer:
                 self._emit(active, "on_iteration_end", record, self.checkpoint(index), control)
                 last = control.stop_reason is not None or index + 1 == control.iterations
                 if self.eval_scenarios and (last or self._due(self.config.eval_steps, index)):
-                    metrics = await self.evaluate()
+                    metrics = self.evaluations[index] = await self.evaluate()
                     self._emit(active, "on_evaluate", index, metrics, control)
                 self._delete_previous(index)
                 if control.stop_reason is not None:
@@ -153,11 +165,24 @@ class MultiTurnGRPOTrainer:
         await self.setup()
         return list(group(await asyncio.to_thread(self._collect, list(scenarios), iteration)))
 
+    @property
+    def history(self) -> pd.DataFrame:
+        """Metrics of the iterations, a row each: reward and success with their intervals, update, held-out."""
+        return history.table(self.monitor.records, self.evaluations)
+
+    def plot(self) -> NotebookFigure:
+        """Curves of reward and verified success with their intervals, as a matplotlib figure."""
+        return history.plot(self.monitor.records, self.evaluations, title=f"{len(self.monitor.records)} iterations")
+
+    def _repr_html_(self) -> str:
+        return history.training_html(self.monitor.records, self.evaluations, iterations=self.config.iterations)
+
     def checkpoint(self, index: int) -> Path:
         """Folder of the checkpoint after iteration `index`; -1 is the base policy."""
         return self.folder / f"{index + 1:05d}" / _CHECKPOINT
 
     def _set_up(self) -> None:
+        check_columns(self.reward_fn, [*self.scenarios.values(), *self.eval_scenarios.values()])
         policy = self._policy
         config = self.config.model_dump(mode="json")
         path = self.folder / _CONFIG
@@ -203,7 +228,13 @@ class MultiTurnGRPOTrainer:
             shutil.copytree(parent, target, dirs_exist_ok=True)
             metrics = skipped.metrics
         self._load(target)
-        record = IterationRecord(index=index, rollout=summarize(scored), update=metrics)
+        record = IterationRecord(
+            index=index,
+            rollout=summarize(scored),
+            update=metrics,
+            reward_interval=history.rollout_interval(scored, "reward", seed=index),
+            success_interval=history.rollout_interval(scored, "success", seed=index),
+        )
         self._write(record)
         return record
 
@@ -223,7 +254,14 @@ class MultiTurnGRPOTrainer:
             agent=self.agent,
         )
         by_id = {scenario.id: scenario for scenario in scenarios}
-        return score_rollout(trajectories, self.reward_fn, by_id, judge=self.judge, error_budget=settings.error_budget)
+        return score_rollout(
+            trajectories,
+            self.reward_fn,
+            by_id,
+            judge=self.judge,
+            error_budget=settings.error_budget,
+            timeout_s=settings.reward_timeout_s,
+        )
 
     @property
     def _policy(self) -> TransformersPolicy:
@@ -259,10 +297,10 @@ class MultiTurnGRPOTrainer:
         return every is not None and (index + 1) % every == 0
 
     def _reporters(self) -> list[Callback]:
-        if self.config.report_to != "wandb":
-            return []
-        config = self.config.model_dump(mode="json")
-        return [WandbCallback(self.config.wandb_project, folder=self.folder, config=config)]
+        active: list[Callback] = [*reporters(self.folder, self.config)]
+        if self.live and in_notebook():
+            active.append(LiveView(self.monitor.records, self.evaluations, self.config.iterations))
+        return active
 
     def _emit(self, callbacks: Sequence[Callback], event: Event, *arguments: Any) -> None:
         for callback in callbacks:

@@ -113,7 +113,7 @@ class _TrialRunner:
         config = with_values(self.base, {**overrides, **values})
         config = config.model_copy(update={"iterations": equal_episodes(self.base.iterations, self.base, config)})
         trainer = MultiTurnGRPOTrainer(
-            copy.copy(self.agent), self.environment, self.reward_fn, config, scenarios=self.train
+            copy.copy(self.agent), self.environment, self.reward_fn, config, scenarios=self.train, live=False
         )
         for index in evaluation_iterations(config.iterations, self.intermediate_evals):
             if len(trainer.monitor.records) < index:

@@ -14,8 +14,14 @@ from grpo.errors import PolicyError
 CONFIG, ADAPTERS, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapter_model.safetensors"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
+CHAT_TEMPLATE = "chat_template.json"
+"""File in which the processors of earlier releases keep the chat template: LLaVA, Qwen2-VL."""
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Files that describe the inputs of a model other than text."""
 DEQUANTIZED = ("mxfp4", "fp8")
 """Formats of published checkpoints that are dequantized when they are read: gpt-oss, Qwen3-FP8."""
+_PLAIN = {"F64", "F32", "F16", "BF16", "I64", "BOOL"}
+"""Types of tensors in files of weights that are not quantized; positions and masks among them are integers."""
 _REMEDY = "set policy.model to a folder with config.json, *.safetensors and a tokenizer"
 
 
@@ -32,7 +38,8 @@ def check_model_files(folder: Path) -> Path:
     if not (folder / CONFIG).is_file():
         raise PolicyError(f"no model in {folder}: config.json is missing; {_REMEDY}")
     check_quantization(folder)
-    _check_weights(folder)
+    for name in _weight_files(folder):
+        _check_safetensors(folder / name)
     return folder
 
 
@@ -59,12 +66,14 @@ def check_architecture(folder: Path) -> None:
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
     config = read_object(folder / CONFIG)
     kind = config.get("model_type")
     is_known = isinstance(kind, str) and kind in CONFIG_MAPPING
-    if is_known and CONFIG_MAPPING[kind] in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if is_known and any(
+        CONFIG_MAPPING[kind] in mapping for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    ):
         return
     version = f"transformers {transformers.__version__}"
     if config.get("auto_map"):
@@ -81,7 +90,7 @@ def check_architecture(folder: Path) -> None:
 
 def check_quantization(folder: Path) -> None:
     """Refuse quantized weights, except in the formats `DEQUANTIZED`."""
-    quantization = read_object(folder / CONFIG).get("quantization_config") or {}
+    quantization = quantization_of(folder)
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and method not in DEQUANTIZED:
         raise PolicyError(
@@ -90,8 +99,34 @@ def check_quantization(folder: Path) -> None:
         )
 
 
-def _check_weights(folder: Path) -> None:
-    """Refuse a folder without weights, without one of their files, or with a damaged one; reads the headers alone."""
+def quantization_of(folder: Path) -> Any:
+    """`quantization_config` of a folder's model or of its text model; None where the weights are plain numbers.
+
+    Tools that convert weights to floats leave the entry in config.json. A description that was fetched without its
+    weights is what its config says.
+    """
+    config = read_object(folder / CONFIG)
+    text = config.get("text_config")
+    quantization = config.get("quantization_config") or (text if isinstance(text, dict) else {}).get(
+        "quantization_config"
+    )
+    return None if not quantization or _is_plain(folder) else quantization
+
+
+def _is_plain(folder: Path) -> bool:
+    """True for a folder whose weights are there, all of types that hold plain numbers; reads the headers alone."""
+    try:
+        for name in _weight_files(folder):
+            with safe_open(folder / name, framework="numpy") as tensors:
+                if any(tensors.get_slice(key).get_dtype() not in _PLAIN for key in tensors.keys()):  # noqa: SIM118
+                    return False
+    except (PolicyError, SafetensorError, OSError):
+        return False
+    return True
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """Names of the files with the weights of a folder. Raises `PolicyError` for a folder that lacks one of them."""
     index = folder / INDEX
     if (folder / WEIGHTS).is_file():
         names = {WEIGHTS}
@@ -107,8 +142,7 @@ def _check_weights(folder: Path) -> None:
         raise PolicyError(
             f"no {WEIGHTS} and no {INDEX} in {folder}; pickled weights are refused: convert them to safetensors"
         )
-    for name in sorted(names):
-        _check_safetensors(folder / name)
+    return sorted(names)
 
 
 def _check_safetensors(file: Path) -> None:

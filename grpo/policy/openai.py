@@ -6,7 +6,6 @@ CompletionsPolicy  /v1/completions        token ids → token ids with log-proba
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -19,7 +18,10 @@ from grpo.errors import PolicyError
 from grpo.messages import Message, ToolCall
 from grpo.policy.openai_endpoint import OpenAIEndpoint
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
+from grpo.renderers.argument_values import read_arguments
 from grpo.renderers.chat_template import Renderer
+from grpo.renderers.tool_formats import refusal
+from grpo.strict_json import clean_text, encode
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -57,7 +59,7 @@ class ChatSession:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`; the renderer encodes the returned message to tokens."""
-        sampling.refuse_top_logprobs(f"the chat endpoint {self._endpoint.address}")
+        sampling.refuse_unread(f"the chat endpoint {self._endpoint.address}")
         tools = [tool.to_template() for tool in self._renderer.tools]
         request: dict[str, Any] = {
             "model": self._endpoint.model,
@@ -215,7 +217,7 @@ def _to_openai_message(message: Message, ids: Sequence[str]) -> dict[str, Any]:
             {
                 "id": id_,
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                "function": {"name": call.name, "arguments": encode(dict(call.arguments))},
             }
             for id_, call in zip(ids, message.tool_calls, strict=True)
         ]
@@ -223,25 +225,28 @@ def _to_openai_message(message: Message, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _to_message(response: ChatCompletion, renderer: Renderer) -> Message:
-    """Message of a chat completion; calls that the server has not parsed are parsed from its text."""
+    """Message of a chat completion; calls that the server has not parsed are parsed from its text.
+
+    A malformed call is kept in the content, as in the replies of a model of our own; the others are calls.
+    """
     message = response.choices[0].message
-    text = message.content or ""
+    text = clean_text(message.content or "")
     calls: list[ToolCall] = []
+    malformed: str | None = None
     for call in message.tool_calls or ():
         if call.type != "function":
-            reason = f"not a tool call: the server's call is of type {call.type}"
-            return Message(role="assistant", content=text, malformed=reason)
+            malformed = malformed or f"not a tool call: the server's call is of type {call.type}"
+            continue
+        name = clean_text(call.function.name)
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict):
-            wrong = f"{call.function.name}({call.function.arguments})"
-            return Message(role="assistant", content=text + wrong, malformed=f"not a tool call: {wrong[:80]}")
-        calls.append(ToolCall(name=call.function.name, arguments=arguments))
-    return (
-        Message(role="assistant", content=text.strip(), tool_calls=tuple(calls)) if calls else renderer.parse_text(text)
-    )
+            calls.append(ToolCall(name=name, arguments=read_arguments(call.function.arguments)))
+        except ValueError as error:
+            wrong = f"{name}({clean_text(call.function.arguments)})"
+            text += wrong
+            malformed = malformed or f"not a tool call: {wrong[:80]}{refusal(error)}"
+    if not calls and malformed is None:
+        return renderer.parse_text(text)
+    return Message(role="assistant", content=text.strip(), tool_calls=tuple(calls), malformed=malformed)
 
 
 def _likeliest(logprobs: dict[int, float], count: int) -> tuple[tuple[int, float], ...]:

@@ -14,12 +14,12 @@ from json import JSONDecodeError
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from grpo.errors import PolicyError
+from grpo.errors import PolicyError, install_command
 
 try:
     from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI
 except ModuleNotFoundError as error:
-    raise PolicyError("package openai is not installed; pip install 'grpo[openai]'") from error
+    raise PolicyError(f"package openai is not installed; {install_command('openai')}") from error
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ script). A `Prompt` has both, and all backends return tokens of the renderer.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo.config.base import LEAST_TEMPERATURE
 from grpo.errors import ConfigError
 from grpo.messages import Message
 from grpo.renderers.chat_template import Renderer
@@ -25,7 +27,7 @@ class Sampling:
     """Sampling settings of one turn. Rollouts use temperature alone, so log-probabilities are the policy's."""
 
     temperature: float
-    """0 is greedy."""
+    """Below `LEAST_TEMPERATURE` it is greedy."""
     max_new_tokens: int
     seed: int
     top_p: float = 1.0
@@ -34,10 +36,13 @@ class Sampling:
     """Number of likeliest tokens to sample from; 0 is all."""
     top_logprobs: int = 0
     """Number of likeliest tokens whose log-probabilities are returned with each sampled token."""
+    grammar: str | None = None
+    """Grammar that the tokens follow, see `grpo.policy.grammars`. Log-probabilities are then those of the distribution
+    over the tokens that it allows, from which they were sampled: nothing is trained on them."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ConfigError(f"sampling temperature {self.temperature} must be at least 0")
+        if not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"sampling temperature {self.temperature} must be a number of at least 0")
         if not 0 < self.top_p <= 1 or self.top_k < 0:
             raise ConfigError(f"top_p {self.top_p} must be above 0 and at most 1, top_k {self.top_k} at least 0")
         if self.max_new_tokens < 1:
@@ -46,14 +51,21 @@ class Sampling:
             raise ConfigError(f"top_logprobs {self.top_logprobs} must be at least 0")
 
     @property
+    def greedy(self) -> bool:
+        """True where the likeliest token is always taken."""
+        return self.temperature < LEAST_TEMPERATURE
+
+    @property
     def unfiltered(self) -> bool:
         """True without top-p, top-k and greedy decoding: only then log-probabilities can be trained on."""
-        return self.temperature > 0 and self.top_p == 1 and self.top_k == 0
+        return not self.greedy and self.top_p == 1 and self.top_k == 0
 
-    def refuse_top_logprobs(self, backend: str) -> None:
-        """Raise `ConfigError` if `top_logprobs` is set, for a backend that has none."""
+    def refuse_unread(self, backend: str) -> None:
+        """Raise `ConfigError` if `top_logprobs` or `grammar` is set, for a backend that has neither."""
         if self.top_logprobs:
             raise ConfigError(f"top_logprobs {self.top_logprobs}: {backend} returns no log-probabilities; set it to 0")
+        if self.grammar is not None:
+            raise ConfigError(f"a grammar is not read by {backend}; sample from a model of this process")
 
     def uniforms(self, turn: int) -> NDArray[np.float64]:
         """Random numbers of this sample's turn, from a generator of its own, independent of the batch."""
@@ -69,7 +81,7 @@ class Sampling:
 class SampledToken:
     """Token of a turn in progress, with log-probabilities at the turn's temperature (of the model, for greedy turns).
 
-    They are those before top-p, top-k and greedy decoding.
+    They are those before top-p, top-k and greedy decoding, of the tokens that a grammar allows.
     """
 
     id: int

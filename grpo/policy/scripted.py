@@ -49,7 +49,7 @@ class ScriptedSession:
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """Return the next reply, truncated at `max_new_tokens`."""
-        sampling.refuse_top_logprobs("a script")
+        sampling.refuse_unread("a script")
         script = self._scripts[sampling.seed % len(self._scripts)]
         reply = self._renderer.parse_text(script[self._turns % len(script)])
         self._turns += 1

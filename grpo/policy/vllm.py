@@ -28,12 +28,13 @@ from typing import Any, TypeVar
 
 from transformers import AutoConfig
 
-from grpo.errors import PolicyError
+from grpo.errors import PolicyError, install_command
 from grpo.policy.model_files import tokenizer_folder
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.policy.transformers.adapters import merge_adapters
+from grpo.policy.transformers.context import context_limit
 from grpo.policy.transformers.dtype import Dtype
-from grpo.policy.transformers.model import TransformersPolicy, context_limit, load, load_tokenizer
+from grpo.policy.transformers.model import TransformersPolicy, load, load_tokenizer
 from grpo.renderers.chat_template import Renderer
 
 try:
@@ -43,7 +44,7 @@ try:
     from vllm.v1.engine.exceptions import EngineDeadError
 except ModuleNotFoundError as error:
     raise PolicyError(
-        "package vllm is not installed; pip install 'grpo[vllm]', or set rollout.backend: transformers"
+        f"package vllm is not installed; {install_command('vllm')}, or set rollout.backend: transformers"
     ) from error
 
 T = TypeVar("T")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo.artifacts import user_temp_folder
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import TransformersPolicy
+from grpo.registry.logged_models import HOST, NAME
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.renderers.chat_template import rendering_tokenizer
+from grpo.storage.fetched import user_temp_folder
 from grpo.storage.locks import scratch_path
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "pandas", "jinja2")
@@ -31,13 +33,14 @@ def requirements() -> list[str]:
 def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenance) -> tuple[str, str]:
     """Log the policy with its signature, requirements and provenance; returns (URI, id) of the logged model.
 
-    A process that is killed here leaves files that no version references. MLflow's intermediate copy is in a scratch
-    folder, which the next registration removes.
+    A process that is killed here leaves files that no version references; the next registration of the run removes
+    them. MLflow's intermediate copy is in a scratch folder, which the next registration removes.
     """
     import mlflow
     import mlflow.transformers
 
     logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # warns of a model without a hub card
+    logging.getLogger("transformers.pipelines.base").setLevel(logging.CRITICAL)  # lists all classes, of a wrapper
     with (
         scratch_path(user_temp_folder() / "registering") as scratch,
         _temporary_files_in(scratch),
@@ -48,7 +51,8 @@ def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenan
                 "model": merge_adapters(policy.model),
                 "tokenizer": rendering_tokenizer(policy.tokenizer),
             },
-            name="policy",
+            name=NAME,
+            tags={HOST: socket.gethostname()},
             task="llm/v1/chat",
             pip_requirements=requirements(),
             metadata={PROVENANCE: provenance.model_dump(mode="json")},

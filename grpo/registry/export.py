@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoConfig, AutoTokenizer
 
-from grpo.artifacts import MANIFEST, ArtifactStore
+from grpo.artifacts import MANIFEST, store_of
 from grpo.errors import ConfigError
 from grpo.policy.transformers.adapters import CONFIG
-from grpo.policy.transformers.model import UNBOUNDED, context_limit
+from grpo.policy.transformers.context import UNBOUNDED, context_limit
 from grpo.registry.lineage import Lineage, trace_lineage
 from grpo.registry.markdown import escaped
 from grpo.registry.model_card import limits, result, task_and_data
@@ -79,7 +79,7 @@ def _write_apart(models: Registry, version: ModelVersion, partial: Path, folder:
     from grpo.learner.checkpoints import OPTIMIZER, STATE, read_state
 
     checkpoint = version.checkpoint
-    store = ArtifactStore(checkpoint.uri.rsplit("/", 2)[0])
+    store = store_of(checkpoint)
     trained = store.path(checkpoint)
     base = read_state(trained).base
     if base is None:

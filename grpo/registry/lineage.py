@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from grpo.registry.promotions import ChampionChange
+from grpo.errors import SignatureError
+from grpo.policy.weights.promotion_records import ChampionChange
+from grpo.policy.weights.registered import as_version
+from grpo.registry.admission import admitted_by
 from grpo.registry.provenance import Provenance
 from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
     from grpo.policy.weights.registered import ModelVersion
     from grpo.registry.store import Registry
+
+_POLICIES = ("policy", "merged")
+"""Tags with a hash of a version's weights."""
 
 
 class Ancestor(Document):
@@ -22,6 +28,8 @@ class Ancestor(Document):
     """Registered version with these weights; None for a base model."""
     model: str
     """Model folder in the run's config."""
+    refusal: str | None = None
+    """Reason why the version is not believed, so that what it was trained from is unknown; None for one that is."""
 
 
 class Lineage(Document):
@@ -39,8 +47,12 @@ class Lineage(Document):
     """Version that was the champion in its evaluation; None for a base model."""
     history: tuple[ChampionChange, ...]
     """Promotions and rollbacks of the model."""
-    pending: ChampionChange | None = None
-    """Promotion or rollback in progress, or interrupted."""
+    admitted: str | None = None
+    """Time, author and reason of an admission; None for a version that its own run has signed."""
+    moved: str | None = None
+    """Sentence about an alias `champion` that names another version than was promoted; None if it does not."""
+    unsigned: tuple[int, ...] = ()
+    """Numbers of the promotion records that are not believed."""
 
 
 def trace_lineage(registry: Registry, version: ModelVersion) -> Lineage:
@@ -55,10 +67,12 @@ def trace_lineage(registry: Registry, version: ModelVersion) -> Lineage:
         aliases=registry.aliases(version),
         tags=version.tags,
         provenance=provenance,
-        parents=_parents(registry, provenance, by_policy),
+        parents=_parents(registry, version.name, provenance, by_policy),
         evaluated_against=by_policy[provenance.champion].version if provenance.champion in by_policy else None,
         history=state.history,
-        pending=state.pending,
+        admitted=admitted_by(version),
+        moved=state.moved,
+        unsigned=state.unsigned,
     )
 
 
@@ -66,13 +80,15 @@ def _by_policy(versions: list[ModelVersion]) -> dict[str, ModelVersion]:
     """First version by hash of its weights, as trained or with merged adapters, from which the next run starts."""
     by_policy: dict[str, ModelVersion] = {}
     for version in versions:
-        for tag in ("policy", "merged"):
+        for tag in _POLICIES:
             if (policy := version.tags.get(tag)) is not None:
                 by_policy.setdefault(policy, version)
     return by_policy
 
 
-def _parents(registry: Registry, provenance: Provenance, by_policy: dict[str, ModelVersion]) -> tuple[Ancestor, ...]:
+def _parents(
+    registry: Registry, name: str, provenance: Provenance, by_policy: dict[str, ModelVersion]
+) -> tuple[Ancestor, ...]:
     parents: list[Ancestor] = []
     while True:
         base = provenance.policies[0]
@@ -80,7 +96,19 @@ def _parents(registry: Registry, provenance: Provenance, by_policy: dict[str, Mo
         policy = provenance.config.get("policy")
         folder = str(policy.get("model")) if isinstance(policy, dict) else "unknown"
         known = base in {parent.policy for parent in parents}
-        parents.append(Ancestor(policy=base, version=version.version if version else None, model=folder))
-        if version is None or known:
+        number, refusal = (version.version, None) if version is not None else _refused(registry, name, base)
+        parents.append(Ancestor(policy=base, version=number, model=folder, refusal=refusal))
+        if version is None or known or version.is_model_alone:  # what an admitted model was trained from is unknown
             return tuple(parents)
         provenance = registry.provenance(version)
+
+
+def _refused(registry: Registry, name: str, policy: str) -> tuple[int | None, str | None]:
+    """Number of a version that claims to have these weights and is not believed, and the reason; None without one."""
+    for version in registry.listed(name):
+        if policy in (version.tags.get(tag) for tag in _POLICIES):
+            try:
+                as_version(version)
+            except SignatureError as error:
+                return int(version.version), str(error)
+    return None, None

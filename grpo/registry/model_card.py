@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.registry.markdown import escaped, table
 
 if TYPE_CHECKING:
-    from grpo.registry.promotions import ChampionChange
+    from grpo.policy.weights.promotion_records import ChampionChange
     from grpo.registry.provenance import Estimate, HeldOut, Provenance
 
 MAX_DESCRIPTION = 5000
@@ -37,10 +37,13 @@ def version_card(name: str, provenance: Provenance, verdict: str, *, run: str, a
     return "\n\n".join(parts)
 
 
-def model_description(name: str, *, champion: int | None, change: ChampionChange | None, newest: int, card: str) -> str:
+def model_description(
+    name: str, *, champion: int | None, change: ChampionChange | None, newest: int, card: str, moved: str | None = None
+) -> str:
     """Description of a registered model: its champion, since when and why, and the card of that version.
 
-    Without a champion, `card` is that of the newest version.
+    Without a champion, `card` is that of the newest version. `moved` is a sentence about an alias that was moved by
+    hand.
     """
     if champion is None:
         opening = f"**No version of {escaped(name)} is in service.**"
@@ -52,6 +55,8 @@ def model_description(name: str, *, champion: int | None, change: ChampionChange
             reason = escaped(change.reason, limit=_MOST_REASON)
             since = f", {made} {escaped(change.at[:16].replace('T', ' '))} UTC{forced}: {reason}"
         opening = f"**Champion: version {champion}**{since}"
+    if moved is not None:
+        opening = f"{opening}\n\n**{escaped(moved, limit=_MOST_REASON)}**"
     text = f"{opening}\n\n## Version {champion or newest}\n\n{card}" if card else opening
     return text if len(text) <= MAX_DESCRIPTION else opening
 

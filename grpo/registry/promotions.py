@@ -1,89 +1,47 @@
 """Promotions and rollbacks of a registered model.
 
-The alias `champion` alone decides which version is in service. MLflow moves one alias in one transaction and guarantees
-no more, so the record of a change is written first and takes effect with the alias:
+The last signed record decides which version is in service (`grpo.policy.weights.promotion_records`). MLflow writes one
+tag or alias in one transaction and guarantees no more, so a change takes effect with its record; the aliases follow:
 
-    1  tag promotion.0007    the record
-    2  alias champion        in effect
-    3  alias previous        the target of a rollback, derived from the records
+    1  tag promotion.0007    in effect
+    2  alias champion        for people and other clients
+    3  alias previous        the target of a rollback
 
-After a kill before step 2 the record is pending and the next change removes it; after it the next change only sets
-`previous`. The first promotion of a model sets the alias first, so that a single record without a champion means a
-deleted one. Changes on one machine are serialized by a lock, across machines by Prefect's concurrency limit. Readers
-take no lock and write nothing.
+After a kill before step 1 nothing has changed; after it the change is in effect, and the next change sets the aliases.
+Changes on one machine are serialized by a lock, across machines by Prefect's concurrency limit. Readers take no lock
+and write nothing. With `follow_alias` the version that the alias `champion` names counts as the champion, also where it
+was moved by hand.
 """
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field, StringConstraints
-
-from grpo.errors import AddressError, NothingToRollBack, PromotionRefused, RegistryError
-from grpo.policy.weights.registered import is_absent
+from grpo.errors import AddressError, NothingToRollBack, PromotionRefused, RegistryError, SignatureError
+from grpo.policy.weights.promotion_records import (
+    CHAMPION,
+    PREVIOUS,
+    Actor,
+    ChampionChange,
+    PromotionState,
+    alias_of,
+    missing_champion,
+    next_number,
+    promotion_state,
+    record_key,
+    registered_model,
+    remember,
+    state_of,
+    write_record,
+)
+from grpo.policy.weights.registered import ModelVersion, as_promoted, version_by_number
 from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
-
-CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
-_RECORD = "promotion."
-
-LONGEST_REASON = 1000
-Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_REASON)]
-"""Reason of a change; an MLflow tag holds it with the rest of the record."""
-
-
-class Actor(Document):
-    """Author of a change."""
-
-    user: str
-    host: str
-    run: str | None = None
-    """Flow run."""
-
-    @classmethod
-    def here(cls, run: str | None = None) -> Actor:
-        """The user of this process."""
-        return cls(user=getpass.getuser(), host=socket.gethostname(), run=run)
-
-
-class ChampionChange(Document):
-    """Record of one promotion or rollback."""
-
-    number: int
-    action: Literal["promote", "rollback"]
-    champion: int
-    """Version in service after the change."""
-    replaced: int | None
-    """Version in service before it."""
-    previous: int | None
-    """Target of a rollback after the change."""
-    reason: Reason
-    by: Actor
-    at: str
-    """UTC, ISO 8601."""
-    forced: bool = False
-    """Promoted against a failed gate or another rule."""
-    checks: dict[str, float | None] = Field(default_factory=dict)
-    """Values of the gates."""
-
-
-class PromotionState(Document):
-    """Champion and change records of a model at one moment."""
-
-    champion: int | None
-    """Version in service."""
-    history: tuple[ChampionChange, ...]
-    """Changes in effect, oldest first."""
-    pending: ChampionChange | None
-    """Change in progress, or interrupted before it took effect; the next change removes it."""
 
 
 class PromotionRule(Document):
@@ -98,7 +56,7 @@ class PlannedChange(Document):
     """A promotion or rollback that was not made."""
 
     champion: int | None
-    """Version that the alias `champion` names now."""
+    """Version in service now."""
     previous: int | None
     """Version that the alias `previous` names now."""
     change: ChampionChange | None
@@ -116,11 +74,11 @@ class PromotionLog:
         self._lock = lock
 
     def state(self) -> PromotionState:
-        """Read champion, history and a pending change; takes no lock and writes nothing."""
-        return self._state(self._registered_model())
+        """Read champion and history; takes no lock and writes nothing."""
+        return promotion_state(self._client, self._model)
 
     def history(self) -> tuple[ChampionChange, ...]:
-        """Changes in effect, oldest first."""
+        """Signed changes, oldest first."""
         return self.state().history
 
     def promote(
@@ -132,17 +90,21 @@ class PromotionLog:
         force: bool = False,
         checks: dict[str, float | None] | None = None,
         verify: Callable[[int], None] | None = None,
+        follow_alias: bool = False,
     ) -> ChampionChange | None:
-        """Make a version the champion; None if it is. `verify` raises for a version with damaged files.
+        """Make a version the champion; None if it is, and its aliases are put back. `verify` raises for damaged files.
 
-        Raises `PromotionRefused` for a version that failed its gates, was evaluated against another champion or was in
-        service before, and while a deleted champion is not replaced; `force` overrides, and the record has it.
+        Raises `SignatureError` for a version that is not believed, and `PromotionRefused` for one that failed its
+        gates, was evaluated against another champion or was in service before, and while a deleted champion is not
+        replaced; `force` overrides a refusal, and the record has it.
         """
         with self._lock:
-            state, _ = self._settle()
+            state, stale = self._read(follow_alias=follow_alias)
             change, rules = self._promotion(state, version, reason=reason, by=by, checks=checks)
             refusal = next((rule.refusal for rule in rules if rule.refusal is not None), None)
             if change is None:
+                if stale:
+                    self._set_aliases(state.history[-1])
                 return None
             if refusal and not force:
                 raise PromotionRefused(f"{refusal}; --force with a reason overrides this")
@@ -151,15 +113,24 @@ class PromotionLog:
             self._apply(change)
             return change
 
-    def rollback(self, *, reason: str, by: Actor, verify: Callable[[int], None] | None = None) -> ChampionChange:
-        """Restore the version before the champion.
+    def rollback(
+        self,
+        *,
+        reason: str,
+        by: Actor,
+        verify: Callable[[int], None] | None = None,
+        follow_alias: bool = False,
+    ) -> ChampionChange:
+        """Restore the version before the champion; with `follow_alias` before the one that the alias names.
 
         Versions 1, 2, 3 rolled back twice leave 1 in service. Deleted versions are skipped, and a deleted champion is
         replaced. A flow run that is retried rolls back once. Raises `NothingToRollBack` without an earlier version.
         """
         with self._lock:
-            state, interrupted = self._settle()
-            if (done := _already_done(state.history, interrupted, reason, by)) is not None:
+            state, stale = self._read(follow_alias=follow_alias)
+            if (done := _already_done(state.history, stale, reason, by)) is not None:
+                if stale:
+                    self._set_aliases(state.history[-1])
                 return done
             change = self._rollback(state, reason=reason, by=by)
             if verify is not None:
@@ -175,14 +146,14 @@ class PromotionLog:
         change, rules = self._promotion(state, version, reason=reason, by=by, checks=checks)
         return PlannedChange(champion=state.champion, previous=self._previous(), change=change, rules=rules)
 
-    def plan_rollback(self, *, reason: str, by: Actor) -> PlannedChange:
+    def plan_rollback(self, *, reason: str, by: Actor, follow_alias: bool = False) -> PlannedChange:
         """The rollback as `rollback` would make it now; writes nothing. Raises `NothingToRollBack`."""
-        state = self.state()
+        state, _ = self._read(follow_alias=follow_alias)
         change = self._rollback(state, reason=reason, by=by)
         return PlannedChange(champion=state.champion, previous=self._previous(), change=change, rules=())
 
     def _previous(self) -> int | None:
-        return _alias(self._registered_model(), PREVIOUS)
+        return alias_of(registered_model(self._client, self._model), PREVIOUS)
 
     def _promotion(
         self,
@@ -195,18 +166,17 @@ class PromotionLog:
     ) -> tuple[ChampionChange | None, tuple[PromotionRule, ...]]:
         """Record of a promotion, and its rules; no record for a version that is champion already."""
         candidate = self._version(version)
-        if state.champion == version:
-            if state.history:
-                return None, ()
-            state = state.model_copy(update={"champion": None})  # the first promotion was interrupted: record it
+        if state.history and state.champion == version and candidate.content == state.history[-1].content:
+            return None, ()
         rules = tuple(self._rules(candidate, state))
         previous = state.champion
-        if previous is None:  # a deleted champion
+        if previous in (None, version):  # a deleted champion, or one whose alias was moved by hand
             previous = _before(version, champion_stack(state.history), self._existing_versions())
         change = ChampionChange(
-            number=len(state.history) + 1,
+            number=next_number(state),
             action="promote",
             champion=version,
+            content=candidate.content,
             replaced=state.champion,
             previous=previous,
             reason=reason,
@@ -220,9 +190,11 @@ class PromotionLog:
     def _rollback(self, state: PromotionState, *, reason: str, by: Actor) -> ChampionChange:
         """Record of a rollback. Raises `NothingToRollBack` without an earlier version."""
         history = state.history
-        if state.champion is None and not history:
+        if not history:
             raise NothingToRollBack(f"model {self._model} has no champion, so there is nothing to roll back")
         last, stack = state.champion or history[-1].champion, champion_stack(history)
+        if last not in stack[-1:]:  # an alias that was moved by hand
+            stack.append(last)
         existing = self._existing_versions()
         target = _before(last, stack, existing)
         if target is None:
@@ -230,9 +202,10 @@ class PromotionLog:
                 f"model {self._model} has no version before {last} to go back to; promote one by its number"
             )
         return ChampionChange(
-            number=len(history) + 1,
+            number=next_number(state),
             action="rollback",
             champion=target,
+            content=as_promoted(self._version(target), state).content,
             replaced=state.champion,
             previous=_before(target, stack, existing),
             reason=reason,
@@ -247,96 +220,68 @@ class PromotionLog:
         if verdict != "promote":
             refusal = f"{name} has the verdict {verdict!r}; only a version that passed its gates is promoted"
         yield PromotionRule(name="passed its gates", refusal=refusal)
-        number, refusal = int(candidate.version), None
+        number, refusal = candidate.version, None
         if changes := [change for change in state.history if number in (change.champion, change.replaced)]:
             last = changes[-1]
             refusal = f"{name} was in service before, until a {last.action} to version {last.champion} ({last.reason})"
         yield PromotionRule(name="was not in service before", refusal=refusal)
-        refusal = None
-        if state.champion is not None:
+        yield PromotionRule(
+            name="was evaluated against the present champion", refusal=self._other_champion(name, candidate, state)
+        )
+
+    def _other_champion(self, name: str, candidate: ModelVersion, state: PromotionState) -> str | None:
+        """Reason where a version was not evaluated against the champion; None where it was, or where there is none."""
+        if state.champion is None:
+            missing = state.history or state.alias not in (None, candidate.version)
+            return str(missing_champion(state)) if missing else None
+        if state.champion == candidate.version:
+            return None
+        try:
             champion = self._version(state.champion)
-            if candidate.tags.get("champion_sha256") != champion.tags.get("checkpoint_sha256"):
-                refusal = (
-                    f"{name} was evaluated against another policy than that of version {state.champion}, the champion"
-                )
-        elif state.history:
-            refusal = missing_champion(self._model)
-        yield PromotionRule(name="was evaluated against the present champion", refusal=refusal)
+        except SignatureError as error:  # it may be replaced, with force
+            return f"the champion is not believed: {error}"
+        if candidate.tags.get("champion_sha256") == champion.tags.get("checkpoint_sha256"):
+            return None
+        return f"{name} was evaluated against another policy than that of version {state.champion}, the champion"
 
     def _version(self, version: int) -> ModelVersion:
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return self._client.get_model_version(self._model, str(version))
-        except MlflowException as error:
-            if is_absent(error):
-                raise AddressError(f"model {self._model} has no version {version}") from error
-            raise
+        verified = version_by_number(self._client, self._model, version)
+        if verified is None:
+            raise AddressError(f"model {self._model} has no version {version}")
+        return verified
 
     def _existing_versions(self) -> set[int]:
         versions = self._client.search_model_versions(f"name = '{self._model}'")
         return {int(version.version) for version in versions}
 
-    def _registered_model(self) -> RegisteredModel:
-        from mlflow.exceptions import MlflowException
+    def _read(self, *, follow_alias: bool = False) -> tuple[PromotionState, bool]:
+        """State, and whether the aliases are not those of the last change: it was interrupted, or they were moved.
 
-        try:
-            return self._client.get_registered_model(self._model)
-        except MlflowException as error:
-            if is_absent(error):
-                raise AddressError(f"no model {self._model} is registered; a run registers it when it ends") from error
-            raise
-
-    def _state(self, model: RegisteredModel) -> PromotionState:
-        champion, pending = _alias(model, CHAMPION), None
-        keys = sorted(key for key in model.tags if key.startswith(_RECORD))
-        history = [ChampionChange.model_validate_json(model.tags[key]) for key in keys]
-        unmoved = bool(history) and champion == history[-1].replaced  # or its version was deleted
-        if unmoved and (champion or (len(history) > 1 and history[-1].champion in self._existing_versions())):
-            pending = history.pop()
-        return PromotionState(champion=champion, history=tuple(history), pending=pending)
-
-    def _settle(self) -> tuple[PromotionState, bool]:
-        """Remove a pending record, or complete a change in effect; True where the latter was interrupted."""
-        model = self._registered_model()
-        state = self._state(model)
-        if state.pending is not None:
-            self._client.delete_registered_model_tag(self._model, _key(state.pending))
-            return state, False
-        if not state.history or state.champion != state.history[-1].champion:
+        With `follow_alias` the champion is the version that the alias names.
+        """
+        model = registered_model(self._client, self._model)
+        state = state_of(self._client, model)
+        if follow_alias and state.alias is not None:
+            return state.model_copy(update={"champion": state.alias}), False
+        if state.champion is None:
             return state, False
         previous = state.history[-1].previous
-        if _alias(model, PREVIOUS) == previous or (previous is not None and previous not in self._existing_versions()):
-            return state, False
-        self._set_previous(previous)
-        return state, True
+        expected = previous if previous is None or previous in self._existing_versions() else None
+        return state, (state.alias, alias_of(model, PREVIOUS)) != (state.champion, expected)
 
     def _apply(self, change: ChampionChange) -> None:
-        text, is_first = change.model_dump_json(), change.number == 1 and change.replaced is None
-        if is_first:
-            self._client.set_registered_model_alias(self._model, CHAMPION, str(change.champion))
-        self._client.set_registered_model_tag(self._model, _key(change), text)
-        if self._registered_model().tags.get(_key(change)) != text:
+        text = write_record(self._client, self._model, change)
+        if registered_model(self._client, self._model).tags.get(record_key(change.number)) != text:
             raise RegistryError(f"another promotion of model {self._model} is in progress; try again")
-        if not is_first:
-            self._client.set_registered_model_alias(self._model, CHAMPION, str(change.champion))
-        self._set_previous(change.previous)
+        remember(self._client.tracking_uri, self._model, change.number)
+        self._set_aliases(change)
 
-    def _set_previous(self, version: int | None) -> None:
-        if version is None:
+    def _set_aliases(self, change: ChampionChange) -> None:
+        self._client.set_registered_model_alias(self._model, CHAMPION, str(change.champion))
+        if change.previous is None or change.previous not in self._existing_versions():
             self._client.delete_registered_model_alias(self._model, PREVIOUS)
         else:
-            self._client.set_registered_model_alias(self._model, PREVIOUS, str(version))
-
-
-def missing_champion(model: str) -> str:
-    """Message for a model whose champion was deleted, with the remedies."""
-    return (
-        f"model {model} had a champion and has none now: the version or its alias was deleted; "
-        f"`grpo rollback models:/{model}@champion --reason WHY` restores the version before it, "
-        f"`grpo promote models:/{model}/N --reason WHY --force` promotes another one, "
-        "and another registry.model_name starts anew"
-    )
+            self._client.set_registered_model_alias(self._model, PREVIOUS, str(change.previous))
 
 
 def champion_stack(history: tuple[ChampionChange, ...]) -> list[int]:
@@ -377,15 +322,6 @@ def _already_done(
         return None
     last = history[-1]
     return last if (by.user, by.host, reason) == (last.by.user, last.by.host, last.reason) else None
-
-
-def _key(change: ChampionChange) -> str:
-    return f"{_RECORD}{change.number:04}"
-
-
-def _alias(model: RegisteredModel, name: str) -> int | None:
-    version = model.aliases.get(name)
-    return None if version is None else int(version)
 
 
 def _now() -> str:

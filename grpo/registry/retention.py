@@ -1,13 +1,17 @@
-"""Retention of checkpoints by reference: a checkpoint is removed when its last owner releases it.
+"""Retention of artifacts by reference: an artifact is removed when its last owner releases it.
 
-    kept/run.quickstart/3fa1…        one of the newest checkpoints of the run of this name
-    kept/registered/3fa1…            referenced by a registered version
-    removed/77be…                    removed; recomputed from the base when it is needed
+    kept/run.quickstart/3fa1…            one of the newest checkpoints of the run of this name
+    kept/registered/3fa1…                referenced by a registered version
+    kept/days.2026-11-26/curate_day-…    result of this identity, which a check of the triggers used on this day
+    removed/77be…                        removed; recomputed from the base when it is needed
 
 The record of a removal is written first, so that a run can distinguish a removed checkpoint from a lost one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, timedelta
 
 from grpo.artifacts import Artifact, ArtifactStore
 
@@ -22,7 +26,7 @@ def run_owner(name: str) -> str:
 
 
 class Retention:
-    """References to the checkpoints of one store."""
+    """References to the artifacts of one store."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
@@ -35,16 +39,49 @@ class Retention:
             self._documents.write(name, artifact.model_dump())
 
     def kept(self, owner: str) -> list[Artifact]:
-        """Artifacts that this owner references."""
-        documents = map(self._documents.read, self._documents.names(f"{_KEPT}/{owner}"))
-        return [Artifact.model_validate(document) for document in documents if document is not None]
+        """Artifacts that this owner references, with their addresses in this store."""
+        artifacts = map(self._read, self._documents.names(f"{_KEPT}/{owner}"))
+        return [artifact for artifact in artifacts if artifact is not None]
 
     def release(self, artifact: Artifact, owner: str) -> bool:
         """Remove this owner's reference, and the artifact with its last one; True if the artifact was removed."""
         self._documents.remove(self._name(artifact, owner))
-        if any(name.endswith(f"/{artifact.sha256}") for name in self._documents.names(_KEPT)):
+        if any(name.endswith(f"/{artifact.sha256}") for name in self._documents.names(_KEPT, depth=2)):
             return False
         return self._store.remove(artifact)
+
+    def renew(self, owner: str, results: Mapping[str, Artifact], *, today: date) -> list[Artifact]:
+        """Keep results by their cache identity for today and tomorrow, and remove those that were last kept before.
+
+        They are computed again where they are needed once more, so that there is no record of their removal. Returns
+        the artifacts that were removed.
+        """
+        for key, artifact in results.items():
+            name = f"{_KEPT}/{owner}.{today.isoformat()}/{key}"
+            if self._documents.read(name) is None:
+                self._documents.write(name, artifact.model_dump())
+        first = f"{_KEPT}/{owner}.{(today - timedelta(days=1)).isoformat()}/"
+        names = self._documents.names(_KEPT, depth=2)
+        expired = [name for name in names if name.startswith(f"{_KEPT}/{owner}.") and name < first]
+        if not expired:
+            return []
+        others = set(names).difference(expired)
+        kept = {artifact.sha256 for artifact in map(self._read, others) if artifact is not None}
+        used = {name.rpartition("/")[2] for name in others}
+        removed = []
+        for name in expired:
+            last, key = self._read(name), name.rpartition("/")[2]
+            if key not in used:
+                self._documents.remove(f"results/{key}")
+            if last is not None and last.sha256 not in kept and self._store.remove(last):
+                self._store.forget_removal(last)
+                removed.append(last)
+            self._documents.remove(name)
+        return removed
+
+    def _read(self, name: str) -> Artifact | None:
+        document = self._documents.read(name)
+        return None if document is None else self._store.own(Artifact.model_validate(document))
 
     def _name(self, artifact: Artifact, owner: str) -> str:
         return f"{_KEPT}/{owner}/{artifact.sha256}"

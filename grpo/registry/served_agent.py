@@ -10,7 +10,6 @@ files of the version's run, in the folder `code`.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from grpo.agents.catalog import make_evaluated_agent
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.pipeline import PipelineConfig
+from grpo.config.agent import AgentConfig
 from grpo.config.renderer import RendererSettings
 from grpo.errors import AddressError, ConfigError
 from grpo.messages import Tool
@@ -26,6 +25,8 @@ from grpo.policy.policy import Policy
 from grpo.policy.renderer import make_renderer
 from grpo.policy.weights.registered import ModelVersion
 from grpo.policy.weights.sources import ModelFiles, version_files
+from grpo.reads.modules import find_module
+from grpo.registry.recorded_config import recorded_config
 from grpo.registry.store import CODE, Registry
 from grpo.storage.files import file_digest
 
@@ -56,18 +57,27 @@ class ServedAgent:
 
 
 def served_agent(models: Registry, version: ModelVersion) -> ServedAgent:
-    """Rebuild the agent of a version; loads no weights.
+    """Rebuild the agent of a version; loads no weights. A version without provenance gets one that adds nothing.
 
     Raises `AddressError` for a version without a record of its agent, `ConfigError` where a module of the user's is
     missing or is not that of the training, and `ArtifactError` for damaged weights.
     """
+    if version.is_model_alone:
+        return ServedAgent(
+            version=version,
+            files=version_files(version),
+            agent=MultiTurnAgent(AgentConfig(model_name=version.address)),
+            renderer=None,
+            system_prompt="",
+            tools=(),
+        )
     provenance = models.provenance(version)
     record = provenance.agent
     if record is None:
         raise AddressError(
             f"{version.address} has no record of its agent: an earlier release registered it; train it again"
         )
-    config = PipelineConfig.model_validate(provenance.config)
+    config = recorded_config(version.address, provenance)
     check_modules(version, record.modules)
     return ServedAgent(
         version=version,
@@ -90,7 +100,8 @@ def check_modules(version: ModelVersion, modules: Mapping[str, str]) -> None:
         here = "it was not found" if actual is None else f"{origin} has sha256 {actual}"
         raise ConfigError(
             f"{version.address} was trained with module {module} of sha256 {expected}, and here {here}; its sources "
-            f"are in the folder {CODE} of the files of run {version.run_id}: put that folder first on PYTHONPATH"
+            f"are in the folder {CODE} of the files of run {version.run_id}: copy that file into a folder of your own "
+            "that is first on PYTHONPATH"
         )
 
 
@@ -101,11 +112,8 @@ def _module(name: str) -> str:
 
 
 def _origin(module: str) -> Path | None:
-    """File of a module, which is not imported; its parent packages are."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # a parent package
-        return None
+    """File of a module, which is not imported."""
+    spec = find_module(module)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None
     return Path(spec.origin)

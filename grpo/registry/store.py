@@ -3,51 +3,56 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from grpo.artifacts import Artifact, ArtifactStore, user_temp_folder
-from grpo.errors import AddressError, ArtifactError, RegistryError
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.errors import AddressError, RegistryError, SignatureError
+from grpo.policy.weights.promotion_records import CANDIDATE, Actor, ChampionChange
 from grpo.policy.weights.registered import (
+    HELDOUT,
+    MLMODEL_DIGEST,
+    MODEL_DIGEST,
     ModelVersion,
     as_version,
     open_client,
+    promoted_champion,
     resolve_version,
-    version_by_alias,
+    signed_tags,
+    version_by_number,
+)
+from grpo.registry.logged_models import (
+    MLMODEL,
+    fetched,
+    model_digest,
+    parse_provenance,
+    read_bounded,
+    sweep_abandoned,
+    verified_folder,
+    verified_provenance,
 )
 from grpo.registry.markdown import escaped
 from grpo.registry.model_card import model_description, version_card
-from grpo.registry.promotions import (
-    CANDIDATE,
-    CHAMPION,
-    Actor,
-    ChampionChange,
-    PlannedChange,
-    PromotionLog,
-    missing_champion,
-)
-from grpo.registry.provenance import PROVENANCE, Provenance
-from grpo.storage.databases import exclusive, is_database
-from grpo.storage.files import file_digest
-from grpo.storage.locks import file_lock, scratch_path
+from grpo.registry.promotions import PlannedChange, PromotionLog
+from grpo.registry.provenance import Provenance
+from grpo.storage.databases import exclusive
+from grpo.storage.fetched import user_temp_folder
+from grpo.storage.locks import file_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
     from grpo.policy.transformers.model import TransformersPolicy
 
-MODEL_DIGEST = "model_sha256"
-"""Tag of a version: digest of the files of its registered model."""
-HELDOUT = "heldout"
-"""Tag of a version: its held-out result as text, see `HeldOut`."""
+logger = logging.getLogger(__name__)
 CODE = "code"
 """Folder of the user's sources among the files of a run."""
-_FETCHED_NOTE = "registered_model_meta"
 
 
 class Registry:
@@ -71,94 +76,86 @@ class Registry:
         return self._client
 
     def experiment(self, name: str) -> str:
-        """Id of the experiment, created on first use."""
+        """Id of the experiment, created on first use. Raises as `known_experiment`."""
         client = self.client
         with exclusive(self.tracking_uri):
-            if (experiment := client.get_experiment_by_name(name)) is not None:
-                return str(experiment.experiment_id)
+            if (known := self.known_experiment(name)) is not None:
+                return known
             location = f"{self._artifact_root}/{name}" if self._artifact_root else None
+            if self._artifact_root is not None and self._artifact_root.startswith("file://"):
+                Path(self._artifact_root.removeprefix("file://")).mkdir(mode=0o700, parents=True, exist_ok=True)
             with _ignore_existing():
                 return str(client.create_experiment(name, artifact_location=location))
             return str(client.get_experiment_by_name(name).experiment_id)
 
-    def champion(self, model: str) -> ModelVersion | None:
+    def known_experiment(self, name: str) -> str | None:
+        """Id of an experiment; None for one that is not there. Raises `RegistryError` for a deleted one."""
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
+            return None
+        if experiment.lifecycle_stage != "active":
+            raise RegistryError(
+                f"experiment {name} was deleted in MLflow, and takes no runs; restore it with mlflow experiments "
+                f"restore --experiment-id {experiment.experiment_id}, or set registry.experiment to another name"
+            )
+        return str(experiment.experiment_id)
+
+    def champion(self, model: str, *, follow_alias: bool = False) -> ModelVersion | None:
         """Version in service; None before the first promotion.
 
-        Raises `RegistryError` for a deleted champion: a comparison with the base instead could promote a worse version.
+        It is the one that was promoted, or with `follow_alias` the one that the alias `champion` names; a warning says
+        where they differ. Raises `RegistryError` for a deleted champion: a comparison with the base instead could
+        promote a worse version; and `SignatureError` for one that is not believed.
         """
-        if (version := version_by_alias(self.client, model, CHAMPION)) is not None:
-            return version
         try:
             state = self.promotions(model).state()
         except AddressError:
             return None
-        if state.history and state.champion is None:
-            raise RegistryError(missing_champion(model))
-        return None
+        if state.moved is not None:
+            logger.warning("%s", state.moved)
+        if follow_alias and state.alias is not None:
+            return version_by_number(self.client, model, state.alias)
+        return promoted_champion(self.client, state)
 
-    def resolve(self, address: str) -> ModelVersion:
-        """Return the version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` for a missing one."""
-        return resolve_version(lambda: self.client, address)
+    def resolve(self, address: str, *, follow_alias: bool = False) -> ModelVersion:
+        """Version at `models:/NAME@alias` or `models:/NAME/3`. Raises as `resolve_version`."""
+        return resolve_version(lambda: self.client, address, follow_alias=follow_alias)
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
         """Return the version that the run with this key registered, if any."""
         versions = self.client.search_model_versions(f"name = '{model}' and tags.run_key = '{run_key}'")
-        return as_version(versions[0]) if versions else None
+        return next(verified(versions), None)
 
     def versions(self, model: str) -> list[ModelVersion]:
-        """All versions of a model, oldest first."""
-        versions = self.client.search_model_versions(f"name = '{model}'", max_results=10_000)
-        return sorted(map(as_version, versions), key=lambda version: version.version)
+        """Versions of a model that are believed, oldest first."""
+        return sorted(verified(self.listed(model)), key=lambda version: version.version)
+
+    def listed(self, model: str) -> list[MlflowVersion]:
+        """All versions of a model as MLflow has them, of which nothing is verified."""
+        return list(self.client.search_model_versions(f"name = '{model}'", max_results=10_000))
 
     def checkpoints(self, store: str) -> list[Artifact]:
         """Checkpoints in a store that registered versions reference: their own and those of their champions."""
         pairs = [("checkpoint_uri", "checkpoint_sha256"), ("champion_uri", "champion_sha256")]
         referenced = {
             (version.tags[uri], version.tags[digest])
-            for version in self.client.search_model_versions(max_results=10_000)
+            for version in verified(self.client.search_model_versions(max_results=10_000))
             for uri, digest in pairs
             if uri in version.tags and digest in version.tags
         }
-        root = ArtifactStore(store).uri + "/"
-        return [
-            Artifact(uri=uri, sha256=digest, kind="checkpoint")
-            for uri, digest in sorted(referenced)
-            if uri.startswith(root)
-        ]
+        artifacts = ArtifactStore(store)
+        named = [Artifact(uri=uri, sha256=digest, kind="checkpoint") for uri, digest in sorted(referenced)]
+        own = [artifacts.own(artifact) for artifact in named if artifacts.has(artifact)]
+        return [*own, *(artifact for artifact in named if artifact.uri.startswith(f"{artifacts.uri}/"))]
 
-    @contextmanager
-    def model_folder(self, version: ModelVersion) -> Iterator[Path]:
-        """Yield the folder of a registered model, verified by its digest; a download is removed afterwards.
-
-        Raises `ArtifactError` for a model that differs from its digest, `AddressError` for one without a digest.
-        """
-        name = f"{version.name} version {version.version}"
-        if (expected := version.tags.get(MODEL_DIGEST)) is None:
-            raise AddressError(f"{name} has no tag {MODEL_DIGEST}: no run of this pipeline registered it")
-        with self._fetched(self.client.get_model_version(version.name, str(version.version)).source) as folder:
-            if (actual := model_digest(folder)) != expected:
-                raise ArtifactError(
-                    f"the registered model of {name} in {folder} is damaged: expected {expected}, got {actual}; "
-                    "restore it from a backup, or promote another version"
-                )
-            yield folder
+    def model_folder(self, version: ModelVersion) -> AbstractContextManager[Path]:
+        """Yield the files of the registered model. Raises as `verified_folder`."""
+        return verified_folder(self.tracking_uri, version)
 
     def verify(self, version: ModelVersion) -> None:
         """Raise `ArtifactError` unless the registered model matches its digest."""
         with self.model_folder(version):
             pass
-
-    @contextmanager
-    def _fetched(self, address: str) -> Iterator[Path]:
-        """Yield the files of a logged model, local or downloaded from the tracking server."""
-        from mlflow.artifacts import download_artifacts
-
-        if is_database(self.tracking_uri):
-            yield Path(download_artifacts(artifact_uri=address, tracking_uri=self.tracking_uri))
-            return
-        with scratch_path(user_temp_folder() / "models") as scratch:
-            scratch.mkdir()
-            yield Path(download_artifacts(artifact_uri=address, dst_path=str(scratch), tracking_uri=self.tracking_uri))
 
     def aliases(self, version: ModelVersion) -> list[str]:
         """Aliases of a version."""
@@ -166,16 +163,11 @@ class Registry:
         return sorted(name for name, number in model.aliases.items() if int(number) == version.version)
 
     def provenance(self, version: ModelVersion) -> Provenance:
-        """Provenance of a version; `AddressError` for one without it."""
+        """Provenance of a version. Raises as `verified_provenance`."""
         import mlflow
-        from mlflow.models import get_model_info
 
         mlflow.set_tracking_uri(self.tracking_uri)
-        address = f"models:/{version.name}/{version.version}"
-        provenance = (get_model_info(address).metadata or {}).get(PROVENANCE)
-        if provenance is None:
-            raise AddressError(f"{address} has no provenance: no run of this pipeline registered it")
-        return Provenance.model_validate(provenance)
+        return verified_provenance(self.tracking_uri, version)
 
     def open_run(self, experiment: str, run_name: str, *, run_key: str, params: Mapping[str, str]) -> str:
         """Return the id of the MLflow run with this key, created with its parameters on first use."""
@@ -243,15 +235,16 @@ class Registry:
         with self._exclusive(model):
             version = self.find(model, tags["run_key"])
             if version is None:
+                sweep_abandoned(self.client, run_id)
                 address, model_id = log_chat_model(policy, run_id, provenance)
-                with self._fetched(address) as folder:
-                    described = {**tags, MODEL_DIGEST: model_digest(folder)}
+                described = {**tags, **self._digests(address, provenance)}
                 if provenance.heldout is not None:
                     described[HELDOUT] = str(provenance.heldout)
+                signed = signed_tags(model, run_id=run_id, tags=described)
                 with self._named(model):
                     version = as_version(
                         self.client.create_model_version(
-                            model, source=address, run_id=run_id, tags=described, model_id=model_id
+                            model, source=address, run_id=run_id, tags=signed, model_id=model_id
                         )
                     )
             if self.versions(model)[-1].version == version.version:
@@ -259,6 +252,14 @@ class Registry:
             self._write_card(version, provenance)
             self._describe(model)
             return version
+
+    def _digests(self, address: str, provenance: Provenance) -> dict[str, str]:
+        """Digests of a logged model's files as tags; raises `SignatureError` if another process has changed them."""
+        with fetched(self.tracking_uri, address) as folder:
+            content = read_bounded(folder / MLMODEL)
+            if parse_provenance(content) != provenance:
+                raise SignatureError(f"the files of {address} were changed while they were registered; run it again")
+            return {MODEL_DIGEST: model_digest(folder), MLMODEL_DIGEST: hashlib.sha256(content).hexdigest()}
 
     def _write_card(self, version: ModelVersion, provenance: Provenance) -> None:
         """Write the description of a version, which a process that was killed may have left out."""
@@ -273,8 +274,11 @@ class Registry:
         self.client.update_model_version(version.name, str(version.version), description=card)
 
     def _describe(self, model: str) -> None:
-        """Write the description of a model: its champion, and the card of that version or of the newest one."""
-        state, newest = self.promotions(model).state(), self.versions(model)[-1].version
+        """Write the description of a model with a signed version: its champion, and its card or that of the newest."""
+        state, versions = self.promotions(model).state(), self.versions(model)
+        if not versions:
+            return
+        newest = versions[-1].version
         shown = newest if state.champion is None else state.champion
         text = model_description(
             model,
@@ -282,6 +286,7 @@ class Registry:
             change=state.history[-1] if state.history else None,
             newest=newest,
             card=self.client.get_model_version(model, str(shown)).description or "",
+            moved=state.moved,
         )
         if self.client.get_registered_model(model).description != text:
             self.client.update_registered_model(model, text)
@@ -296,7 +301,7 @@ class Registry:
         try:
             yield
         except BaseException:  # also on cancellation
-            if made and not self.versions(model):
+            if made and not self.listed(model):
                 self.client.delete_registered_model(model)
             raise
 
@@ -305,43 +310,58 @@ class Registry:
         return PromotionLog(self.client, model, self._exclusive(model))
 
     def promote(
-        self, model: str, version: int, *, reason: str, by: Actor, force: bool = False
+        self, model: str, version: int, *, reason: str, by: Actor, force: bool = False, follow_alias: bool = False
     ) -> ChampionChange | None:
         """Make a verified version champion; None where it is champion already. Raises as `PromotionLog.promote`."""
-        checks = self.provenance(self._version(model, version)).checks
         change = self.promotions(model).promote(
-            version, reason=reason, by=by, force=force, checks=checks, verify=self._verifier(model)
+            version,
+            reason=reason,
+            by=by,
+            force=force,
+            checks=self._checks(model, version),
+            verify=self._verifier(model),
+            follow_alias=follow_alias,
         )
         self.describe(model)
         return change
 
-    def rollback(self, model: str, *, reason: str, by: Actor) -> ChampionChange:
+    def rollback(self, model: str, *, reason: str, by: Actor, follow_alias: bool = False) -> ChampionChange:
         """Make the version before the champion champion again. Raises as `PromotionLog.rollback`."""
-        change = self.promotions(model).rollback(reason=reason, by=by, verify=self._verifier(model))
+        change = self.promotions(model).rollback(
+            reason=reason, by=by, verify=self._verifier(model), follow_alias=follow_alias
+        )
         self.describe(model)
         return change
 
     def plan_promotion(self, model: str, version: int, *, reason: str, by: Actor) -> PlannedChange:
         """Plan of `promote`, whose files are verified; writes nothing. Raises `ArtifactError` for a damaged version."""
-        checks = self.provenance(self._version(model, version)).checks
+        checks = self._checks(model, version)
         self._verifier(model)(version)
         return self.promotions(model).plan_promotion(version, reason=reason, by=by, checks=checks)
 
-    def plan_rollback(self, model: str, *, reason: str, by: Actor) -> PlannedChange:
+    def plan_rollback(self, model: str, *, reason: str, by: Actor, follow_alias: bool = False) -> PlannedChange:
         """Plan of `rollback`, as `plan_promotion`."""
-        plan = self.promotions(model).plan_rollback(reason=reason, by=by)
+        plan = self.promotions(model).plan_rollback(reason=reason, by=by, follow_alias=follow_alias)
         assert plan.change is not None
         self._verifier(model)(plan.change.champion)
         return plan
 
-    def describe(self, model: str) -> None:
-        """Write the description of a model again, as after each promotion and rollback."""
-        with self._exclusive(model):
+    def describe(self, model: str, *, wait_s: float = -1) -> None:
+        """Write the description of a model again, as after each promotion and rollback.
+
+        Raises `TimeoutError` where another process changes the model for longer than `wait_s`; by default it waits.
+        """
+        with self._exclusive(model).acquire(timeout=wait_s):
             self._describe(model)
 
     def _verifier(self, model: str) -> Callable[[int], None]:
         """Check of a version's files before it becomes champion."""
         return lambda version: self.verify(self._version(model, version))
+
+    def _checks(self, model: str, version: int) -> dict[str, float | None]:
+        """Values of the gates of a version; empty for one without provenance."""
+        known = self._version(model, version)
+        return {} if known.is_model_alone else self.provenance(known).checks
 
     def _version(self, model: str, version: int) -> ModelVersion:
         return self.resolve(f"models:/{model}/{version}")
@@ -351,14 +371,11 @@ class Registry:
         return file_lock(_lock_folder(self.tracking_uri) / f"{digest}.lock")
 
 
-def model_digest(folder: Path) -> str:
-    """sha256 of the names and bytes of a logged model's files, without the note that MLflow adds to a download."""
-    files = {
-        str(path.relative_to(folder)): file_digest(path)
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != _FETCHED_NOTE
-    }
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+def verified(versions: Iterable[MlflowVersion]) -> Iterator[ModelVersion]:
+    """Those versions that are believed; others are not found, as if they were not there."""
+    for version in versions:
+        with suppress(SignatureError):
+            yield as_version(version)
 
 
 def _lock_folder(tracking_uri: str) -> Path:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from typing import TYPE_CHECKING
 
-from grpo.errors import AddressError
-from grpo.policy.weights.registered import as_version, is_absent
+from grpo.errors import AddressError, SignatureError
+from grpo.policy.weights.promotion_records import CHAMPION, is_absent, state_of
+from grpo.policy.weights.registered import HELDOUT, REGISTERED, as_version
 from grpo.registry.provenance import HeldOut
-from grpo.registry.store import HELDOUT, Registry
+from grpo.registry.store import Registry
 from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion as MlflowVersion
     from mlflow.entities.model_registry import RegisteredModel
 
 _PAGE = 1000
 
 
 class VersionSummary(Document):
-    """One registered version."""
+    """One registered version. What a version says of itself is believed only without a `refusal`."""
 
     name: str
     version: int
@@ -34,6 +37,12 @@ class VersionSummary(Document):
     run: str | None
     """Name of the run; None where MLflow has it no more."""
     run_id: str
+    refusal: str | None
+    """Reason why no command takes it: it is not signed, or was changed; None for one that is signed."""
+    in_service: bool
+    """It was promoted last."""
+    moved: str | None
+    """Sentence about the alias `champion`, at the version in service and at the one that it was moved to by hand."""
 
 
 def list_versions(registry: Registry, name: str | None = None) -> list[VersionSummary]:
@@ -45,29 +54,51 @@ def list_versions(registry: Registry, name: str | None = None) -> list[VersionSu
             raise AddressError(f"no model {name!r} is registered; there are {known}")
         models = {name: models[name]}
     run_name = cache(lambda run_id: _run_name(registry, run_id))
-    rows = []
-    for model in models.values():
-        for version in registry.client.search_model_versions(f"name = '{model.name}'", max_results=10_000):
-            known_version = as_version(version)
-            tags = known_version.tags
-            rows.append(
-                VersionSummary(
-                    name=known_version.name,
-                    version=known_version.version,
-                    address=known_version.address,
-                    aliases=sorted(
-                        alias for alias, number in model.aliases.items() if int(number) == known_version.version
-                    ),
-                    verdict=tags.get("verdict"),
-                    heldout=HeldOut.parse(tags.get(HELDOUT, "")),
-                    registered=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).isoformat(
-                        timespec="seconds"
-                    ),
-                    run=run_name(version.run_id) if version.run_id else None,
-                    run_id=version.run_id or "",
-                )
-            )
+    rows = [
+        _summary(version, model, promotions, run_name)
+        for model in models.values()
+        for promotions in [_promotions(registry, model)]
+        for version in registry.listed(model.name)
+    ]
     return sorted(rows, key=lambda row: (row.registered, row.version), reverse=True)
+
+
+def _promotions(registry: Registry, model: RegisteredModel) -> tuple[int | None, int | None, str | None]:
+    """Version in service, version that the alias names, and what is wrong with the promotions of a model."""
+    alias = int(model.aliases[CHAMPION]) if CHAMPION in model.aliases else None
+    try:
+        state = state_of(registry.client, model)
+    except SignatureError as error:
+        return None, alias, str(error)
+    return state.champion, alias, state.moved
+
+
+def _summary(
+    version: MlflowVersion,
+    model: RegisteredModel,
+    promotions: tuple[int | None, int | None, str | None],
+    run_name: Callable[[str], str | None],
+) -> VersionSummary:
+    number, tags, (champion, alias, moved) = int(version.version), version.tags, promotions
+    try:
+        as_version(version)
+        refusal = None
+    except SignatureError as error:
+        refusal = str(error)
+    return VersionSummary(
+        name=version.name,
+        version=number,
+        address=f"{REGISTERED}{version.name}/{number}",
+        aliases=sorted(name for name, named in model.aliases.items() if int(named) == number),
+        verdict=tags.get("verdict"),
+        heldout=HeldOut.parse(tags.get(HELDOUT, "")),
+        registered=datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).isoformat(timespec="seconds"),
+        run=run_name(version.run_id) if version.run_id else None,
+        run_id=version.run_id or "",
+        refusal=refusal,
+        in_service=number == champion,
+        moved=moved if number in (champion, alias) else None,
+    )
 
 
 def _models(registry: Registry) -> dict[str, RegisteredModel]:

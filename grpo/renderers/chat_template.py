@@ -14,25 +14,30 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
-from grpo.messages import Message, Tool, ToolCall
-from grpo.renderers.encoding import any_of, control_tokens, text_encoder
+from grpo.messages import END_OF_THINK, THINK, Message, Tool, ToolCall
+from grpo.renderers.encoding import Place, any_of, control_tokens, text_encoder
 from grpo.renderers.fallbacks import FORMS, Form
+from grpo.renderers.reply_format import Progress
+from grpo.renderers.reply_grammar import ReplyShape, reply_grammar
 from grpo.renderers.slots import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
 from grpo.renderers.template import ChatTemplate, TemplateFailure
-from grpo.renderers.turns import TurnEnd, tail, turn_text
-from grpo.renderers.variants import Variant, find_variant, source_of
+from grpo.renderers.turns import TurnEnd, reply_shape, tail, turn_text
+from grpo.renderers.variants import Variant, find_variant, remedies, source_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MIN_VOCABULARY = 32
+MOST_CALLS = 2**20
+"""Calls of a turn where the template bounds them not."""
 _CACHED = 4096
+_LONGEST = 64
+"""Characters of the longest control token that is searched for at the end of a prompt."""
 _AFTER = (Message(role="user", content="x"),)
 
 
@@ -42,7 +47,8 @@ class Renderer:
     `stop_ids` are the tokens that end a turn: those of generation_config.json, of the template, and the tokenizer's
     `eos`. `stop_id` is the template's own. `template` is the template that conversations are rendered with, see
     `grpo.renderers.variants`; it is the one to export with the model, and `added` are the parts that the model's own
-    leaves out. `reasons` where replies have reasoning, and `begins_reasoning` where a prompt opens it.
+    leaves out. `most_calls` is 1 for a template that renders one call a turn. `reasons` where replies have reasoning,
+    and `begins_reasoning` where a prompt opens it.
 
     Raises `PolicyError` for an empty tokenizer (transformers silently creates one if the files are missing), and for
     a chat template that is missing, fails, does not terminate, or rewrites earlier turns.
@@ -52,16 +58,18 @@ class Renderer:
 
     hash: str
     added: tuple[Form, ...] = ()
+    most_calls = MOST_CALLS
     reasons = begins_reasoning = False
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tools: Sequence[Tool] = ()) -> None:
         self.tokenizer = tokenizer
         self.tools = tuple(tools)
         variant, controls, declared = _inspect(tokenizer)
-        _check_prefix(tokenizer, variant, tools=bool(tools))
+        _check_prefix(tokenizer, variant, tools)
         self._variant = variant
         self.template = variant.source
         self.added = tuple(form for form in FORMS if form in variant.forms)
+        self.most_calls = 1 if variant.most_calls == 1 else MOST_CALLS
         self.reasons, self.begins_reasoning = variant.reasons, variant.begun
         self.hash = _hash(tokenizer, variant)
         self._controls = any_of(controls)
@@ -73,23 +81,27 @@ class Renderer:
         self._template = ChatTemplate(tokenizer, variant.source, self.tools)
         self._encoder = text_encoder(tokenizer, controls)
         self._bridge = lru_cache(maxsize=_CACHED)(self._render_bridge)
-        if variant.as_generated:
-            self._check_bridges()
+        self._check_bridges()
 
     def _check_bridges(self) -> None:
-        """Raise `PolicyError` for a template that cannot go on after a turn as it was generated."""
-        call = Message(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments={"x": "y"}),))
-        turns = [(Message(role="assistant", content="x"), _AFTER[0])]
-        turns += [(call, Message(role="tool", content="x"))] if self.tools else []
-        for turn, following in turns:
-            self.build_continuation((*_AFTER, turn), (following,))
+        """Raise `PolicyError` for a template that cannot go on after a turn that rollouts meet.
+
+        A text, a call, a call beside a text and two calls, each without reasoning and after it.
+        """
+        call, result = ToolCall(name="f", arguments={"x": "y"}), Message(role="tool", content="x")
+        kinds: list[tuple[str, tuple[ToolCall, ...]]] = [("x", ()), ("", ())]
+        kinds += [("", (call,)), ("x", (call,)), ("", (call, call)), ("x", (call, call))] if self.tools else []
+        for content, calls in kinds:
+            for reasoning in (None, "x") if self.reasons else (None,):
+                turn = Message(role="assistant", content=content, tool_calls=calls, reasoning=reasoning)
+                self.build_continuation((*_AFTER, turn), (result,) * len(calls) or _AFTER)
 
     def build_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a prompt that ends at the start of the assistant turn."""
         shapes = tuple(map(shape_of, messages))
         rendered = self._template.render(shapes, True)
         self._check_rendered(rendered, shapes, start=0)
-        return self._encoder.encode(fill(rendered, texts_of(messages)), first=True)
+        return self._encoder.encode(fill(rendered, texts_of(messages)), place="first")
 
     def build_continuation(
         self, messages: Sequence[Message], new: Sequence[Message], *, ended_by: int | None = None
@@ -100,20 +112,21 @@ class Renderer:
         """
         token = None if ended_by is None else str(self.tokenizer.convert_ids_to_tokens(ended_by))
         bridge = self._bridge(self._history(messages), tuple(map(shape_of, new)), token)
-        return self._encoder.encode(fill(bridge, texts_of((*messages, *new))), first=False)
+        return self._encoder.encode(fill(bridge, texts_of((*messages, *new))), place="after")
 
     def encode_reply(self, message: Message, after: Sequence[Message] = _AFTER) -> list[int]:
         """Token ids of an assistant turn, generated `after` these messages, stop token included."""
         after = _AFTER if self._variant.as_generated else after or _AFTER
-        shape = shape_of(message)
-        if not shape.filled and not shape.calls:
-            shape = replace(shape, filled=True)
-        text = turn_text(self._template, self._variant.ends, (*self._history(after), shape))
+        shape = reply_shape(message)
+        marks = self._variant.format.reasoning or (THINK, END_OF_THINK)
+        text = turn_text(self._template, self._variant.ends, (*self._history(after), shape), marks)
         if text is None:
             after = _AFTER
-            text = turn_text(self._template, self._variant.ends, (*self._history(after), shape))
+            text = turn_text(self._template, self._variant.ends, (*self._history(after), shape), marks)
         assert text is not None
-        ids = self._encoder.encode(fill(text, texts_of((*after, message))), first=False)
+        prompt = self._template.render(self._history(after), True)
+        place: Place = "after" if self._ends_in_control(prompt) else "inside"
+        ids = self._encoder.encode(fill(text, texts_of((*after, message))), place=place)
         return [*ids, self._stop_id_of(self._variant.ends.of(shape))]
 
     def tokenize_conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
@@ -155,9 +168,26 @@ class Renderer:
         """Decode sampled token ids and parse them into a message whose calls are content."""
         return self._variant.format.parse_content(self.decode(token_ids), begun=self._variant.begun)
 
-    def settled_content(self, text: str) -> str:
+    def settled_content(self, text: str, progress: Progress | None = None) -> str:
         """Beginning of the content of an unfinished reply that no further token changes; see `ReplyFormat`."""
-        return self._variant.format.settled_content(text)
+        return self._variant.format.settled_content(text, progress)
+
+    def reply_grammar(self, shape: ReplyShape) -> str:
+        """Grammar of the replies of a shape. Raises `NoGrammar` for calls in a form that has none."""
+        variant = self._variant
+        return reply_grammar(variant.format, shape, self.tokenizer, reasons=variant.reasons, begun=variant.begun)
+
+    @cached_property
+    def reads_later_system(self) -> bool:
+        """True where the template prints a system message after the first turns."""
+        later = (Message(role="system", content="x"), _AFTER[0])
+        history = (_AFTER[0], Message(role="assistant", content="x"))
+        try:
+            self.build_prompt((*history, *later))
+            self.build_continuation(history, later)
+        except PolicyError:
+            return False
+        return True
 
     def parse_text(self, text: str) -> Message:
         """Parse a complete reply that was not sampled after a prompt: a script's, or one that an agent changed."""
@@ -217,6 +247,10 @@ class Renderer:
             if shape.filled and shape.role != "assistant" and f"{index}c" not in keys:
                 roles = ", ".join(shape.role for shape in shapes)
                 raise self._template.failure(f"leaves out the {shape.role} message in messages of {roles}")
+
+    def _ends_in_control(self, text: str) -> bool:
+        """Check that a control token is the last of a text, with no white space after it."""
+        return any(match.end() == len(text) for match in self._controls.finditer(text, max(0, len(text) - _LONGEST)))
 
     def _id_of(self, token: str) -> int:
         return int(self.tokenizer.convert_tokens_to_ids(token))
@@ -278,14 +312,40 @@ def _declared_stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(id_ for id_ in ids if 0 <= id_ < len(tokenizer))
 
 
-def _check_prefix(tokenizer: PreTrainedTokenizerBase, variant: Variant, *, tools: bool) -> None:
+def _check_prefix(tokenizer: PreTrainedTokenizerBase, variant: Variant, tools: Sequence[Tool]) -> None:
     """Raise `PolicyError` for a template that is not prefix-preserving, with what makes it so."""
-    fault = variant.fault or (variant.tool_fault if tools else None)
+    fault = _fault(variant, tools)
     if fault is None:
         return
     if fault.startswith("chat template"):
         raise TemplateFailure(fault)
+    source = source_of(tokenizer)
+    lines = [
+        f"{line} ({effect})" for line, effect in remedies(source).items() if _is_usable(tokenizer, line + source, tools)
+    ]
+    remedy = (
+        f"begin chat_template.jinja in the model folder, or policy.chat_template, with {' or '.join(lines)}"
+        if lines
+        else "no line of docs/chat.md makes it usable: set policy.chat_template to another template"
+    )
     raise PolicyError(
         f"chat template of {tokenizer.name_or_path!r} is not prefix-preserving: it {fault}, so that sampled tokens "
-        f"cannot be kept; begin chat_template.jinja in the model folder, or policy.chat_template, with {variant.remedy}"
+        f"cannot be kept; {remedy}"
     )
+
+
+def _is_usable(tokenizer: PreTrainedTokenizerBase, source: str, tools: Sequence[Tool]) -> bool:
+    """Check that a renderer is made with another template, and that it goes on after each kind of turn."""
+    trial = copy.copy(tokenizer)
+    trial.chat_template = source
+    try:
+        if _fault(_inspect(trial)[0], tools) is not None:
+            return False
+        Renderer(trial, tools=tools)
+    except PolicyError:
+        return False
+    return True
+
+
+def _fault(variant: Variant, tools: Sequence[Tool]) -> str | None:
+    return variant.fault or (variant.tool_fault if tools else None)

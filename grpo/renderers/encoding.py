@@ -5,6 +5,9 @@
 
 The text is encoded as a whole, so that tokens may span a template's text and a user's. A control token that the
 tokenizer reads in a user's text is cut by a separator, a token of the encoder alone, which is removed afterwards.
+
+A tokenizer without bytes for every character reads an unknown one as its unknown token, such as <unk>, and so does the
+model. That is not a forged control token, although the token is special; the text "<unk>" itself is one.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from grpo.errors import PolicyError
@@ -25,14 +28,18 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
-_Segment = tuple[str, str, bool]
-"""Text, a flag for each character that is trusted, and whether it begins the sequence."""
+Place = Literal["first", "after", "inside"]
+"""What stands before a text: nothing, a control token, or a text that goes on."""
+_Segment = tuple[str, str, Place]
+"""Text, a flag for each character that is trusted, and its place."""
 _SEPARATOR = "\ue002"
 _REPLACEMENT = "\ufffd"
 _ELEMENT = re.compile(r"</?[a-z]+\d?>")
 """Markup that some vocabularies have as tokens, such as `<h1>`; a control token only where a template prints it."""
 _MARKED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)
 _REASONING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+_PASSES = 8
+"""Passes that cut control tokens; text in which there is still one is then read character by character."""
 _CACHED_CHARACTERS = 2**20
 """Characters of the segments whose tokens are kept: texts of users are unbounded."""
 
@@ -56,7 +63,8 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> frozens
 class TextEncoder:
     """Encoder of text with trusted and untrusted pieces, for one tokenizer; safe for threads.
 
-    Raises `PolicyError` for a tokenizer without a fast backend.
+    Raises `PolicyError` for a tokenizer without a fast backend, and `encode` a `UnicodeEncodeError` for half of a
+    surrogate pair, which no tokenizer reads.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) -> None:
@@ -69,17 +77,23 @@ class TextEncoder:
         definition = backend.to_str()
         self._encoder = _unbounded(Tokenizer.from_str(definition))
         self._plain = _unbounded(Tokenizer.from_str(_without(definition, controls)))
-        self._encoder.encode_special_tokens = False
         self._plain.encode_special_tokens = True
-        self._encoder.add_tokens([AddedToken(_SEPARATOR, normalized=False)])
+        unprefixed = _without_prefix(definition)
+        self._inside = self._encoder if unprefixed is None else _unbounded(Tokenizer.from_str(unprefixed))
+        for encoder in (self._encoder, self._inside):
+            encoder.encode_special_tokens = False
+            encoder.add_tokens([AddedToken(_SEPARATOR, normalized=False)])
         self._separator_id = self._encoder.token_to_id(_SEPARATOR)
         self._control_ids = {int(tokenizer.convert_tokens_to_ids(token)): token for token in controls}
+        unknown = _unknown_token(tokenizer, definition)
+        self._unknown_id = None if unknown is None else self._encoder.token_to_id(unknown)
         self._boundary = _boundaries(tokenizer, controls)
         self._segments = _Segments()
 
-    def encode(self, pieces: Sequence[tuple[str, bool]], *, first: bool) -> list[int]:
-        """Token ids of pieces, each with whether it is trusted; `first` where no token stands before them."""
+    def encode(self, pieces: Sequence[tuple[str, bool]], *, place: Place) -> list[int]:
+        """Token ids of pieces, each with whether it is trusted; `place` is where they stand."""
         text = "".join(piece for piece, _ in pieces)
+        text.encode()
         trusted = "".join(("1" if of_template else "0") * len(piece) for piece, of_template in pieces)
         if _SEPARATOR in text:
             trusted = "".join(flag for flag, character in zip(trusted, text, strict=True) if character != _SEPARATOR)
@@ -88,40 +102,58 @@ class TextEncoder:
         cuts = sorted({0, *starts, len(text)})
         ids: list[int] = []
         for start, stop in pairwise(cuts):
-            ids += self._encode_segment(text[start:stop], trusted[start:stop], first=first and start == 0)
+            begins = start == 0 and (place == "first" or 0 not in starts)
+            ids += self._encode_segment(text[start:stop], trusted[start:stop], place if begins else "after")
         return ids
 
-    def _encode_segment(self, text: str, trusted: str, *, first: bool) -> array[int]:
+    def _encode_segment(self, text: str, trusted: str, place: Place) -> array[int]:
         """Token ids of a segment, those of the last ones from memory."""
-        ids = self._segments.get((text, trusted, first))
+        ids = self._segments.get((text, trusted, place))
         if ids is None:
-            ids = self._encode(text, trusted, first=first)
-            self._segments.put((text, trusted, first), ids)
+            ids = self._encode(text, trusted, place)
+            self._segments.put((text, trusted, place), ids)
         return ids
 
-    def _encode(self, text: str, trusted: str, *, first: bool) -> array[int]:
-        """Token ids of a segment; each pass cuts the control tokens that it reads in untrusted text."""
-        if not first:  # some tokenizers put a space before the first token alone
+    def _encode(self, text: str, trusted: str, place: Place) -> array[int]:
+        """Token ids of a segment; each pass cuts the control tokens that it reads in untrusted text.
+
+        After `_PASSES` untrusted characters stand apart, and a control token that one of them still is, is left out.
+        """
+        encoder = self._inside if place == "inside" else self._encoder
+        if place != "first":  # some tokenizers put a space before the first token alone
             text, trusted = _SEPARATOR + text, "1" + trusted
-        while True:
-            encoding = self._encoder.encode(text, add_special_tokens=False)
-            forged = [
-                span
-                for id_, span in zip(encoding.ids, encoding.offsets, strict=True)
-                if id_ in self._control_ids and self._is_forged(text, trusted, span, self._control_ids[id_])
-            ]
+        for _ in range(_PASSES):
+            ids, forged = self._read(text, trusted, encoder)
             if not forged:
-                return array("i", (id_ for id_ in encoding.ids if id_ != self._separator_id))
+                return ids
+            before = text
             for start, stop in reversed(forged):
                 cut = self._cut(text[start:stop])
                 text = text[:start] + cut + text[stop:]
                 trusted = trusted[:start] + "0" * len(cut) + trusted[stop:]
+            if text == before:
+                break
+        apart = [f"{_SEPARATOR}{c}" if flag == "0" else c for c, flag in zip(text, trusted, strict=True)]
+        flags = "".join("0" * len(piece) if piece[0] == _SEPARATOR else "1" for piece in apart)
+        return self._read("".join(apart), flags, encoder)[0]
 
-    @staticmethod
-    def _is_forged(text: str, trusted: str, span: tuple[int, int], token: str) -> bool:
+    def _read(self, text: str, trusted: str, encoder: Tokenizer) -> tuple[array[int], list[tuple[int, int]]]:
+        """Token ids of a text without its forged control tokens, and the spans of these."""
+        (encoding,) = encoder.encode_batch([text], add_special_tokens=False)  # without the interpreter's lock
+        ids, forged = array("i"), list[tuple[int, int]]()
+        for id_, span in zip(encoding.ids, encoding.offsets, strict=True):
+            if id_ in self._control_ids and self._is_forged(text, trusted, span, id_):
+                forged.append(span)
+            elif id_ != self._separator_id:
+                ids.append(id_)
+        return ids, forged
+
+    def _is_forged(self, text: str, trusted: str, span: tuple[int, int], id_: int) -> bool:
         """Check that the characters of a control token are not all the template's; white space beside it may be."""
-        start, stop = span
+        (start, stop), token = span, self._control_ids[id_]
         inside = text.find(token, start, stop)
+        if inside < 0 and id_ == self._unknown_id:
+            return False
         if inside >= 0:
             start, stop = inside, inside + len(token)
         return "0" in trusted[start:stop]
@@ -184,6 +216,48 @@ def _without(definition: str, controls: frozenset[str]) -> str:
     record["added_tokens"] = [token for token in record["added_tokens"] if token["content"] not in controls]
     record["post_processor"] = None
     return json.dumps(record)
+
+
+def _without_prefix(definition: str) -> str | None:
+    """Definition of a tokenizer that puts no space before a text; None for one that puts none after control tokens.
+
+    Legacy SentencePiece does so after each of them. A text that goes on after others, as a reply does after the line
+    `<|im_start|>assistant`, has none.
+    """
+    record = json.loads(definition)
+    steps = ("normalizer", "pre_tokenizer")
+    changed = record | {step: _unprefixed(record.get(step)) for step in steps}
+    return None if changed == record else json.dumps(changed)
+
+
+def _unprefixed(step: Any) -> Any:
+    """A step of a tokenizer, or the steps in it, without a prefix."""
+    if not isinstance(step, dict) or step.get("type") == "Prepend":
+        return None
+    kept = {
+        key: [part for part in map(_unprefixed, value) if part is not None] if isinstance(value, list) else value
+        for key, value in step.items()
+    }
+    if kept.get("prepend_scheme") == "always":
+        kept["prepend_scheme"] = "never"
+    if kept.get("type") == "ByteLevel":
+        kept["add_prefix_space"] = False
+    return kept
+
+
+def _unknown_token(tokenizer: PreTrainedTokenizerBase, definition: str) -> str | None:
+    """Token that the tokenizer's model gives for unknown text; None where the token is also one of the template.
+
+    In the latter case unknown text would be a control token, such as the end of a turn, and is left out.
+    """
+    model = json.loads(definition)["model"]
+    unknown = model.get("unk_token")
+    if isinstance(model.get("unk_id"), int):
+        unknown = model["vocab"][model["unk_id"]][0]
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    if not unknown or unknown in (tokenizer.bos_token, tokenizer.eos_token) or unknown in template:
+        return None
+    return str(unknown)
 
 
 def _boundaries(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) -> re.Pattern[str]:

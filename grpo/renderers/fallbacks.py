@@ -5,6 +5,7 @@
     calls        <tool_call>{"name": …, "arguments": {…}}</tool_call> after the content of the assistant
     results      a user message in <tool_response> tags
     users        user messages in a row as one, with an empty line between them
+    ids          ids of calls with their names, `functions.NAME:0`, for templates that print the id for the name (Kimi)
     arguments    arguments of a call as JSON text, for templates that add them to a text
     parts        contents as lists of parts, for templates that read images as well
     reasoning    reasoning in the content of a turn, where the prompt opens it and the template has no field for it
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Form = Literal["arguments", "reasoning", "tools", "calls", "results", "users", "system", "parts"]
+Form = Literal["ids", "arguments", "reasoning", "tools", "calls", "results", "users", "system", "parts"]
 FORMS: tuple[Form, ...] = get_args(Form)
 """In the order in which they stand in front of a template."""
 
@@ -36,6 +37,37 @@ _EACH = """\
 _KEEP = "{%- set rewritten.messages = rewritten.messages + [message] %}"
 
 _STATEMENTS: dict[Form, str] = {
+    "ids": """\
+{%- set numbered = namespace(count=0, ids=[]) %}
+"""
+    + _EACH.replace(
+        "{BODY}",
+        """\
+{%- if message.tool_calls %}
+{%- set numbered.ids = [] %}
+{%- set texts = namespace(calls=[]) %}
+{%- for call in message.tool_calls %}
+{%- set name = 'functions.' ~ call.function.name ~ ':' ~ numbered.count %}
+{%- set numbered.count = numbered.count + 1 %}
+{%- set numbered.ids = numbered.ids + [{'given': call.id, 'id': name}] %}
+{%- set texts.calls = texts.calls + [{'id': name, 'type': 'function', 'function': call.function}] %}
+{%- endfor %}
+{%- set rewritten.messages = rewritten.messages + [dict(message, tool_calls=texts.calls)] %}
+{%- elif message.role == 'tool' and numbered.ids %}
+{%- set answered = namespace(id=numbered.ids[0].id, rest=[]) %}
+{%- for pair in numbered.ids if message.tool_call_id and pair.given == message.tool_call_id %}
+{%- set answered.id = pair.id %}
+{%- endfor %}
+{%- for pair in numbered.ids if pair.id != answered.id %}
+{%- set answered.rest = answered.rest + [pair] %}
+{%- endfor %}
+{%- set numbered.ids = answered.rest or numbered.ids %}
+{%- set rewritten.messages = rewritten.messages + [dict(message, tool_call_id=answered.id)] %}
+{%- else %}
+"""
+        + _KEEP
+        + "\n{%- endif %}",
+    ),
     "arguments": _EACH.replace(
         "{BODY}",
         """\

@@ -14,20 +14,21 @@ from typing import Any
 
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool, ToolCall
 from grpo.renderers.channels import parse_channels
+from grpo.renderers.python_calls import PythonCalls
 from grpo.renderers.slots import common_prefix
 from grpo.renderers.tool_formats import (
     EXAMPLE_NAME,
     JsonCalls,
-    MalformedCall,
     Marks,
     NamedCalls,
-    PythonCalls,
+    ParsedCalls,
     TaggedCalls,
     ToolFormat,
-    UnquotedCalls,
 )
+from grpo.renderers.unquoted_calls import UnquotedCalls
 
 _NAME, _KEY, _VALUE, _SECOND, _NEXT = EXAMPLE_NAME, "qzkey", "qzvalue", "qzsecond", "qznext"
+_NUMBER = 7654
 _THINK = ("<think>", "</think>")
 _DECODER = json.JSONDecoder()
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
@@ -51,11 +52,18 @@ EXAMPLE = Tool(
         },
     },
 )
-_EXAMPLE_CALLS = (
-    ToolCall(name=_NAME, arguments={"text": "two words", "count": 3, "flag": False}),
-    ToolCall(name=_NAME, arguments={"items": [1, 2], "record": {"a": "b"}}),
-    ToolCall(name=_NAME, arguments={}),
-)
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far an unfinished reply was read for its settled content."""
+
+    start: int | None = None
+    """Position at which the content begins, once it is known."""
+    searched: int = 0
+    """Position before which no call begins; before the content, before which no reasoning ends."""
+    has_none: bool = False
+    """The text before the end of reasoning has a call, so that the reply is read when it is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +87,7 @@ class ReplyFormat:
 
         Calls in JSON between <tool_call> tags, the form that environments describe, are parsed in any family.
 
-        A call that cannot be parsed is kept in the content, with the reason in `malformed`.
+        A call that cannot be parsed is kept in the content, with the reason in `malformed`; the others are calls.
         """
         if self.channels:
             message = parse_channels(text)
@@ -89,7 +97,8 @@ class ReplyFormat:
         reasoning, rest = self._split(text.lstrip().removeprefix(self.opening), begun=begun)
         formats = (TAGGED_JSON,) if self.calls is None else (self.calls, TAGGED_JSON)
         message = _parse_calls(rest, formats, tools)
-        content = message.content if message.malformed else self._unwrap(message.content)
+        unparsed = message.malformed and not message.tool_calls
+        content = message.content if unparsed else self._unwrap(message.content)
         return replace(message, content=content, reasoning=reasoning)
 
     def parse_content(self, text: str, *, begun: bool = False) -> Message:
@@ -100,34 +109,51 @@ class ReplyFormat:
         reasoning, rest = self._split(text.lstrip().removeprefix(self.opening), begun=begun)
         return Message(role="assistant", content=self._unwrap(rest), reasoning=reasoning)
 
-    def settled_content(self, text: str) -> str:
+    def settled_content(self, text: str, progress: Progress | None = None) -> str:
         """Beginning of the content that no further token changes, of an unfinished reply.
 
         Held back: what may become reasoning, a call, or a text around the content, and white space at the end. A family
         that reasons has no settled content before its reasoning ends, one with channels none before the reply ends.
+        With the same `progress` for each longer text of a reply, what was searched is not searched again.
         """
-        if self.channels:
-            return ""
+        progress = Progress() if progress is None else progress
         text = text.rstrip("\ufffd").lstrip()
-        if self.opening.startswith(text):
+        if progress.start is None:
+            self._find_content(text, progress)
+        start = progress.start
+        if start is None:
             return ""
-        text = text.removeprefix(self.opening)
-        if self.reasoning is not None:
-            before, closed, text = text.partition(self.reasoning[1])
-            text = text.lstrip()
-            if not closed or self.header.startswith(text):
-                return ""
-            if not before.startswith(self.reasoning[0]) and self._calls_in(before):
-                return ""
-            text = text.removeprefix(self.header)
         formats = (TAGGED_JSON,) if self.calls is None else (self.calls, TAGGED_JSON)
-        text = text[: min(form.call_start(text) for form in formats)].strip()
+        progress.searched = min(form.call_start(text, start, progress.searched) for form in formats)
+        text = text[start : progress.searched].strip()
         before, after = self.around
         if before.startswith(text):
             return ""
         text = text.removeprefix(before).lstrip()
         held = next((size for size in range(len(after), 0, -1) if text.endswith(after[:size])), 0)
         return text[: len(text) - held].rstrip()
+
+    def _find_content(self, text: str, progress: Progress) -> None:
+        """Set where the content of an unfinished reply begins, after its reasoning, once that is known."""
+        if self.channels or progress.has_none or self.opening.startswith(text):
+            return
+        begun = len(self.opening) if text.startswith(self.opening) else 0
+        if self.reasoning is None:
+            progress.start = progress.searched = begun
+            return
+        opening, closing = self.reasoning
+        end = text.find(closing, max(begun, progress.searched))
+        if end < 0:
+            progress.searched = max(0, len(text) - len(closing))
+            return
+        progress.searched = end
+        after = text[end + len(closing) :].lstrip()
+        if self.header.startswith(after):
+            return
+        if not text.startswith(opening, begun) and self._calls_in(text[begun:end]):
+            progress.has_none = True
+            return
+        progress.start = progress.searched = len(text) - len(after.removeprefix(self.header))
 
     def _split(self, text: str, *, begun: bool) -> tuple[str | None, str]:
         """Reasoning and the rest; reasoning without an end leaves no rest.
@@ -153,18 +179,19 @@ class ReplyFormat:
 
 
 def _parse_calls(text: str, formats: Sequence[ToolFormat], tools: Sequence[Tool]) -> Message:
-    """Message of a reply without reasoning: by the first format in which it has calls, or else with its first fault."""
-    fault: MalformedCall | None = None
-    for tool_format in formats:
-        try:
-            content, calls = tool_format.parse(text, tools)
-        except MalformedCall as error:
-            fault = fault or error
-            continue
-        if calls:
-            return Message(role="assistant", content=content.strip(), tool_calls=calls)
-    malformed = None if fault is None else f"not a tool call: {fault}"
-    return Message(role="assistant", content=text.strip(), malformed=malformed)
+    """Message of a reply without reasoning: by the first format in which it has calls, or else with its first fault.
+
+    A malformed call beside well-formed ones is kept in the content, with its reason.
+    """
+    parsed = [tool_format.parse(text, tools) for tool_format in formats]
+    nothing = ParsedCalls(content=text)
+    chosen = (
+        next((found for found in parsed if found.calls and found.malformed is None), None)
+        or next((found for found in parsed if found.calls), None)
+        or next((found for found in parsed if found.malformed is not None), nothing)
+    )
+    malformed = None if chosen.malformed is None else f"not a tool call: {chosen.malformed}"
+    return Message(role="assistant", content=chosen.content.strip(), tool_calls=chosen.calls, malformed=malformed)
 
 
 HERMES = ReplyFormat(reasoning=None, around=("", ""), calls=TAGGED_JSON)
@@ -196,21 +223,6 @@ def read_format(render: Render, prompt: str) -> ReplyFormat:
         return form
     calls = _tool_format(render, reasoning, called)
     return replace(form, calls=calls)
-
-
-def reads_back(form: ReplyFormat, render: Render) -> bool:
-    """Check that calls, alone and beside content, and content alone are parsed as they were rendered."""
-    if form.calls is None and not form.channels:
-        return False
-    turns = [_turn(call) for call in _EXAMPLE_CALLS] + [Message(role="assistant", content="two words")]
-    for turn in turns:
-        text = render(turn)
-        if text is None:
-            return False
-        parsed = form.parse(text, (EXAMPLE,), begun=form.reasoning is not None and form.reasoning[1] in text)
-        if (parsed.content, parsed.tool_calls, parsed.malformed) != (turn.content, turn.tool_calls, None):
-            return False
-    return True
 
 
 def example_call(form: ReplyFormat, render: Render) -> str:
@@ -263,7 +275,7 @@ def _tool_format(render: Render, reasoning: tuple[str, str] | None, called: str)
         keys = _call_keys(record)
         if keys is not None:
             marks = Marks(opening=text[:start], between=_between(text, two, end, json_at=True), closing=text[end:])
-            return JsonCalls(marks, name=keys[0], arguments=keys[1])
+            return JsonCalls(marks, name=keys[0], arguments=keys[1], listed=isinstance(record, list))
     if not name < key < value:
         return None
     after_name, before_value, rest = (
@@ -303,6 +315,8 @@ def _tagged(
         return None
     closing = rest[len(end.rstrip()) :]
     quoted = before_value.endswith('"') and end.startswith('"')
+    number = cut(render(_turn(ToolCall(name=_NAME, arguments={_KEY: _NUMBER})))) or ""
+    before_number = number.partition(_KEY)[2].partition(str(_NUMBER))[0]
     return TaggedCalls(
         Marks(opening=text[:name], between=_between(text, two, len(text) - len(closing)), closing=closing),
         separator=before_key[: len(before_key) - len(opening)],
@@ -310,6 +324,7 @@ def _tagged(
         value=before_value[:-1] if quoted else before_value,
         end=end[1:] if quoted else end,
         quoted=quoted,
+        json_value=before_number if not quoted and before_number not in ("", before_value) else None,
     )
 
 
@@ -320,8 +335,18 @@ def _between(text: str, two: str | None, end: int, *, json_at: bool = False) -> 
     key = two.find(_KEY, end)
     stop = two.rfind(_NEXT, end, key) if _NEXT in two[end:key] else two.index(_NEXT, end)
     if json_at:
-        stop = next((at.start() for at in re.finditer(r"[\[{]", two) if end <= at.start() < stop), stop)
+        starts = (at.start() for at in re.finditer(r"[\[{]", two) if end <= at.start() < stop)
+        stop = next((start for start in starts if _is_json(two, start)), stop)
     return two[end:stop].replace(_NEXT, _NAME)
+
+
+def _is_json(text: str, start: int) -> bool:
+    """Check that JSON begins there, not a mark such as [TOOL_CALLS]."""
+    try:
+        _DECODER.raw_decode(text, start)
+    except ValueError:
+        return False
+    return True
 
 
 def _call_keys(record: Any) -> tuple[str, str] | None:

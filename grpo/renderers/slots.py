@@ -256,7 +256,7 @@ def history_shape(
     if message.role != "assistant":
         return MessageShape(role=message.role, filled=bool(message.content.strip()))
     names = message.tool_calls or ((ToolCall(name=UNNAMED, arguments={}),) if message.malformed else ())
-    if message.malformed and not unparsed_as_call:
+    if message.malformed and not message.tool_calls and not unparsed_as_call:
         names = ()
     shapes = tuple(CallShape(json.dumps({"value": f"{_LEAF}0"})) for _ in names[:calls])
     return MessageShape(

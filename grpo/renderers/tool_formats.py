@@ -7,35 +7,74 @@
     Python                  [f(x=1)]                                                        LFM2
 
 A format is the text before, between and after the parts of a call; white space may vary. A call in another form is
-malformed, and so are markers without a call.
+malformed, and so are markers without a call; the calls beside it in the reply are parsed, up to the 64th malformed one.
+Arguments that a call leaves out or sets to null are none. A marker in quotes, or one that nothing closes and that no
+call follows, is a mention of the marker in prose; so is, for calls in JSON, one within a sentence, whose closing mark
+comes without a call between them, and one that another marker follows before anything closes it.
+
+A call is repaired, and says so in `ToolCall.repaired`, where its arguments are left out, null, or under the other of
+the names `arguments` and `parameters`, where it stands in a code fence, and where the marker of the next call comes
+instead of its closing one.
+
+A model decides what a reply is, so the work grows with its length and no faster: white space is read possessively,
+marks are searched without the white space before them, and the last closing mark is searched once.
+
+Values are decoded in `grpo.strict_json`: one that no strict reader of JSON accepts makes its call malformed.
 """
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import regex
 
 from grpo.messages import Tool, ToolCall
+from grpo.renderers.argument_values import read_arguments, typed_value
+from grpo.strict_json import NotStrictJSON, decode, decode_at, encode
 
 EXAMPLE_NAME = "qzname"
 """Name of the call that a format is read from; some families repeat it before a call."""
 _NAME = re.compile(r"[\w.\-/]+")
-_DECODER = json.JSONDecoder()
-_CONSTANTS: Mapping[str, Any] = {"true": True, "false": False, "null": None}
-_SHOWN = 80
-_LEADING = r"(?:<\|\w+\|>\s*)?"
+SHOWN = 80
+"""Characters of a malformed call in its reason."""
+_LEADING = r"(?:<\|\w++\|>\s*+)?"
 """A token that some families write before a call without a marker, such as Llama's <|python_tag|>."""
 
 
-class MalformedCall(ValueError):
-    """Text that begins as a tool call and is not one; its message is the text."""
+_MOST_MALFORMED = 64
+"""Malformed calls of a reply; what follows them is content, as each may cost a search through the rest."""
+_END = re.compile(r"\s*+\Z")
+_FAULTS = (ValueError, SyntaxError, RecursionError, MemoryError)
+_QUOTES = {"`": "`", '"': '"', "'": "'", "“": "”", "‘": "’"}
+_UNCLOSED, _FENCED = "no closing mark", "code fence"
+_FENCE = re.compile(r"```\w*+\s*+")
+_FENCE_END = re.compile(r"\s*+```")
+_CALL_KEYS = {"name", "arguments", "parameters", "type", "id"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCalls:
+    """Content and calls of a reply; `malformed` is the reason why the first malformed call is not one.
+
+    The text of a malformed call is part of the content.
+    """
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    malformed: str | None = None
+
+
+class PartlyMalformed(ValueError):
+    """A list of calls some of which are malformed: the others, the position after the list, and the malformed ones."""
+
+    def __init__(self, calls: Sequence[ToolCall], position: int, rejected: Sequence[str], reason: str) -> None:
+        super().__init__(reason)
+        self.calls, self.position, self.rejected = list(calls), position, " ".join(rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,57 +94,144 @@ class Marks:
 class ToolFormat(ABC):
     """Parser of the calls in a reply."""
 
-    _beginning: ClassVar[str] = r'\[?\s*\{\s*"(?:name|type|function)"'
+    _beginning: ClassVar[str] = r'\[?\s*+\{\s*+"(?:name|type|function)"'
     """Expression with which a call begins where no marker opens it."""
 
     def __init__(self, marks: Marks) -> None:
+        self.marks = marks
         self._bare = marks.bare
-        self._open = re.compile((_LEADING if self._bare else "") + _core(marks.opening) + r"\s*")
-        start = rf"\s*{self._open.pattern}{self._beginning}" if self._bare else self._open.pattern
+        self._open = re.compile((_LEADING if self._bare else "") + _core(marks.opening) + r"\s*+")
+        start = rf"\s*+{self._open.pattern}{self._beginning}" if self._bare else self._open.pattern
         self._partial = regex.compile(start)
-        between = "(?!)" if marks.between is None else pattern(marks.between).pattern
+        self._opens = re.compile(rf"\s*+{self._open.pattern}")
+        self._begins = re.compile(self._beginning)
+        between = r"(?!)" if marks.between is None else _core(marks.between) + r"\s*+"
+        next_ = rf"(?:{between}|;?\s*+{self._open.pattern})(?={self._beginning})" if self._bare else between
+        self._next_mark, self._next = re.compile(next_), re.compile(rf"\s*+{next_}")
         # without a marker, calls follow each other after a semicolon or white space as well
-        unmarked = rf"(?:{between}|\s*;?\s*{self._open.pattern})(?={self._beginning})"
-        self._next = re.compile(unmarked if self._bare else between)
-        self._close = re.compile(r"\s*" + _core(marks.closing))
+        closing = _core(marks.closing)
+        self._closing_mark, self._close = re.compile(closing or r"(?!)"), re.compile(r"\s*+" + closing)
 
-    def parse(self, text: str, tools: Sequence[Tool]) -> tuple[str, tuple[ToolCall, ...]]:
-        """Content and calls of a reply; raises `MalformedCall` with the text of a call that cannot be parsed."""
-        match = self._open.match(text, len(text) - len(text.lstrip())) if self._bare else self._open.search(text)
-        if match is None or (self._bare and re.match(self._beginning, text[match.end() :]) is None):
-            return text, ()
-        contents, calls = [text[: match.start()]], []
-        start = position = match.end()
+    def parse(self, text: str, tools: Sequence[Tool]) -> ParsedCalls:
+        """Parse the calls of a reply; a malformed one does not keep those beside it from being parsed."""
+        closed = [mark.start() for mark in self._closing_mark.finditer(text)]
+        match = self._first(text, closed)
+        if match is None:
+            return ParsedCalls(content=text)
+        contents, calls = [text[: match.start()]], list[ToolCall]()
+        malformed: str | None = None
+        faults = 0
+        begun, position = match.start(), match.end()
         while True:
-            try:
-                parsed, position = self._calls(text, position, tools)
-            except (ValueError, SyntaxError, RecursionError, MemoryError) as error:
-                raise MalformedCall(self._body(text, start)) from error
+            start = position
+            parsed, position, fault, rejected = self._call_at(text, start, tools, closed)
+            if fault is not None:
+                malformed, faults = malformed or fault, faults + 1
+                contents.append(text[begun:position] if rejected is None else rejected)
             calls += parsed
             closing = self._close.match(text, position)
             following = self._next.match(text, position)
             is_end = closing is not None and following is not None and self._ends(closing, following)
-            if following is not None and (self._bare or following.end() > position) and not is_end:
-                start = position = following.end()
+            if following is not None and following.end() > start and not is_end and faults < _MOST_MALFORMED:
+                begun, position = position, following.end()
                 continue
-            if closing is None and text[position:].strip():
-                raise MalformedCall(self._body(text, start))
-            position = len(text) if closing is None else closing.end()
-            again = None if self._bare else self._open.search(text, position)
+            opened = None if self._bare or closing is not None else self._open_at(text, position, closed)
+            end = closing.end() if closing is not None else len(text) if opened is None else opened.start()
+            if fault is not None and rejected is None:  # the text of the call stays as it was written
+                contents.append(text[position:end])
+            again = None if self._bare or faults >= _MOST_MALFORMED else self._open_at(text, end, closed)
             if again is None:
-                return "".join((*contents, text[position:])), tuple(calls)
-            contents.append(text[position : again.start()])
-            start = position = again.end()
+                return ParsedCalls(content="".join((*contents, text[end:])), calls=tuple(calls), malformed=malformed)
+            contents.append(text[end : again.start()])
+            begun, position = again.start(), again.end()
+
+    def _call_at(
+        self, text: str, start: int, tools: Sequence[Tool], closed: Sequence[int]
+    ) -> tuple[list[ToolCall], int, str | None, str | None]:
+        """Calls that begin at a position, the position after them, the reason why they are malformed, and the text of
+        the malformed ones where that is not all of it.
+
+        `closed` has the positions of the closing texts of the reply.
+        """
+        fault = rejected = None
+        try:
+            parsed, position = self._calls(text, start, tools)
+        except PartlyMalformed as error:
+            parsed, position, fault, rejected = error.calls, error.position, str(error), error.rejected
+        except _FAULTS as error:
+            return [], self._resume(text, start, closed), self._fault(text, start, error), None
+        if self._close.match(text, position) or self._next.match(text, position) or _END.match(text, position):
+            return parsed, position, fault, rejected
+        if not self._bare and self._opens.match(text, position):
+            return [replace(call, repaired=_UNCLOSED) for call in parsed], position, fault, rejected
+        return [], self._resume(text, start, closed), self._fault(text, start), None
+
+    def _resume(self, text: str, start: int, closed: Sequence[int]) -> int:
+        """Position after a malformed call: the next closing text or marker, or the end."""
+        marks = [self._closing_mark.search(text, start), self._next_mark.search(text, start)]
+        stops = [after_word(text, mark.start(), start) for mark in marks if mark is not None and mark[0].strip()]
+        opened = None if self._bare else self._open_at(text, start, closed)
+        return min([*stops, *([] if opened is None else [opened.start()])], default=len(text))
+
+    def _fault(self, text: str, start: int, error: BaseException | None = None) -> str:
+        closing = self._closing_mark.search(text, start)
+        shown = text[start : closing.start() if closing else len(text)].strip()[:SHOWN]
+        return shown + refusal(error)
+
+    def _first(self, text: str, closed: Sequence[int]) -> re.Match[str] | None:
+        """First marker of a call, or, without markers, a reply that begins as one."""
+        if not self._bare:
+            return self._open_at(text, 0, closed)
+        match = self._open.match(text, len(text) - len(text.lstrip()))
+        return match if match is not None and self._begins.match(text, match.end()) else None
+
+    def _open_at(self, text: str, position: int, closed: Sequence[int]) -> re.Match[str] | None:
+        """Next marker that is not a mention in prose."""
+        for match in self._open.finditer(text, position):
+            if not self._is_mention(text, match, closed):
+                return match
+        return None
+
+    def _is_mention(self, text: str, marker: re.Match[str], closed: Sequence[int]) -> bool:
+        """Check that a marker is in quotes, or that no call follows, and nothing or a sentence closes it."""
+        mark = marker[0].strip()
+        stop = marker.start() + len(marker[0].rstrip())
+        begin = stop - len(mark)
+        before, after = text[begin - 1 : begin], text[stop : stop + 1]
+        if before and _QUOTES.get(before) == after:
+            return True
+        end = marker.end()
+        if end >= len(text) or self._begins_call(text, end):
+            return False
+        place = bisect_left(closed, end)
+        if place == len(closed):
+            return True
+        closing = self._closing_mark.match(text, closed[place])
+        following = self._open.search(text, end, closed[place])
+        if closing is None or self._opens.match(text, closing.end()):  # the next call follows
+            return following is not None
+        after = text[closing.end() : closing.end() + 2]
+        return following is not None or all(
+            part.strip() and "\n" not in part for part in (text[max(0, begin - 2) : begin], after)
+        )
+
+    def _begins_call(self, text: str, position: int) -> bool:
+        """Check that a text after a marker may be the beginning of a call."""
+        return True
 
     @abstractmethod
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
         """Calls that begin at a position, and the position after them; raises `ValueError` for another text."""
 
-    def call_start(self, text: str) -> int:
-        """Position from which an unfinished reply is a call, or may become one; its length if it is content so far."""
+    def call_start(self, text: str, start: int = 0, searched: int = 0) -> int:
+        """Position from which an unfinished reply is a call, or may become one; its length if it is content so far.
+
+        The reply begins at `start`; `searched` is what the call before returned for a beginning of this text.
+        """
         if self._bare:
-            return len(text) if self._partial.match(text, partial=True) is None else 0
-        match = self._partial.search(text, partial=True)
+            ruled_out = searched > start or self._partial.match(text, start, partial=True) is None
+            return len(text) if ruled_out else start
+        match = self._partial.search(text, max(start, searched), partial=True)
         return len(text) if match is None else int(match.start())
 
     @staticmethod
@@ -113,34 +239,55 @@ class ToolFormat(ABC):
         """True for a closing text where only white space separates calls."""
         return bool(closing[0].strip()) and not following[0].strip()
 
-    def _body(self, text: str, start: int) -> str:
-        closing = self._close.search(text, start) if self._close.pattern.strip(r"\s*") else None
-        return text[start : closing.start() if closing else len(text)].strip()[:_SHOWN]
-
 
 class JsonCalls(ToolFormat):
     """A JSON object, or a list of them, with a name and arguments under these keys."""
 
-    def __init__(self, marks: Marks, *, name: str, arguments: str) -> None:
+    def __init__(self, marks: Marks, *, name: str, arguments: str, listed: bool = False) -> None:
         super().__init__(marks)
-        self._keys = (name, arguments)
+        self.keys = (name, arguments)
+        self.listed = listed
+        """The template prints a list of calls."""
 
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-        record, end = _json_at(text, position)
-        return [self._call(part) for part in (record if isinstance(record, list) else [record])], end
+        fence = _FENCE.match(text, position)
+        record, end = decode_at(text, position if fence is None else fence.end())
+        if fence is not None:
+            end = _after(_FENCE_END, text, end)
+        calls, rejected = list[ToolCall](), list[str]()
+        for part in record if isinstance(record, list) else [record]:
+            try:
+                call = self._call(part)
+            except ValueError:
+                if not isinstance(record, list) or len(record) == 1:
+                    raise
+                rejected.append(encode(part))
+            else:
+                calls.append(call if fence is None else replace(call, repaired=call.repaired or _FENCED))
+        if rejected and calls:
+            raise PartlyMalformed(calls, end, rejected, rejected[0][:SHOWN])
+        if rejected:
+            raise ValueError("no call")
+        return calls, end
+
+    def _begins_call(self, text: str, position: int) -> bool:
+        return text[position] in "{[" or _FENCE.match(text, position) is not None
 
     def _call(self, record: Any) -> ToolCall:
         if isinstance(record, dict) and isinstance(record.get("function"), dict):
             record = record["function"]
-        name, key = self._keys
-        if not isinstance(record, dict) or not isinstance(record.get(name), str) or key not in record:
-            raise ValueError("no name or no arguments")
-        arguments = record[key]
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        if not isinstance(arguments, dict):
-            raise ValueError("arguments are not an object")
-        return ToolCall(name=record[name], arguments=arguments)
+        name, key = self.keys
+        if not isinstance(record, dict) or not isinstance(record.get(name), str):
+            raise ValueError("no name")
+        keys = [other for other in (key, "arguments", "parameters") if other in record]
+        if not keys and not record.keys() <= {*_CALL_KEYS, name}:
+            raise ValueError("no arguments")
+        given = next((other for other in keys if record[other] is not None), None)
+        repaired = "no arguments" if not keys else "null arguments" if given is None else None
+        if given is not None and given != key:
+            repaired = f"{given} for {key}"
+        arguments = read_arguments(None if given is None else record[given])
+        return ToolCall(name=record[name], arguments=arguments, repaired=repaired)
 
 
 class NamedCalls(ToolFormat):
@@ -148,33 +295,47 @@ class NamedCalls(ToolFormat):
 
     def __init__(self, marks: Marks, *, separator: str) -> None:
         super().__init__(marks)
+        self.separator_text = separator
         self._separator = pattern(separator)
 
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-        name, position = _name_at(text, position)
-        arguments, end = _json_at(text, _after(self._separator, text, position))
-        if not isinstance(arguments, dict):
-            raise ValueError("arguments are not an object")
-        return [ToolCall(name=name, arguments=arguments)], end
+        name, position = name_at(text, position)
+        arguments, end = decode_at(text, _after(self._separator, text, position))
+        repaired = "null arguments" if arguments is None else None
+        return [ToolCall(name=name, arguments=read_arguments(arguments), repaired=repaired)], end
 
 
 class TaggedCalls(ToolFormat):
     """A name, then an element for each argument; a text stands as it is, any other value in JSON.
 
-    The schema of the tool decides whether `75001` is a text.
+    The schema of the tool decides whether `75001` is a text, unless the family marks values that are not texts
+    (DeepSeek V4: `string="true"`, `string="false"`): then `json_value` stands before them.
     """
 
-    def __init__(self, marks: Marks, *, separator: str, key: str, value: str, end: str, quoted: bool) -> None:
+    def __init__(
+        self,
+        marks: Marks,
+        *,
+        separator: str,
+        key: str,
+        value: str,
+        end: str,
+        quoted: bool,
+        json_value: str | None = None,
+    ) -> None:
         super().__init__(marks)
+        self.separator_text, self.texts, self.quoted = separator, (key, value, end), quoted
+        """Texts after the name, before the name of an argument, before its value, and after it."""
         self._separator = pattern(separator)
+        self.json_value = json_value
+        before = _core(value) if json_value is None else rf"(?:(?P<json>{_core(json_value)})|{_core(value)})"
         self._argument = re.compile(
-            rf"{pattern(key).pattern}(?P<key>[^\n]+?){_core(value)}(?P<value>.*?){_core(end)}", re.DOTALL
+            rf"{pattern(key).pattern}(?>(?P<key>[^\n]+?){before})(?P<value>.*?){_core(end)}", re.DOTALL
         )
         self._margins = (value[len(value.rstrip()) :], end[: len(end) - len(end.lstrip())])
-        self._quoted = quoted
 
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-        name, position = _name_at(text, position)
+        name, position = name_at(text, position)
         position = _after(self._separator, text, position)
         schemas: Mapping[str, Any] = next(
             (tool.parameters.get("properties", {}) for tool in tools if tool.name == name), {}
@@ -182,91 +343,32 @@ class TaggedCalls(ToolFormat):
         arguments: dict[str, Any] = {}
         while match := self._argument.match(text, position):
             raw = match["value"].removeprefix(self._margins[0]).removesuffix(self._margins[1])
-            arguments[match["key"]] = json.loads(raw) if self._quoted else _typed(raw, schemas.get(match["key"]))
+            if match["key"] in arguments:
+                raise NotStrictJSON(f"the argument {match['key']} stands twice")
+            arguments[match["key"]] = self._value(raw, match, schemas)
             position = match.end()
         return [ToolCall(name=name, arguments=arguments)], position
 
-
-class UnquotedCalls(ToolFormat):
-    """A name and an object whose keys have no quotes and whose texts stand between delimiters of the family."""
-
-    def __init__(self, marks: Marks, *, delimiter: str) -> None:
-        super().__init__(marks)
-        self._delimiter = delimiter
-
-    def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-        from transformers.utils.chat_parsing.content_parsers import parse_content
-
-        name, position = _name_at(text, position)
-        closing = self._close.search(text, position)
-        end = closing.start() if closing else len(text.rstrip())
-        delimiters = [[self._delimiter, self._delimiter]]
-        arguments = parse_content(text[position:end], "json", {"string_delims": delimiters, "unquoted_keys": True})
-        if not isinstance(arguments, dict):
-            raise ValueError("arguments are not an object")
-        return [ToolCall(name=name, arguments=arguments)], end
+    def _value(self, raw: str, match: re.Match[str], schemas: Mapping[str, Any]) -> Any:
+        if self.json_value is not None:
+            return raw if match["json"] is None else decode(raw)
+        return decode(raw) if self.quoted else typed_value(raw, schemas.get(match["key"]))
 
 
-class PythonCalls(ToolFormat):
-    """Calls in Python with literal keyword arguments, parsed and never evaluated."""
-
-    _beginning = r"[\w.\-]+\("
-
-    def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-        closings = list(self._close.finditer(text, position))
-        closing = closings[-1 if self._bare else 0] if closings else None  # a bare bracket ends a list as well
-        end = closing.start() if closing else len(text.rstrip().removesuffix("]"))
-        return list(map(_python_call, _listed(text[position:end].strip()))), end if closing else len(text)
-
-
-def _listed(text: str) -> list[ast.expr]:
-    """Expressions between commas or on lines of their own."""
-    try:
-        listed = ast.parse(f"[{text}]", mode="eval").body
-    except SyntaxError:
-        statements = ast.parse(text).body
-        if not all(isinstance(statement, ast.Expr) for statement in statements):
-            raise
-        return [statement.value for statement in statements if isinstance(statement, ast.Expr)]
-    if not isinstance(listed, ast.List):  # as in [f()][g()], which is an index
-        raise ValueError("not a list of calls")
-    return listed.elts
-
-
-def _python_call(node: ast.expr) -> ToolCall:
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("not a call with keyword arguments")
-    arguments = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg is not None}
-    return ToolCall(name=ast.unparse(node.func), arguments=arguments)
-
-
-def _literal(node: ast.expr) -> Any:
-    """Value of a literal, in Python or JSON."""
-
-    class Constants(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.expr:
-            return ast.Constant(_CONSTANTS[name.id]) if name.id in _CONSTANTS else name
-
-    return _as_json(ast.literal_eval(Constants().visit(node)))
-
-
-def _as_json(value: Any) -> Any:
-    """The value with lists for tuples; raises `ValueError` for one that JSON does not have, such as a set or `...`."""
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except TypeError as error:
-        raise ValueError(f"{type(value).__name__} is not a value of JSON") from error
+def refusal(error: BaseException | None) -> str:
+    """Reason why a value is refused although it may look like JSON: ` (NaN is not a number of JSON)`."""
+    return f" ({error})" if isinstance(error, NotStrictJSON) and not str(error).startswith("not JSON") else ""
 
 
 def pattern(text: str) -> re.Pattern[str]:
     """Regular expression of a text in which white space may vary."""
-    return re.compile(rf"\s*{_core(text)}\s*")
+    return re.compile(rf"\s*+{_core(text)}\s*+")
 
 
 def _core(text: str) -> str:
     """Expression of a text in which white space, numbers and the example's name may vary: some families count calls."""
     words = (re.sub(r"\d+", r"\\d+", re.escape(word)) for word in text.split())
-    return r"\s*".join(word.replace(EXAMPLE_NAME, _NAME.pattern) for word in words)
+    return r"\s*+".join(word.replace(EXAMPLE_NAME, _NAME.pattern) for word in words)
 
 
 def _after(expected: re.Pattern[str], text: str, position: int) -> int:
@@ -276,40 +378,16 @@ def _after(expected: re.Pattern[str], text: str, position: int) -> int:
     return match.end()
 
 
-def _name_at(text: str, position: int) -> tuple[str, int]:
+def after_word(text: str, position: int, start: int) -> int:
+    """Position before the white space that ends at a position, from `start` on."""
+    while position > start and text[position - 1].isspace():
+        position -= 1
+    return position
+
+
+def name_at(text: str, position: int) -> tuple[str, int]:
+    """Name of a call at a position, and the position after it. Raises `ValueError` without one."""
     match = _NAME.match(text, position)
     if match is None:
         raise ValueError("no name")
     return match[0], match.end()
-
-
-def _json_at(text: str, position: int) -> tuple[Any, int]:
-    return _DECODER.raw_decode(text, position)
-
-
-def _typed(raw: str, schema: Any) -> Any:
-    """Value of an argument without quotes, by its JSON schema; without one, in JSON or Python where it is one."""
-    types = set(_types(schema))
-    if types == {"string"}:
-        return raw
-    if raw.strip() == "None" and "null" in types:
-        return None
-    try:
-        value = json.loads(raw)
-    except ValueError:
-        if "string" in types:
-            return raw
-        try:
-            return _as_json(ast.literal_eval(raw.strip()))
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return raw
-    return raw if "string" in types and isinstance(value, (int, float)) and not {"integer", "number"} & types else value
-
-
-def _types(schema: Any) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        declared = schema.get("type", ())
-        yield from [declared] if isinstance(declared, str) else declared
-        for union in ("anyOf", "oneOf"):
-            for choice in schema.get(union, ()):
-                yield from _types(choice)

@@ -13,13 +13,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from grpo.messages import Message
+from grpo.messages import END_OF_THINK, THINK, Message
 from grpo.renderers.slots import CallShape, MessageShape, common_prefix, fill, shape_of, slots_in, texts_of
 from grpo.renderers.template import ChatTemplate, TemplateFailure
 
 SYSTEM, USER, REPLY, RESULT = (MessageShape(role=role) for role in ("system", "user", "assistant", "tool"))
 CALL = MessageShape(role="assistant", filled=False, calls=(CallShape('{"value": "\\u00000"}'),))
-THINK, END_OF_THINK = "<think>", "</think>"
 _CONTEXT = 24
 _UNCLOSED = re.compile(r"[<\[][^<>\[\]\s]*$")
 """Beginning of a mark in brackets."""
@@ -96,8 +95,12 @@ class Ends:
         return self.call if shape.calls else self.reply
 
 
-def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape]) -> str | None:
+def turn_text(
+    template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape], marks: tuple[str, str] = (THINK, END_OF_THINK)
+) -> str | None:
     """Text of the last of `turns`, an assistant's, as the policy would generate it, without its end.
+
+    `marks` are those before and after reasoning, which the prompt may open.
 
     None where the template renders what is before the turn in another way than in its prompt. After a single message
     of a user it is then the turn's own text, after the end of the reasoning that the prompt has opened.
@@ -108,17 +111,19 @@ def turn_text(template: ChatTemplate, ends: Ends, turns: Sequence[MessageShape])
     end = cut_turn(whole, len(earlier), ends.of(turn))
     if whole.startswith(prompt):
         return whole[len(prompt) : end]
-    begun = prompt.rstrip().endswith(THINK)
+    opening, closing = marks
+    begun = prompt.rstrip().endswith(opening)
     if turn.reasoning and not begun:  # the prompt has closed it
-        return turn_text(template, ends, (*earlier, replace(turn, reasoning=False)))
+        return turn_text(template, ends, (*earlier, replace(turn, reasoning=False)), marks)
     if len(earlier) > 1:
         return None
-    text = whole[_start_of_turn(prompt.rstrip().removesuffix(THINK) if begun else prompt, whole, len(earlier)) : end]
+    text = whole[_start_of_turn(prompt.rstrip().removesuffix(opening) if begun else prompt, whole, len(earlier)) : end]
     if not begun:
         return text
-    text = text.rpartition(END_OF_THINK)[2].lstrip()
+    text = text.rpartition(closing)[2].lstrip()
     reasoning = f"⸨{len(earlier)}r\"'⸩" if turn.reasoning else ""
-    return f"{reasoning}\n{END_OF_THINK}\n\n{text}"
+    before, after = ("\n", "\n\n") if closing == END_OF_THINK else ("", "")
+    return f"{reasoning}{before}{closing}{after}{text}"
 
 
 def _start_of_turn(prompt: str, whole: str, message: int) -> int:
@@ -146,13 +151,21 @@ def _start_of_turn(prompt: str, whole: str, message: int) -> int:
     return begin + len(_UNCLOSED.sub("", whole[begin:start]))
 
 
-def reply_renderer(template: ChatTemplate, ends: Ends) -> Callable[[Message], str | None]:
+def reply_shape(message: Message) -> MessageShape:
+    """Shape of an assistant turn; an empty one has a slot, since templates leave out a turn without a text."""
+    shape = shape_of(message)
+    return shape if shape.filled or shape.calls else replace(shape, filled=True)
+
+
+def reply_renderer(
+    template: ChatTemplate, ends: Ends, marks: tuple[str, str] = (THINK, END_OF_THINK)
+) -> Callable[[Message], str | None]:
     """Function from a message to its text after a user's as `turn_text`; None where the template fails."""
     user = Message(role="user", content="x")
 
     def render(message: Message) -> str | None:
         try:
-            text = turn_text(template, ends, (USER, shape_of(message)))
+            text = turn_text(template, ends, (USER, reply_shape(message)), marks)
         except (TemplateFailure, ValueError):
             return None
         return None if text is None else "".join(piece for piece, _ in fill(text, texts_of((user, message))))

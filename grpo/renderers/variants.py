@@ -20,20 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
-from grpo.messages import Tool
+from grpo.messages import END_OF_THINK, THINK, Tool
 from grpo.renderers.dates import check_date, without_date
 from grpo.renderers.encoding import any_of
 from grpo.renderers.fallbacks import HERMES, Form, with_forms
-from grpo.renderers.reply_format import EXAMPLE, ReplyFormat, example_call, read_format, reads_back
+from grpo.renderers.missing_parts import missing_parts, opens_after_result, states_tools
+from grpo.renderers.reply_format import EXAMPLE, Render, ReplyFormat, example_call, read_format
 from grpo.renderers.slots import CallShape, MessageShape, common_prefix, slots_in
 from grpo.renderers.template import ChatTemplate, TemplateFailure
+from grpo.renderers.trial import unread_call, unread_reply
 from grpo.renderers.turns import (
     CALL,
-    END_OF_THINK,
     REPLY,
     RESULT,
-    SYSTEM,
-    THINK,
     USER,
     Ends,
     end_of_turn,
@@ -98,7 +97,6 @@ class Variant:
     most_calls: int
     unparsed_as_call: bool
     """A result is rendered only after a call."""
-    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +146,15 @@ def _choose(request: _Request, prefix: str = "") -> Variant:
         if variant.as_generated or _passes(variant):
             return variant
         variants.append(variant)
-    best = next((variant for variant in variants if variant.fault is None), variants[0])
-    lines = [
-        f"{_set(switch).strip()} ({effect})"
-        for switch, effect in _REASONING.items()
-        if switch.partition(" ")[0] in source
-        and _passes(_complete(template.with_source(_set(switch) + source), pattern, declared))
-    ]
-    lines.append(f"{AS_GENERATED} (earlier turns stay as they were generated)")
-    return replace(best, remedy=" or ".join(lines))
+    return next((variant for variant in variants if variant.fault is None), variants[0])
+
+
+def remedies(source: str) -> dict[str, str]:
+    """First lines that may make a template usable which is not prefix-preserving, with the effect of each."""
+    lines = {
+        _set(switch).strip(): effect for switch, effect in _REASONING.items() if switch.partition(" ")[0] in source
+    }
+    return lines | {AS_GENERATED: "earlier turns stay as they were generated"}
 
 
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -248,19 +246,19 @@ def _passes(variant: Variant) -> bool:
 def _complete(template: ChatTemplate, controls: re.Pattern[str], declared: frozenset[str]) -> Variant:
     """Variant with forms for the parts that the template leaves out."""
     given = template
-    template, forms = _missing(given)
+    template, forms = missing_parts(given)
     variant = _inspect(template, forms, controls, declared)
-    render = reply_renderer(template, variant.ends)
+    render = _reply_renderer(template, variant)
     example = HERMES
-    if "calls" not in forms and not reads_back(variant.format, render):
-        template, forms = _missing(given, frozenset({"tools", "calls"}))
-    elif "calls" not in forms and not _states_tools(template):
+    if "calls" not in forms and _unread_call(variant, render) is not None:
+        template, forms = missing_parts(given, frozenset({"tools", "calls"}))
+    elif "calls" not in forms and not states_tools(template):
         example = example_call(variant.format, render)
-        template, forms = _missing(given, frozenset({"tools"}), example=example)
+        template, forms = missing_parts(given, frozenset({"tools"}), example=example)
     if "tools" in forms:
         variant = _inspect(template, forms, controls, declared)
-    if variant.begun and "results" not in forms and not _opens_after_result(template):
-        template, forms = _missing(given, forms | {"results"}, example=example)
+    if variant.begun and "results" not in forms and not opens_after_result(template):
+        template, forms = missing_parts(given, forms | {"results"}, example=example)
         variant = _inspect(template, forms, controls, declared)
     if variant.fault is not None and variant.begun:
         opening = THINK + template.render((USER,), True).rpartition(THINK)[2]
@@ -268,57 +266,35 @@ def _complete(template: ChatTemplate, controls: re.Pattern[str], declared: froze
         inlined = given.with_source(with_forms(given.source, forms, opening=opening, example=example))
         other = _inspect(inlined, forms, controls, declared)
         if other.fault is None:
-            return other
-    return variant
+            return _tried(other, inlined)
+    return _tried(variant, template)
 
 
-def _missing(
-    template: ChatTemplate, required: frozenset[Form] = frozenset(), *, example: str = HERMES
-) -> tuple[ChatTemplate, frozenset[Form]]:
-    """Template with the `required` forms and those for what it does not render, found by rendering."""
-    forms = set(required)
-
-    def complete() -> ChatTemplate:
-        return template.with_source(with_forms(template.source, frozenset(forms), example=example))
-
-    def renders(*shapes: MessageShape, keys: tuple[str, ...]) -> bool:
-        return complete().renders(*shapes, keys=keys)
-
-    called = ("1n0", "1a0_0")
-    if not renders(USER, keys=("0c",)):
-        forms.add("parts")
-    if not renders(USER, CALL, keys=called):
-        forms.add("arguments")
-        if not renders(USER, CALL, keys=called):
-            forms.discard("arguments")
-            forms |= {"tools", "calls"}
-    if not renders(USER, CALL, RESULT, keys=("2c",)):
-        forms.add("results")
-    if not renders(USER, USER, keys=("0c", "1c")) or not renders(USER, CALL, RESULT, USER, keys=("2c", "3c")):
-        forms.add("users")
-    if not renders(SYSTEM, USER, keys=("0c", "1c")):
-        forms.add("system")
-    return complete(), frozenset(forms)
+def _tried(variant: Variant, template: ChatTemplate) -> Variant:
+    """Variant with a fault for a kind of turn that it does not parse as the template renders it."""
+    render = _reply_renderer(template, variant)
+    kinds = [unread_reply(variant.format, render, reasons=variant.reasons, begun=variant.begun), None]
+    kinds[1] = kinds[0] or _unread_call(variant, render)
+    faults = [
+        None if kind is None else str(template.failure(f"renders {kind} in a form that is not read back"))
+        for kind in kinds
+    ]
+    return replace(variant, fault=variant.fault or faults[0], tool_fault=variant.tool_fault or faults[1])
 
 
-def _opens_after_result(template: ChatTemplate) -> bool:
-    """Check that the prompt after a result opens the reasoning as the one after a user's message."""
-    return template.render((USER, CALL, RESULT), True).rstrip().endswith(THINK)
+def _unread_call(variant: Variant, render: Render) -> str | None:
+    return unread_call(
+        variant.format,
+        render,
+        reasons=variant.reasons,
+        begun=variant.begun,
+        with_content=variant.content_with_calls,
+        most_calls=variant.most_calls,
+    )
 
 
-def _states_tools(template: ChatTemplate) -> bool:
-    """Check that a prompt names a tool and its parameters, with a system message and without.
-
-    A compact template may leave descriptions out.
-    """
-    for shapes in ((USER,), (SYSTEM, USER)):
-        try:
-            rendered = template.with_tools((EXAMPLE,)).render(shapes, True)
-        except TemplateFailure:
-            return False
-        if not all(text in rendered for text in (EXAMPLE.name, *EXAMPLE.parameters["properties"])):
-            return False
-    return True
+def _reply_renderer(template: ChatTemplate, variant: Variant) -> Render:
+    return reply_renderer(template, variant.ends, variant.format.reasoning or (THINK, END_OF_THINK))
 
 
 def _inspect(
@@ -350,7 +326,8 @@ def _inspect(
         fault_of_results = "changes the inside of a tool's result, so that the tokens would not be those of the result"
         tool_fault = str(template.failure(fault_of_results))
     call_with_content = replace(_CALL_WITH_CONTENT, reasoning=reasons)
-    both = template.renders(USER, call_with_content, RESULT, keys=("1c", "1n0", "2c"))
+    is_marked = reply_format.calls is None or not reply_format.calls.marks.bare  # others are calls from the beginning
+    both = is_marked and template.renders(USER, call_with_content, RESULT, keys=("1c", "1n0", "2c"))
     if both:
         rendered = template.render((USER, call_with_content, RESULT), True)
         last = [slot for slot in slots_in(rendered) if slot.message == 1]

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from mlflow.exceptions import MlflowException
 from pydantic import Field
 
 from grpo.artifacts import Artifact, ArtifactStore, local_path
-from grpo.config.scenarios import ConversationLogSource, ServedSource, Source
+from grpo.config.scenarios import ConversationLogSource, Source
+from grpo.errors import SignatureError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Evaluation
+from grpo.policy.weights.registered import EVALUATION_DIGEST
 from grpo.registry import ModelVersion, Registry
-from grpo.retraining.curation import CONVERSATIONS, REDACTED
+from grpo.retraining.curation import CONVERSATIONS, LIVE_SCHEMA, REDACTED
 from grpo.retraining.data_lineage import TrainingData, data_lineage
-from grpo.retraining.filters import masked_user_text
+from grpo.retraining.table_texts import TableTexts
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
-from grpo.scenarios.data_errors import try_call
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.readers.served import join_served
-from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.table import read_scenarios
+from grpo.scenarios.served.record_index import microseconds
 from grpo.storage.documents import Document
+from grpo.tables import open_parquet
 
 _ENOUGH_LIVE = 50
 """Earlier conversations from which on drift is measured against them and not against the scenarios."""
@@ -51,9 +52,9 @@ class Champion(Document):
         return self.data_lineage[0]
 
 
-def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion | None:
-    """Read the champion of a registered model; None without one."""
-    version = models.champion(model)
+def champion(models: Registry, artifacts: ArtifactStore, model: str, *, follow_alias: bool = False) -> Champion | None:
+    """Read the champion of a registered model; None without one. Raises as `Registry.champion`."""
+    version = models.champion(model, follow_alias=follow_alias)
     if version is None:
         return None
     known = version.tags.get(CONVERSATIONS)
@@ -62,8 +63,8 @@ def champion(models: Registry, artifacts: ArtifactStore, model: str) -> Champion
         registered=_registered(models, version),
         checkpoint=version.checkpoint,
         data_lineage=data_lineage(models, artifacts, version),
-        conversations=artifacts.folder(CONVERSATIONS, known) if known else None,
-        evaluation=_evaluation(models, version.run_id),
+        conversations=artifacts.remaining(artifacts.folder(CONVERSATIONS, known)) if known else None,
+        evaluation=_evaluation(models, version),
     )
 
 
@@ -94,71 +95,73 @@ def last_challenger(
             return Challenger(
                 name=f"{version.name}/{version.version}",
                 registered=_registered(models, version),
-                conversations=artifacts.folder(CONVERSATIONS, conversations),
+                conversations=artifacts.remaining(artifacts.folder(CONVERSATIONS, conversations)),
             )
     return None
 
 
 def new_conversations(
     table: Path, artifacts: ArtifactStore, champion: Champion | None, challenger: Challenger | None = None
-) -> list[Scenario]:
+) -> TableTexts:
     """Conversations of a table that were unknown when the champion and the last challenger were trained."""
-    known: set[str] = set()
+    known = [pa.array([], pa.string())]
     if champion is not None:
-        known.update(scenario.id for scenario in _scenarios(artifacts, champion))
+        known.append(TableTexts(_scenarios(artifacts, champion)).ids)
     for version in (champion, challenger):
         if version is not None and version.conversations is not None:
-            known.update(scenario.id for scenario in read_scenarios(artifacts.path(version.conversations) / REDACTED))
-    return [scenario for scenario in read_scenarios(table) if scenario.id not in known]
+            known.append(TableTexts(artifacts.path(version.conversations) / REDACTED).ids)
+    return TableTexts(table, without=pa.concat_arrays(known))
 
 
 def known_topics(
     artifacts: ArtifactStore, champion: Champion | None, challenger: Challenger | None = None
-) -> list[str]:
+) -> Sequence[str]:
     """User texts of the conversations of the last challenger, or of the champion without one.
 
     Fewer than 50 are replaced by the texts of the champion's scenarios.
     """
     if champion is None:
-        return []
+        return ()
     known = challenger.conversations if challenger is not None else champion.conversations
     if known is not None:
-        texts = [masked_user_text(scenario) for scenario in read_scenarios(artifacts.path(known) / REDACTED)]
+        texts = TableTexts(artifacts.path(known) / REDACTED)
         if len(texts) >= _ENOUGH_LIVE:
             return texts
-    return [masked_user_text(scenario) for scenario in _scenarios(artifacts, champion)]
+    return TableTexts(_scenarios(artifacts, champion))
 
 
-def production_metrics(sources: Iterable[Source], model: str, since: datetime | None = None) -> dict[str, list[float]]:
+def production_metrics(
+    sources: Iterable[Source], model: str, since: datetime | None = None, *, live: Path
+) -> dict[str, list[float]]:
     """Values of each metric in the logged conversations of a version (`support-desk/3`), oldest first.
 
-    Damaged files are skipped here; curation counts them.
+    `live` is the table that curation has written of the conversations of serving logs; those of conversation logs are
+    read from `sources`. Damaged files are skipped here; curation counts them.
     """
-    logged = itertools.chain.from_iterable(map(_logged, sources))
-    served = sorted(
-        (item for item in logged if item.model == model and (since is None or item.time >= since)),
-        key=lambda item: (item.time, item.id),
-    )
-    return {
-        "reward": [item.reward for item in served if item.reward is not None],
-        "rating": [item.rating for item in served if item.rating is not None],
-    }
+    logged = [
+        {"id": f"conversation-{item.id}", "time": microseconds(item.time), "reward": item.reward, "rating": item.rating}
+        for source in sources
+        if isinstance(source, ConversationLogSource)
+        for item in _logged(source)
+        if item.model == model
+    ]
+    columns = pa.schema([field for field in LIVE_SCHEMA if field.name != "model"])
+    served = open_parquet(live).read()
+    served = served.filter(pc.equal(served.column("model"), model)).select(columns.names)
+    table = pa.concat_tables([served, pa.Table.from_pylist(logged, columns)])
+    if since is not None:
+        table = table.filter(pc.greater_equal(table.column("time"), microseconds(since)))
+    table = table.sort_by([("time", "ascending"), ("id", "ascending")])
+    return {name: table.column(name).drop_null().to_pylist() for name in ("reward", "rating")}
 
 
-def _logged(source: Source) -> Iterator[LoggedConversation]:
-    """Conversations of a log; none of another source."""
-    if isinstance(source, ConversationLogSource):
-        entries = ConversationLog(local_path(source.path)).read(source.files)
-        yield from (entry.conversation for entry in entries if entry.conversation is not None)
-    elif isinstance(source, ServedSource):
-        for conversation in join_served(source).conversations:
-            logged = try_call(conversation.logged)
-            if not isinstance(logged, Exception):
-                yield logged
+def _logged(source: ConversationLogSource) -> Iterator[LoggedConversation]:
+    entries = ConversationLog(local_path(source.path)).read(source.files)
+    yield from (entry.conversation for entry in entries if entry.conversation is not None)
 
 
-def _scenarios(artifacts: ArtifactStore, champion: Champion) -> Iterable[Scenario]:
-    return read_scenarios(artifacts.path(champion.training_data.scenarios) / SCENARIOS_FILE)
+def _scenarios(artifacts: ArtifactStore, champion: Champion) -> Path:
+    return artifacts.path(champion.training_data.scenarios) / SCENARIOS_FILE
 
 
 def _registered(models: Registry, version: ModelVersion) -> datetime:
@@ -166,10 +169,19 @@ def _registered(models: Registry, version: ModelVersion) -> datetime:
     return datetime.fromtimestamp(registered.creation_timestamp / 1000, UTC)
 
 
-def _evaluation(models: Registry, run_id: str) -> Evaluation | None:
+def _evaluation(models: Registry, version: ModelVersion) -> Evaluation | None:
+    """Evaluation in the report of a version's run, if one was signed; raises `SignatureError` for another one."""
+    if EVALUATION_DIGEST not in version.tags:
+        return None
     with tempfile.TemporaryDirectory() as folder:
         try:
-            models.client.download_artifacts(run_id, "report.json", folder)
+            models.client.download_artifacts(version.run_id, "report.json", folder)
         except (MlflowException, OSError):
             return None
-        return read_report(Path(folder) / "report.json").evaluation
+        evaluation = read_report(Path(folder) / "report.json").evaluation
+    if evaluation is not None and evaluation.digest != version.tags[EVALUATION_DIGEST]:
+        raise SignatureError(
+            f"report.json of run {version.run_id} has another evaluation of {version.address} than the one that was "
+            "signed: it was changed; restore it from a backup, or promote another version"
+        )
+    return evaluation

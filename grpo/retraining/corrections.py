@@ -100,8 +100,11 @@ def collect_corrections(
 
 
 def write_demonstrations(path: Path, used: Sequence[RedactedCorrection]) -> None:
-    """Write a file for `sft.demonstrations`."""
-    _write(path, ({"messages": [message.to_template() for message in item.demonstration]} for item in used))
+    """Write a file for `sft.demonstrations`, with ids, by which an erasure finds the conversation."""
+    _write(
+        path,
+        ({"id": item.pair.id, "messages": [message.to_template() for message in item.demonstration]} for item in used),
+    )
 
 
 def write_pairs(path: Path, used: Sequence[RedactedCorrection]) -> None:

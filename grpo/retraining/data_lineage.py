@@ -1,6 +1,6 @@
 """Training and evaluation data of a version: its scenario table with the split of its own run.
 
-Today's `validation_fraction` may differ from that of the run, so the split is read from the version's provenance.
+Today's `validation_fraction` may differ from the run's, so the split is read from the version's provenance.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Iterable
 from pydantic import BaseModel
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.errors import RegistryError
+from grpo.policy.weights.registered import as_version
 from grpo.registry import ModelVersion, Registry
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import split
-from grpo.scenarios.table import read_scenarios, text_digest
+from grpo.scenarios.table import read_scenarios, start_digest
 from grpo.storage.documents import Document
 
 STARTED_FROM = "started_from"
@@ -37,20 +39,34 @@ class _SplitSettings(BaseModel):
 
 
 def training_data(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> TrainingData:
-    """Read the training data of a version from its provenance."""
+    """Read the training data of a version from its provenance, without what was erased since."""
     settings = _SplitSettings.model_validate(models.provenance(version).config["scenarios"])
-    table = artifacts.folder("scenarios", version.tags["scenarios"])
+    table = artifacts.remaining(artifacts.folder("scenarios", version.tags["scenarios"]))
     return TrainingData(scenarios=table, validation_fraction=settings.validation_fraction, limit=settings.limit)
 
 
 def data_lineage(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> tuple[TrainingData, ...]:
-    """Training data of a version's weights: its own, then that of each version it descends from, newest first."""
+    """Training data of a version's weights: its own, then the data of each version it descends from, newest first.
+
+    It ends at a model that was admitted without a provenance, whose data are unknown. Raises `RegistryError` for such a
+    version itself, and `SignatureError` for an ancestor that is not believed: without its data, the held-out
+    conversations could be among those that were trained on.
+    """
+    if version.is_model_alone:
+        raise RegistryError(
+            f"{version.address} was admitted without a provenance, so that the data to retrain it with are unknown; "
+            f"train a version from it with grpo train and policy.model: {version.address}, promote that one, and "
+            "retrain it"
+        )
     by_checkpoint = {
-        earlier.tags.get("checkpoint_sha256"): earlier for earlier in reversed(models.versions(version.name))
+        earlier.tags.get("checkpoint_sha256"): earlier
+        for earlier in sorted(models.listed(version.name), key=lambda listed: -int(listed.version))
     }
     lineage = {version.checkpoint.sha256: training_data(models, artifacts, version)}
     while (start := version.tags.get(STARTED_FROM)) in by_checkpoint and start is not None and start not in lineage:
-        version = by_checkpoint[start]
+        version = as_version(by_checkpoint[start])
+        if version.is_model_alone:
+            break
         lineage[start] = training_data(models, artifacts, version)
     return tuple(lineage.values())
 
@@ -67,5 +83,5 @@ def training_digests(artifacts: ArtifactStore, lineage: Iterable[TrainingData]) 
     for data in lineage:
         path = artifacts.path(data.scenarios) / SCENARIOS_FILE
         splits = split(path, validation_fraction=data.validation_fraction, limit=data.limit)
-        digests.update(text_digest(scenario) for scenario in read_scenarios(path, ids=splits.train))
+        digests.update(start_digest(scenario) for scenario in read_scenarios(path, ids=splits.train))
     return digests

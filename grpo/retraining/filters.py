@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from grpo.scenarios.data_errors import try_call
-from grpo.scenarios.near_duplicates import NearDuplicates
 from grpo.scenarios.pii import mask_pii
 from grpo.scenarios.quarantine import reason_from_error
 from grpo.scenarios.scenario import Scenario
@@ -25,7 +24,12 @@ class IncomingConversation:
 
 def masked_user_text(scenario: Scenario) -> str:
     """User responses and goal of a scenario, with personal data masked."""
-    return mask_pii("\n".join((*scenario.user_responses, scenario.goal)))
+    return mask_pii(user_text(scenario.user_responses, scenario.goal))
+
+
+def user_text(responses: Iterable[str], goal: str) -> str:
+    """User responses and goal in one text."""
+    return "\n".join((*responses, goal))
 
 
 class Filter(Protocol):
@@ -94,41 +98,3 @@ class ConsentFilter:
         if not consent:
             return "no consent"
         return None if consent in self._allowed else f"consent not allowed: {consent}"
-
-
-class ContaminationFilter:
-    """Reject a conversation that is similar to a held-out scenario."""
-
-    name = "contamination"
-
-    def __init__(self, heldout: Iterable[Scenario], threshold: float) -> None:
-        self._index = NearDuplicates(threshold)
-        for scenario in heldout:
-            self._index.add(scenario.id, masked_user_text(scenario))
-
-    def reject(self, incoming: IncomingConversation) -> str | None:
-        """Name the similar held-out scenario; a held-out scenario itself passes."""
-        match = self._index.find(incoming.masked)
-        if match is None or match.name == incoming.scenario.id:
-            return None
-        return f"like a held-out scenario: {match.name}, similarity {match.similarity:.2f}"
-
-
-class DuplicateFilter:
-    """Reject near-duplicates of training scenarios and of earlier conversations; of several the first passes."""
-
-    name = "duplicates"
-
-    def __init__(self, known: Iterable[Scenario], threshold: float) -> None:
-        self._index = NearDuplicates(threshold)
-        for scenario in known:
-            self._index.add(scenario.id, masked_user_text(scenario))
-
-    def reject(self, incoming: IncomingConversation) -> str | None:
-        """Name the similar scenario or conversation; without one, add the conversation to the index."""
-        match = self._index.find(incoming.masked)
-        if match is None:
-            self._index.add(incoming.scenario.id, incoming.masked)
-            return None
-        kind = "duplicate of" if match.similarity == 1 else "near-duplicate of"
-        return f"{kind}: {match.name}, similarity {match.similarity:.2f}"

@@ -13,7 +13,7 @@ from grpo.retraining.triggers import TriggerResult
 from grpo.scenarios.served.claims import ServedCheck
 from grpo.storage.documents import Document
 
-RetrainingVerdict = Literal["nothing to do", "promote", "refuse", "failed"]
+RetrainingVerdict = Literal["running", "nothing to do", "promote", "refuse", "failed"]
 
 
 class TriggerReport(Document):
@@ -58,14 +58,29 @@ class PendingRetraining(Document):
     run: PipelineConfig
     """Config of the training run."""
 
+    def report(self, verdict: RetrainingVerdict, reason: str, *, version: str | None = None) -> RetrainingReport:
+        """Report of the retraining that this plan has come to; `version` is the name and number of the candidate."""
+        return RetrainingReport(
+            name=self.config.name,
+            verdict=verdict,
+            reason=reason,
+            triggers=self.triggers,
+            mixture=self.mixture,
+            corrections=self.corrections,
+            served=self.served,
+            version=version,
+        )
+
 
 class RetrainingReport(Document):
     """Result of a retraining."""
 
     name: str
     verdict: RetrainingVerdict
+    """`running` until it ends; it stays where the machine is lost, until the run goes on elsewhere."""
     reason: str
-    triggers: TriggerReport
+    triggers: TriggerReport | None = None
+    """None where it ended before they were checked."""
     mixture: MixtureCounts | None = None
     corrections: CorrectionCounts | None = None
     """None where the config does not learn from corrections."""

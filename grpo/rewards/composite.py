@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
-from grpo.rewards.reward import Episode, GroupReward, RewardFunction, RewardResult, checked_weight
+from grpo.rewards.reward import (
+    Episode,
+    GroupReward,
+    RewardFunction,
+    RewardResult,
+    checked_results,
+    checked_weight,
+    reward_code,
+)
 
 
 class Objective(TypedDict):
@@ -53,6 +61,8 @@ class CompositeReward(GroupReward):
             raise ConfigError(f"reward components {names} name one reward twice; give it one weight")
         self.rewards = {component["name"]: component["reward"] for component in components}
         self.weights = {component["name"]: component["weight"] for component in components}
+        needed = (name for component in components for name in component["reward"].needed_columns)
+        self.needed_columns = list(dict.fromkeys(needed))
         self.optional = frozenset(optional)
         self.floors = dict(floors or {})
         if unknown := ({*self.optional} | {*self.floors}) - set(names):
@@ -60,12 +70,26 @@ class CompositeReward(GroupReward):
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
         """Score the group with every component, and combine the scores of each episode."""
-        columns = await asyncio.gather(*(reward.compute_group(episodes) for reward in self.rewards.values()))
+        columns = await asyncio.gather(*(self._column(name, episodes) for name in self.rewards))
         return [self._combined(results) for results in zip(*columns, strict=True)]
+
+    async def _column(self, name: str, episodes: Sequence[Episode]) -> Sequence[RewardResult | Unscored]:
+        """Results of one component."""
+        with reward_code(name):
+            results = list(await self.rewards[name].compute_group(episodes))
+        return checked_results(results, episodes, name)
 
     def combine(self, scores: Mapping[str, float]) -> float:
         """The score of an episode from those of its components."""
         return sum(self.weights[name] * score for name, score in scores.items())
+
+    def combine_turns(self, scores: Mapping[str, Sequence[float]]) -> list[float]:
+        """The parts of an episode's score that belong to its turns, from those of its components.
+
+        weight .5 of [1 0], weight 1 of [.2 .2]   →  [.7 .2]
+        """
+        weighted = [[self.weights[name] * score for score in of_turns] for name, of_turns in scores.items()]
+        return [math.fsum(turn) for turn in zip(*weighted, strict=True)]
 
     def minimum_score(self) -> float:
         """The least score that components in [0, 1] can give."""
@@ -78,14 +102,24 @@ class CompositeReward(GroupReward):
             if isinstance(result, RewardResult):
                 scores[name] = result.score
                 metadata[name] = {**result.metadata, **({"parts": result.breakdown} if result.breakdown else {})}
-            elif name not in self.optional and not isinstance(result, NotApplicable):
+            elif isinstance(result, NotApplicable):
+                continue
+            elif name not in self.optional or name in self.floors:  # a constraint that was not checked does not hold
                 return Unscored(f"{name}: {result}")
         if not scores:
             return Unscored(f"no component could score it: {results[0]}")
         if vetoed := [name for name, floor in self.floors.items() if scores.get(name, floor) < floor]:
             metadata["vetoed"] = vetoed
-        score = self.minimum_score() if vetoed else self.combine(scores)
-        return RewardResult(score=score, breakdown=scores, metadata=metadata)
+        if vetoed:
+            return RewardResult(score=self.minimum_score(), breakdown=scores, metadata=metadata)
+        turn_scores = self.combine_turns(
+            {
+                name: result.turn_scores
+                for name, result in zip(self.rewards, results, strict=True)
+                if isinstance(result, RewardResult) and result.turn_scores
+            }
+        )
+        return RewardResult(score=self.combine(scores), breakdown=scores, metadata=metadata, turn_scores=turn_scores)
 
 
 def _component(reward: WeightedReward) -> Objective:
@@ -161,6 +195,11 @@ class MultiObjectiveReward(CompositeReward):
         if self.normalize:
             weights = [weight / math.fsum(weights) for weight in weights]
         return AGGREGATIONS[self.aggregation](list(scores.values()), weights)
+
+    def combine_turns(self, scores: Mapping[str, Sequence[float]]) -> list[float]:
+        """As in a composite for a weighted sum that is not normalized; else none, as the score is not their sum."""
+        plain = self.aggregation == "weighted_sum" and not self.normalize
+        return super().combine_turns(scores) if plain else []
 
     def _check_weights(self) -> None:
         weights = self.weights.values()

@@ -8,15 +8,20 @@ import math
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from grpo.errors import RewardError, Unscored
 from grpo.messages import Message
+from grpo.rewards.parameters import Parameters
+from grpo.rewards.returned import as_number, as_numbers, per_turn
+from grpo.scenarios.columns import columns, describe_columns, require_columns
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome, Stop, Trajectory
+from grpo.user_failures import on_one_line, shown, user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +65,34 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """A score and its parts."""
+    """A score and its parts; numbers of NumPy and torch become floats."""
 
     score: float
     breakdown: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    turn_scores: Sequence[float] = ()
+    """Parts of the score that belong to single turns of the agent, one for each; empty where none does."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.score):
-            raise RewardError(f"reward {self.score} is not finite; raise an error or return a number")
+        score = as_number(self.score)
+        if score is None:
+            raise RewardError(f"reward {shown(self.score)} is no number; raise an error or return a number")
+        if not math.isfinite(score):
+            raise RewardError(f"reward {score} is not finite; raise an error or return a number")
+        if not isinstance(self.metadata, Mapping):
+            raise RewardError(f"the metadata of a reward are {shown(self.metadata)}; give a dict, or leave them out")
+        parts = dict(self.breakdown) if isinstance(self.breakdown, Mapping) else {"": None}
+        breakdown = {name: number for name, part in parts.items() if (number := as_number(part)) is not None}
+        if len(breakdown) < len(parts):
+            raise RewardError(f"the breakdown of a reward is {shown(self.breakdown)}; give a dict of numbers")
+        turn_scores = as_numbers(self.turn_scores)
+        if turn_scores is None or not all(map(math.isfinite, turn_scores)):
+            raise RewardError(
+                f"the turn_scores of a reward are {shown(self.turn_scores)}; give a finite number for each turn"
+            )
+        object.__setattr__(self, "score", score)
+        object.__setattr__(self, "breakdown", breakdown)
+        object.__setattr__(self, "turn_scores", turn_scores)
 
 
 class RewardFunction(ABC):
@@ -82,6 +106,8 @@ class RewardFunction(ABC):
     """By default the class's name: `ResponseQualityReward` is response_quality."""
     probed: ClassVar[bool] = True
     """Tested by the reward hacking check; not for a control, a verified outcome, or a judge that costs by the call."""
+    needed_columns: Sequence[str] = ()
+    """Columns that every scenario must have; a run looks for them before its first rollout."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -109,11 +135,12 @@ class RewardFunction(ABC):
 
     async def _single(self, episode: Episode) -> RewardResult | Unscored:
         try:
-            return await self.compute_reward(episode.turns, episode.context)
+            with errors_at(f"sample {episode.context.sample}"), naming_columns(episode), reward_code(self.name):
+                returned: Any = self.compute_reward(episode.turns, episode.context)
+                result = await returned if inspect.isawaitable(returned) else returned
+                return as_result(result, episode, self.name)
         except Unscored as reason:
             return reason
-        except RewardError as error:
-            raise RewardError(f"sample {episode.context.sample}: {error}") from error
 
 
 class GroupReward(RewardFunction):
@@ -131,34 +158,38 @@ class GroupReward(RewardFunction):
         return result
 
 
-Score: TypeAlias = float | RewardResult
+Score: TypeAlias = float | Sequence[float] | RewardResult
 Scorer: TypeAlias = Callable[..., Score | Awaitable[Score]]
-"""Called with the turns, and with the context if it takes a second argument."""
+"""Called with the turns, and with the context and columns of the scenario for which it has parameters."""
 
 
 class FunctionReward(RewardFunction):
-    """Scores with a function of (turns) or (turns, context) that returns, or awaits, a number or a `RewardResult`."""
+    """Scores with a function that returns, or awaits, a number, a number for each turn, or a `RewardResult`.
+
+        def f(turns)                       the messages
+        def f(turns, context)              and the `RewardContext`
+        def f(turns, answer, level=1)      and columns of the scenario: its fields, those of its metadata and `world`
+
+    One that needs columns is not probed, as the probes' scenarios do not have them.
+    """
 
     def __init__(self, function: Scorer, *, weight: float = 1.0) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
         super().__init__(weight=weight)
         self._function = function
-        self.probed = bool(getattr(function, "probed", True))  # type: ignore[misc]
-        try:
-            inspect.signature(function).bind((), None)
-            self._takes_context = True
-        except TypeError:
-            self._takes_context = False
+        self._parameters = Parameters.of(function, self.name)
+        self.needed_columns = self._parameters.needed
+        self.probed = bool(getattr(function, "probed", not self.needed_columns))  # type: ignore[misc]
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Call the function. Raises `RewardError` when it does not return a number or a `RewardResult`."""
-        returned = self._function(turns, context) if self._takes_context else self._function(turns)
-        result = await returned if inspect.isawaitable(returned) else returned
-        if isinstance(result, RewardResult):
-            return result
-        if isinstance(result, bool) or not isinstance(result, int | float):
-            raise RewardError(f"reward {self.name} returned {result!r}; return a number or a RewardResult")
-        return RewardResult(score=float(result))
+        """Call the function. Raises `RewardError` for what is not a score, and for a missing column."""
+        given, named = self._parameters.arguments(context, context.scenario, f"reward {self.name}")
+        returned = self._function(turns, *given, **named)
+        value = await returned if inspect.isawaitable(returned) else returned
+        result = as_result(value, Episode(turns=tuple(turns), context=context), self.name)
+        if isinstance(result, Unscored):
+            raise result
+        return result
 
 
 def reward_function(*, weight: float = 1.0) -> Callable[[Scorer], FunctionReward]:
@@ -168,6 +199,91 @@ def reward_function(*, weight: float = 1.0) -> Callable[[Scorer], FunctionReward
     async def politeness(turns, context=None) -> float: ...
     """
     return lambda function: FunctionReward(function, weight=weight)
+
+
+def reward_code(name: str) -> user_code:
+    """Turn an exception of a reward's own code into a `RewardError` with its name, the place and the remedy.
+
+    A failed connection keeps its type, so that the stage is tried again.
+    """
+    remedy = "correct it; `grpo check-reward` runs it on known replies"
+    return user_code(f"reward {name}", remedy=remedy, error=RewardError, transient=True)
+
+
+def as_result(returned: Any, episode: Episode, name: str) -> RewardResult | Unscored:
+    """What a reward returned for an episode, as a result; the score of a list is its sum.
+
+    Raises `RewardError` for what is neither a number, nor a list with one for each turn of the agent, nor a result.
+    """
+    if isinstance(returned, Unscored):
+        return returned
+    turns = sum(turn.role == "assistant" for turn in episode.turns)
+    if isinstance(returned, RewardResult):
+        if returned.turn_scores:
+            per_turn(returned.turn_scores, turns, name)
+        return returned
+    if (number := as_number(returned)) is not None:
+        return RewardResult(score=number)
+    if (numbers := as_numbers(returned)) is not None:
+        per_turn(numbers, turns, name)
+        return RewardResult(score=math.fsum(numbers), turn_scores=numbers)
+    text = on_one_line(repr(returned), longest=60) if isinstance(returned, str) else shown(returned)
+    raise RewardError(
+        f"reward {name} returned {text}; return a number, a list with one for each turn of the agent, or a "
+        "RewardResult, or raise Unscored for an episode that it cannot score"
+    )
+
+
+def checked_results(results: Sequence[Any], episodes: Sequence[Episode], name: str) -> list[RewardResult | Unscored]:
+    """The results of a group; raises `RewardError` where not each episode has one, or one is not a score."""
+    if len(results) != len(episodes):
+        raise RewardError(f"{len(results)} scores for {len(episodes)} siblings; compute_group returns one for each")
+    checked = []
+    for episode, result in zip(episodes, results, strict=True):
+        with errors_at(f"sample {episode.context.sample}"):
+            checked.append(as_result(result, episode, name))
+    return checked
+
+
+def check_columns(reward: RewardFunction, scenarios: Iterable[Scenario]) -> None:
+    """Raise `RewardError` for the first scenario that lacks a column which the reward needs."""
+    if reward.needed_columns:
+        for scenario in scenarios:
+            with errors_at(f"scenario {scenario.id}"):
+                require_columns(f"reward {reward.name}", reward.needed_columns, scenario)
+
+
+@contextmanager
+def naming_columns(episode: Episode) -> Iterator[None]:
+    """Add the columns of the scenario to the error of a reward that looked up another one."""
+    scenario = episode.context.scenario
+    try:
+        yield
+    except RewardError as error:
+        cause = error.__cause__
+        if (
+            scenario is None
+            or not isinstance(cause, KeyError)
+            or cause.args[:1] == ()
+            or cause.args[0] in columns(scenario)
+        ):
+            raise
+        raise RewardError(f"{error}; {describe_columns(scenario)}") from error
+
+
+@contextmanager
+def errors_at(place: str) -> Iterator[None]:
+    """Put a place, such as the scenario, in front of the messages of errors that end the scoring."""
+    try:
+        yield
+    except Unscored:
+        raise
+    except RewardError as error:
+        raise RewardError(f"{place}: {error}") from error
+    except TimeoutError as error:
+        raise TimeoutError(f"{place}: {error}") from error
+    except ConnectionError as error:
+        raise ConnectionError(f"{place}: {error}") from error
 
 
 def checked_weight(weight: float, name: str) -> float:

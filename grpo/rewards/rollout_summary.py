@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from grpo.messages import count_calls
 from grpo.trajectories import Trajectory, group
 
 HIGH_CORRELATION = 0.95
@@ -97,6 +98,32 @@ def _moments(
     return ComponentMoments(names=names, count=count, sums=tuple(map(float, sums)), products=rows)
 
 
+class CallCounts(BaseModel):
+    """Tool calls in the replies of a rollout."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parsed: int = 0
+    """Calls, with the repaired ones."""
+    repaired: int = 0
+    """Calls that the parser repaired, see `grpo.renderers.tool_formats`."""
+    malformed: int = 0
+    """Replies with a call that is not one."""
+
+    @classmethod
+    def of(cls, trajectories: Iterable[Trajectory]) -> CallCounts:
+        """Counts over the messages of these episodes."""
+        return cls(**count_calls(message for trajectory in trajectories for message in trajectory.messages))
+
+    def joined(self, other: CallCounts) -> CallCounts:
+        """Counts of both."""
+        return CallCounts(
+            parsed=self.parsed + other.parsed,
+            repaired=self.repaired + other.repaired,
+            malformed=self.malformed + other.malformed,
+        )
+
+
 class RolloutSummary(BaseModel):
     """Means over the episodes of a rollout."""
 
@@ -119,9 +146,13 @@ class RolloutSummary(BaseModel):
     """None without a verified outcome."""
     components: dict[str, float]
     truncated_share: float
+    """Share of the episodes that the limit of tokens truncated."""
+    turn_limit_share: float = 0.0
+    """Share of the episodes that the environment's limit of turns ended."""
     failed_share: float
     moments: ComponentMoments = ComponentMoments(names=(), count=0, sums=(), products=())
     """Spread and correlations of the components."""
+    calls: CallCounts = CallCounts()
 
     def joined(self, other: RolloutSummary) -> RolloutSummary:
         """Summary of both rollouts together; their scenarios differ."""
@@ -143,7 +174,9 @@ class RolloutSummary(BaseModel):
                 if (mean := _mean((self.components.get(name), other.components.get(name)), rewarded)) is not None
             },
             moments=self.moments.joined(other.moments),
+            calls=self.calls.joined(other.calls),
             truncated_share=_mean((self.truncated_share, other.truncated_share), episodes) or 0.0,
+            turn_limit_share=_mean((self.turn_limit_share, other.turn_limit_share), episodes) or 0.0,
             failed_share=_mean((self.failed_share, other.failed_share), episodes) or 0.0,
         )
 
@@ -169,7 +202,9 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
         success=sum(verified) / len(verified) if verified else None,
         components={name: sum(values) / len(values) for name, values in parts.items()},
         moments=component_moments(trajectories),
+        calls=CallCounts.of(trajectories),
         truncated_share=sum(t.stop == "truncated" for t in trajectories) / count,
+        turn_limit_share=sum(t.stop == "turn_limit" for t in trajectories) / count,
         failed_share=sum(t.stop == "failed" for t in trajectories) / count,
     )
 

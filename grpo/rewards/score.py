@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby, islice, zip_longest
 from operator import attrgetter
 
+from grpo import interrupts
 from grpo.errors import BudgetError, RewardError, Unscored
 from grpo.rewards.judge.assertions import AssertionJudge
-from grpo.rewards.reward import Episode, RewardFunction, RewardResult
+from grpo.rewards.reward import Episode, RewardFunction, RewardResult, checked_results, errors_at, reward_code
 from grpo.scenarios.scenario import Scenario
-from grpo.trajectories import Trajectory
+from grpo.strict_json import NotStrictJSON, encode
+from grpo.trajectories import NOTHING_EXPECTED, Trajectory
+from grpo.user_failures import is_exception, user_code
 
 logger = logging.getLogger(__name__)
 
+TIMEOUT_S = 1800.0
+"""Default of `rollout.reward_timeout_s`."""
+_MARGIN_S = 2.0
+"""Time after which a reward that waits is ended, beyond its limit: one that blocks is named first."""
+_SETTING = "rollout.reward_timeout_s"
 _GROUPS_AT_ONCE = 16
 """Groups scored at the same time: a reward that calls a server answers them together."""
 
@@ -27,12 +36,14 @@ def score(
     scenarios: Mapping[str, Scenario] | None = None,
     *,
     judge: AssertionJudge | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> Iterator[Trajectory]:
     """Give each trajectory its terminal reward and breakdown, in order; the members of a group stand together.
 
     `scenarios`, by id, give rewards the expected outcome. `judge` completes outcomes with unjudged assertions before
     the reward sees them. A failed episode keeps reward None, and so does one without a score: None is not 0. Only a
-    few groups are held at a time. Raises `RewardError` with the place when a reward cannot score at all.
+    few groups are held at a time. Raises `RewardError` with the place when a reward cannot score at all, raises, or
+    takes longer than `timeout_s` for a group. A reward that blocks is ended in the main thread only.
     """
     by_id = scenarios or {}
     groups = (list(members) for _, members in groupby(trajectories, key=attrgetter("scenario_id")))
@@ -40,11 +51,17 @@ def score(
     scored: list[list[Trajectory]] = []
 
     async def score_groups(window: Sequence[list[Trajectory]]) -> None:  # a runner would format what this returns
-        scored[:] = await asyncio.gather(*(_score_group(group, reward, by_id, judge) for group in window))
+        with interrupts.time_limit(timeout_s, f"blocked for more than {timeout_s:g} s ({_SETTING})") as limit:
+            alive = asyncio.create_task(_renew(limit))
+            try:
+                scored[:] = await asyncio.gather(*(_score_group(g, reward, by_id, judge, timeout_s) for g in window))
+            finally:
+                alive.cancel()
 
     with asyncio.Runner() as runner:
         while window := list(islice(groups, _GROUPS_AT_ONCE)):
-            runner.run(score_groups(window))
+            with user_code("a reward", error=RewardError, passes=is_exception):
+                runner.run(score_groups(window))
             for group in scored:
                 yield from group
 
@@ -56,16 +73,17 @@ def score_rollout(
     *,
     judge: AssertionJudge | None = None,
     error_budget: float,
+    timeout_s: float = TIMEOUT_S,
 ) -> list[Trajectory]:
     """Score a whole rollout; see `score`.
 
     Raises `BudgetError` when more than `error_budget` of the episodes could not be scored, and `RewardError` when none
     could because their success includes a part without a judge.
     """
-    scored = list(score(trajectories, reward, scenarios, judge=judge))
+    scored = list(score(trajectories, reward, scenarios, judge=judge, timeout_s=timeout_s))
     unscored = [trajectory for trajectory in scored if trajectory.stop != "failed" and trajectory.total_reward is None]
-    if judge is None:  # a missing judge is counted, not an error
-        unscored = _without_unjudged(scored, unscored)
+    # a scenario without an expectation, and a missing judge, are counted and not an error
+    unscored = _without_unjudged(scored, unscored, judged=judge is not None)
     if len(unscored) > error_budget * len(scored):
         raise BudgetError(
             f"{len(unscored)} of {len(scored)} episodes could not be judged, more than rollout.error_budget "
@@ -74,23 +92,43 @@ def score_rollout(
     return scored
 
 
-def _without_unjudged(scored: Sequence[Trajectory], unscored: Sequence[Trajectory]) -> list[Trajectory]:
-    """Unscored episodes that are errors: all but those whose success has a part without a judge.
+def _without_unjudged(
+    scored: Sequence[Trajectory], unscored: Sequence[Trajectory], *, judged: bool
+) -> list[Trajectory]:
+    """Unscored episodes that are errors: all but those whose scenario expects nothing, or, where there is no judge,
+    whose success has a part that only a judge can tell.
 
-    The number of the latter is logged. Raises `RewardError` where all finished episodes are among them.
+    The number of the others is logged. Raises `RewardError` where all finished episodes are among them.
     """
-    waiting = [trajectory for trajectory in unscored if trajectory.outcome is not None and trajectory.outcome.unjudged]
-    if not waiting:
-        return list(unscored)
     finished = sum(trajectory.stop != "failed" for trajectory in scored)
-    parts = sorted({part for trajectory in waiting if trajectory.outcome for part in trajectory.outcome.unjudged})
-    summary = (
-        f"{len(waiting)} of {finished} episodes have no reward: nothing judges {', '.join(parts)} of their success"
-    )
-    if len(waiting) == finished:
-        raise RewardError(f"{summary}; set judge, which judges assertions, or a reward that asks less, such as checks")
-    logger.warning("%s; set judge to judge assertions", summary)
-    return [trajectory for trajectory in unscored if trajectory.outcome is None or not trajectory.outcome.unjudged]
+    open_parts = {trajectory.place: _unjudged(trajectory) for trajectory in unscored}
+    aimless = [trajectory for trajectory in unscored if NOTHING_EXPECTED in open_parts[trajectory.place]]
+    waiting = [t for t in unscored if not judged and open_parts[t.place] and t not in aimless]
+    if not aimless and not waiting:
+        return list(unscored)
+    reasons = []
+    if aimless:
+        ids = ", ".join(list(dict.fromkeys(trajectory.scenario_id for trajectory in aimless))[:3])
+        reasons.append(
+            f"{len(aimless)} of {finished} episodes have no reward: their scenarios ({ids}, …) expect nothing; give "
+            "them `expected`, or use a reward that needs no outcome"
+        )
+    if waiting:
+        parts = sorted({part for trajectory in waiting for part in open_parts[trajectory.place]})
+        reasons.append(
+            f"{len(waiting)} of {finished} episodes have no reward: nothing judges {', '.join(parts)} of their "
+            "success; set judge, which judges assertions, or a reward that asks less, such as checks"
+        )
+    if len(aimless) + len(waiting) == finished:
+        raise RewardError("; ".join(reasons))
+    for reason in reasons:
+        logger.warning("%s", reason)
+    counted = {trajectory.place for trajectory in (*aimless, *waiting)}
+    return [trajectory for trajectory in unscored if trajectory.place not in counted]
+
+
+def _unjudged(trajectory: Trajectory) -> tuple[str, ...]:
+    return () if trajectory.outcome is None else trajectory.outcome.unjudged
 
 
 async def _score_group(
@@ -98,6 +136,7 @@ async def _score_group(
     reward: RewardFunction,
     scenarios: Mapping[str, Scenario],
     judge: AssertionJudge | None,
+    timeout_s: float,
 ) -> list[Trajectory]:
     if judge is not None:
         group = await asyncio.gather(*(judge.complete_outcome(t, scenarios.get(t.scenario_id)) for t in group))
@@ -106,27 +145,51 @@ async def _score_group(
         return list(group)
     episodes = [Episode.of(trajectory, scenarios.get(trajectory.scenario_id)) for trajectory in finished]
     results: list[RewardResult | Unscored]
-    try:
-        results = await reward.compute_group(episodes)
-    except Unscored as reason:
-        results = [reason] * len(finished)
-    except RewardError as error:
-        raise RewardError(f"scenario {finished[0].scenario_id}: {error}") from error
-    if len(results) != len(finished):
-        raise RewardError(
-            f"scenario {finished[0].scenario_id}: {len(results)} scores for {len(finished)} siblings; "
-            "compute_group returns one for each"
-        )
-    remaining = iter(results)
+    limit = asyncio.timeout(timeout_s + _MARGIN_S)
+    with errors_at(f"scenario {finished[0].scenario_id}"):
+        try:
+            async with limit:
+                with reward_code(reward.name):
+                    results = list(await reward.compute_group(episodes))
+        except Unscored as reason:
+            results = [reason] * len(finished)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise RewardError(
+                f"reward {reward.name} took longer than {timeout_s:g} s ({_SETTING}); correct it, or raise the setting"
+            ) from error
+        remaining = iter(checked_results(results, episodes, reward.name))
     return [trajectory if trajectory.stop == "failed" else _scored(trajectory, next(remaining)) for trajectory in group]
+
+
+async def _renew(limit: interrupts.time_limit) -> None:
+    """Show that the event loop is not blocked."""
+    while True:
+        limit.renew()
+        await asyncio.sleep(min(1.0, limit.seconds / 4))
 
 
 def _scored(trajectory: Trajectory, result: RewardResult | Unscored) -> Trajectory:
     if isinstance(result, Unscored):
         return replace(trajectory, error=f"unscored: {result}")
+    try:
+        encode(dict(result.metadata))
+    except NotStrictJSON as error:
+        return replace(trajectory, error=f"unscored: the metadata of its reward is {error}")
     return replace(
         trajectory,
-        terminal_reward=result.score,
+        turn_rewards=_with_turn_scores(trajectory, result),
+        terminal_reward=result.score - math.fsum(result.turn_scores),
         breakdown=dict(result.breakdown),
         reward_metadata={**trajectory.reward_metadata, **result.metadata},
     )
+
+
+def _with_turn_scores(trajectory: Trajectory, result: RewardResult) -> tuple[float, ...]:
+    """Rewards of the turns: the environment's, which gives none for a last turn that was cut off, and the reward's.
+
+    environment .1, reward [.5 .25]   →  .6 .25
+    """
+    pairs = zip_longest(trajectory.turn_rewards, result.turn_scores, fillvalue=0.0)
+    return tuple(given + added for given, added in pairs)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
-from grpo.errors import RewardError, Unscored
+from grpo.errors import NotApplicable, RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
-from grpo.trajectories import Outcome
+from grpo.strict_json import NotStrictJSON, decode
+from grpo.trajectories import NOTHING_EXPECTED, Outcome
 
 
 def _verified(context: RewardContext, name: str) -> Outcome:
@@ -21,6 +21,16 @@ def _verified(context: RewardContext, name: str) -> Outcome:
     return outcome
 
 
+def _not_judged(outcome: Outcome, context: RewardContext) -> str:
+    """Reason why an outcome gives no score."""
+    if NOTHING_EXPECTED in outcome.unjudged:
+        return f"scenario {context.scenario_id} expects nothing that could succeed; give it `expected`"
+    return (
+        f"{', '.join(outcome.unjudged)} of scenario {context.scenario_id} is not judged; assertions are where the "
+        "config sets judge"
+    )
+
+
 class TaskCompletionReward(RewardFunction):
     """1 when the environment verified success, else 0; an episode whose success is not judged has no score."""
 
@@ -31,10 +41,7 @@ class TaskCompletionReward(RewardFunction):
         """1 or 0. Raises `Unscored` for an unjudged success, `RewardError` without an outcome."""
         outcome = _verified(context, self.name)
         if outcome.success is None:
-            raise Unscored(
-                f"{', '.join(outcome.unjudged)} of scenario {context.scenario_id} is not judged; assertions are where "
-                "the config sets judge"
-            )
+            raise Unscored(_not_judged(outcome, context))
         return RewardResult(score=float(outcome.success))
 
 
@@ -48,34 +55,40 @@ class ChecksReward(RewardFunction):
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Passed checks / checks. Raises `Unscored` where all parts are unjudged, `RewardError` without checks."""
+        """Passed checks / checks.
+
+        Raises `Unscored` where all parts are unjudged or the scenario expects nothing, so that saying goodbye would
+        pass every check, and `RewardError` without checks.
+        """
         outcome = _verified(context, self.name)
         checks, metadata = outcome.checks, {"unjudged": list(outcome.unjudged)} if outcome.unjudged else {}
-        if not checks and outcome.unjudged:
-            raise Unscored(f"{', '.join(outcome.unjudged)} of scenario {context.scenario_id} is not judged")
+        if NOTHING_EXPECTED in outcome.unjudged or (not checks and outcome.unjudged):
+            raise Unscored(_not_judged(outcome, context))
         if not checks:
             raise RewardError(f"the environment gave no checks for scenario {context.scenario_id}")
         return RewardResult(score=sum(checks.values()) / len(checks), metadata=metadata)
 
 
 class ValidCallsReward(RewardFunction):
-    """Share of tool results without an error; 1 without a tool call."""
+    """Share of tool results without an error; an episode without a tool call has none, as nothing was valid in it."""
 
     name = "valid_calls"
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Results without an `error` key / results."""
+        """Results without an `error` key / results. Raises `NotApplicable` without a result."""
         failures = [_is_error(turn.content) for turn in turns if turn.role == "tool"]
-        return RewardResult(score=1 - sum(failures) / len(failures) if failures else 1.0)
+        if not failures:
+            raise NotApplicable(f"scenario {context.scenario_id}: the agent called no tool, so no call was valid")
+        return RewardResult(score=1 - sum(failures) / len(failures))
 
 
 def _is_error(content: str) -> bool:
     """Return True for a tool result with an `error` key, as JSON or as TRL writes it: `{'error': …}`."""
     try:
-        result = json.loads(content)
-    except ValueError:
-        return content.startswith("{'error'")
+        result = decode(content)
+    except NotStrictJSON:
+        return content.lstrip().startswith(("{'error'", '{"error"'))
     return isinstance(result, dict) and "error" in result
 
 

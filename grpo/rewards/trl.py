@@ -29,12 +29,18 @@ from typing import Any
 from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
 from grpo.messages import Message
 from grpo.object_state import load_state
-from grpo.rewards.reward import Episode, GroupReward, RewardResult
-from grpo.scenarios.columns import accepted, columns
+from grpo.rewards.returned import as_number
+from grpo.rewards.reward import Episode, GroupReward, RewardResult, errors_at, naming_columns
+from grpo.scenarios.columns import accepted, columns, require_columns
+from grpo.user_failures import shown, user_code
 from grpo.user_objects import bind
 
 _PASSED = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass."""
+_ARGUMENTS = frozenset(
+    {"prompts", "completions", "completion_ids", "environments", "log_metric", "log_extra", "trainer_state"}
+)
+"""Arguments of TRL's contract that are not columns."""
 
 
 class TRLReward(GroupReward):
@@ -52,7 +58,15 @@ class TRLReward(GroupReward):
         super().__init__(weight=weight)
         self.probed = bool(getattr(inner, "probed", False))  # type: ignore[misc]
         self._place = f"{reference} ({_file(inner)})"
-        state = inspect.signature(self._function).parameters.get("trainer_state")
+        parameters = inspect.signature(self._function).parameters
+        self.needed_columns = [
+            name
+            for name, p in parameters.items()
+            if p.default is p.empty
+            and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            and name not in _ARGUMENTS | self._bound
+        ]
+        state = parameters.get("trainer_state")
         if state is not None and state.default is state.empty:
             raise ConfigError(
                 f"{self._place} needs trainer_state, which does not exist where rewards are computed; give it a "
@@ -64,13 +78,13 @@ class TRLReward(GroupReward):
         notes = _Notes(len(episodes))
         arguments = {**_arguments(episodes), "log_metric": notes.log_metric, "log_extra": notes.log_extra}
         unbound = {name: value for name, value in arguments.items() if name not in self._bound}
-        try:
+        if self.needed_columns:
+            require_columns(self._place, self.needed_columns, episodes[0].context.scenario)
+        failures = user_code("", remedy="correct it", error=RewardError, transient=True)
+        with errors_at(self._place), naming_columns(episodes[0]), failures:
             returned = self._function(**accepted(self._function, unbound))
             scores = await returned if inspect.isawaitable(returned) else returned
             count = len(scores)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise RewardError(f"{self._place} failed: {reason}") from error
         if isinstance(scores, (str, Mapping)) or count != len(episodes):
             raise RewardError(
                 f"{self._place} returned {count} rewards for {len(episodes)} completions; return a list with one for "
@@ -81,12 +95,13 @@ class TRLReward(GroupReward):
     def _result(self, score: Any, metadata: Mapping[str, Any]) -> RewardResult | Unscored:
         if score is None:
             return NotApplicable(f"{self.name} does not apply")
-        if isinstance(score, str) or not hasattr(score, "__float__") or not math.isfinite(float(score)):
+        number = as_number(score)
+        if number is None or not math.isfinite(number):
             raise RewardError(
-                f"{self._place} returned {score!r} for a completion; return a finite number, or None where it does not "
-                "apply"
+                f"{self._place} returned {shown(score)} for a completion; return a finite number, or None where it "
+                "does not apply"
             )
-        return RewardResult(score=float(score), metadata=metadata)
+        return RewardResult(score=number, metadata=metadata)
 
 
 class _Notes:

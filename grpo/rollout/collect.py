@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Literal
 
 from grpo import progress
@@ -21,8 +22,29 @@ from grpo.rollout.timeouts import Timeouts
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import Split
 from grpo.trajectories import Trajectory
+from grpo.user_failures import is_exception, user_code
 
 logger = logging.getLogger(__name__)
+
+
+_REMEDY = "correct it, and try it with `grpo train CONFIG --dry-run` or a test of your own"
+
+
+@asynccontextmanager
+async def _served(environment: Environment, *, concurrency: int) -> AsyncIterator[None]:
+    """Hold the environment's resources; its exceptions end the run with one sentence."""
+    resources = environment.serve(concurrency=concurrency)
+    with user_code("the environment's serve", remedy=_REMEDY, transient=True):
+        await resources.__aenter__()
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+        with user_code("the environment's serve", passes=lambda raised: raised is failure):
+            await resources.__aexit__(type(failure), failure, failure.__traceback__)
+        raise
+    with user_code("the environment's serve", remedy=_REMEDY, transient=True):
+        await resources.__aexit__(None, None, None)
 
 
 def sample_seed(run_seed: int, iteration: int | str, scenario_id: str, sample: int) -> int:
@@ -106,11 +128,12 @@ def collect(
         slots = asyncio.Semaphore(settings.concurrency)
         concurrency = min(settings.concurrency, total)
         async with (
-            environment.serve(concurrency=concurrency),
+            _served(environment, concurrency=concurrency),
             policy.sampler(concurrency=concurrency, renderer=renderer) as sampler,
         ):
             for scenario in scenarios:
-                await environment.check(scenario)
+                with user_code(f"scenario {scenario.id}: the environment's check", remedy=_REMEDY, transient=True):
+                    await environment.check(scenario)
             timeouts = Timeouts.start(settings)
 
             async def episode(scenario: Scenario, sample: int) -> Trajectory:
@@ -150,7 +173,8 @@ def collect(
         trajectories.extend(task.result() for task in episodes)  # asyncio.run would print what a coroutine returns
 
     try:
-        asyncio.run(run())
+        with user_code("an episode", remedy=_REMEDY, passes=is_exception):
+            asyncio.run(run())
     except BaseExceptionGroup as failures:
         first: BaseException = failures
         while isinstance(first, BaseExceptionGroup):

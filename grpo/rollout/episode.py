@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import math
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
 from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.agents.transcript import ContextLengthExceeded, TokenTranscript
-from grpo.environments.environment import Environment
-from grpo.errors import GRPOError
+from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
+from grpo.environments.environment import Environment, EnvironmentState, StepResult
+from grpo.errors import OutcomeError
 from grpo.messages import Message
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.timeouts import RolloutTimeout, Timeouts
 from grpo.scenarios.scenario import Scenario
+from grpo.strict_json import encode
 from grpo.trajectories import Outcome, Stop, Trajectory
-
-
-class _EnvironmentFailure(Exception):
-    """The environment raised in this episode."""
-
-
-@contextmanager
-def _environment_failures() -> Iterator[None]:
-    """Turn an exception of the environment into a failed episode; a `GRPOError` stops the run."""
-    try:
-        yield
-    except (GRPOError, RolloutTimeout):
-        raise
-    except Exception as failure:  # a failed conversation is data
-        frame = traceback.extract_tb(failure.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}:{frame.lineno}, {frame.name}"
-        raise _EnvironmentFailure(f"{type(failure).__name__}: {failure} ({place})") from failure
+from grpo.user_failures import UserCodeError, current_scenario, shown, user_code
 
 
 async def run_episode(
@@ -53,9 +36,10 @@ async def run_episode(
     on_truncation: Literal["end", "continue"],
     timeouts: Timeouts,
 ) -> Trajectory:
-    """Run one episode to its end; an environment failure or a timeout gives a failed trajectory.
+    """Run one episode to its end; a failure of its environment, agent or renderer, or a timeout, makes it a failed one.
 
-    Failures of the agent, its policy or the renderer are failures of the computation and propagate.
+    Failures of the policy are failures of the computation and propagate, and so does a `GRPOError`, which names a
+    fault of the run.
     """
     transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
     rewards: list[float] = []
@@ -63,9 +47,22 @@ async def run_episode(
     outcome: Outcome | None = None
     error: str | None = None
 
+    def environment_code() -> user_code:
+        return user_code("", passes=lambda error: isinstance(error, RolloutTimeout))
+
+    def agent_code() -> user_code:
+        return user_code(
+            "the agent", passes=lambda error: isinstance(error, RolloutTimeout) or transcript.caused(error)
+        )
+
     async def converse() -> tuple[Stop, Outcome | None]:
-        with _environment_failures():
+        with environment_code():
             state = await timeouts.step(environment.reset(scenario, seed=sampling.seed), 0)
+            _check(state, EnvironmentState, "what reset returned")
+            _check(state.turn_count, int, "a state's turn_count")
+            for message in state.history:
+                _check(message, Message, "a state's history")
+            _check_texts(environment.system_prompt, state.context, *(message.content for message in state.history))
         system_prompt = "\n\n".join(filter(None, (environment.system_prompt, state.context)))
         opening = (Message(role="system", content=system_prompt),) if system_prompt else ()
         new_messages = (*opening, *state.history)
@@ -74,33 +71,47 @@ async def run_episode(
         while True:
             number = state.turn_count + 1
             try:
-                reply = await timeouts.turn(agent.respond(transcript, new_messages), number)
+                with agent_code():
+                    reply = await timeouts.turn(agent.respond(transcript, new_messages), number)
+                    _check(reply, Reply, "what respond returned")
             except ContextLengthExceeded:
                 stop = "truncated"
                 break
             if reply.length_limited and on_truncation == "end":
                 stop, cut_off = "truncated", reply.message
                 break
-            with _environment_failures():
+            with environment_code():
                 result = await timeouts.step(environment.step(state, reply.message), number)
-            state = result.state
-            if result.reward is not None:
-                rewards.append(result.reward)
-            if result.terminated or result.truncated:
-                stop = "terminated" if result.terminated else "truncated"
+                _check(result, StepResult, "what step returned")
+                state = result.state
+                _check(state, EnvironmentState, "a step's state")
+                _check(state.turn_count, int, "a state's turn_count")
+                if result.reward is not None:
+                    rewards.append(_finite(result.reward))
+                ended = bool(result.terminated or result.truncated)
+                if not ended:
+                    assert result.response is not None, "step returned neither a response nor an end"
+                    _check(result.response, Message, "a step's response")
+                    _check_texts(result.response.content)
+                    new_messages = (result.response,)
+            if ended:
+                stop = "terminated" if result.terminated else "turn_limit"
                 break
-            assert result.response is not None
-            new_messages = (result.response,)
-        with _environment_failures():
-            return stop, await timeouts.step(environment.conclude(state, cut_off), state.turn_count)
+        with environment_code():
+            outcome = await timeouts.step(environment.conclude(state, cut_off), state.turn_count)
+            if outcome is not None:
+                _check_outcome(outcome)
+        return stop, outcome
 
+    played = current_scenario.set(scenario.id)
     try:
         stop, outcome = await timeouts.episode(converse)
     except RolloutTimeout as timeout:
         error = f"TimeoutError: {timeout}"
-    except _EnvironmentFailure as failure:
+    except (UserCodeError, OutcomeError) as failure:
         error = str(failure)
     finally:
+        current_scenario.reset(played)
         session.close()
     return Trajectory(
         scenario_id=scenario.id,
@@ -121,3 +132,39 @@ async def run_episode(
         outcome=outcome,
         turn_rewards=tuple(rewards),
     )
+
+
+def _check(value: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Raise `TypeError` for what the user's code returned as `what`, where it is of another type."""
+    if not isinstance(value, kind):
+        expected = (kind[0] if isinstance(kind, tuple) else kind).__name__
+        raise TypeError(f"{what} is {shown(value)}; return a value of type {expected}")
+
+
+def _check_outcome(outcome: Outcome) -> None:
+    """Raise `TypeError` or `NotStrictJSON` for an outcome whose parts cannot be stored."""
+    _check(outcome, Outcome, "the outcome")
+    _check(outcome.checks, Mapping, "the checks of an outcome")
+    if outcome.success is not None:
+        _check(outcome.success, (bool, np.bool_), "the success of an outcome")
+    for name, value in outcome.checks.items():
+        _check(name, str, "the name of a check")
+        _check(value, (bool, np.bool_), f"the check {name}")
+    encode(dict(outcome.state))
+
+
+def _finite(reward: object) -> float:
+    """The number of a reward; raises `TypeError` or `ValueError` for one that no learning could use."""
+    if isinstance(reward, str):
+        raise TypeError("the reward of a step is a text; return a finite number, or None")
+    number = float(reward)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"the reward of a step is {number}; return a finite number, or None")
+    return number
+
+
+def _check_texts(*texts: str) -> None:
+    """Raise `UnicodeEncodeError` for a text that has half of a surrogate pair, which no tokenizer reads."""
+    for text in texts:
+        _check(text, str, "a text")
+        text.encode()

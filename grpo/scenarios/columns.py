@@ -6,10 +6,15 @@ Scenario(id="w1", world={"answer": "crane"}, …)    {"id": "w1", "category": "g
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from grpo.errors import RewardError
 from grpo.scenarios.scenario import Scenario
+from grpo.user_failures import on_one_line
+
+_MOST_SHOWN, _LONGEST_NAME = 40, 60
+"""Columns in a message, and characters of each."""
 
 
 def columns(scenario: Scenario) -> dict[str, Any]:
@@ -25,3 +30,29 @@ def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
         return dict(arguments)
     by_name = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return {name: value for name, value in arguments.items() if name in by_name}
+
+
+def missing_columns(names: Sequence[str], scenario: Scenario | None) -> list[str]:
+    """Those of the names that are not columns of the scenario; all of them without one."""
+    present = {} if scenario is None else columns(scenario)
+    return [name for name in names if name not in present]
+
+
+def require_columns(what: str, names: Sequence[str], scenario: Scenario | None) -> None:
+    """Raise `RewardError` where a scenario lacks a column that a reward, named in `what`, has to have."""
+    missing = ", ".join(missing_columns(names, scenario))
+    if missing and scenario is None:
+        raise RewardError(f"{what} takes {missing}, but the episode has come without its scenario")
+    if missing and scenario is not None:
+        raise RewardError(
+            f"{what} takes {missing}, which the scenario does not have; "
+            f"{describe_columns(scenario)}; put columns of your own into its `world`"
+        )
+
+
+def describe_columns(scenario: Scenario) -> str:
+    """The names of a scenario's columns, those of its world first, for a message."""
+    names = dict.fromkeys((*scenario.world, *columns(scenario)))
+    shown = [on_one_line(str(name), longest=_LONGEST_NAME) for name in list(names)[:_MOST_SHOWN]]
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return f"its columns are {', '.join(shown)}{more}"

@@ -3,31 +3,36 @@
 It checks faults that a table of valid scenarios can still have. A failed expectation stops the run; a failed one of
 severity "warning" is logged and shown.
 
-    scenarios     one row a scenario    a text declared both train and heldout; copies (warning)
-    heldout       one row a scenario    near duplicates of training texts
+    scenarios     one row a scenario    a start declared both train and heldout; copies (warning)
+    heldout       one row a scenario    near duplicates of training texts with the same world
     sources       one row a source      scenarios without an expected outcome (warning)
     categories    one row a category    shares and missing categories against the last version (warning)
 
-The near-duplicate check takes at most 2,000 held-out and 20,000 training scenarios, the first by digest.
+What an episode starts from is compared: the user's text and the world. Scenarios of a generated world whose texts are
+alike and whose worlds differ, in a seed for example, are different tasks.
+
+The near-duplicate check compares all held-out with all training scenarios of the same world, in blocks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 from jinja2 import StrictUndefined, Template
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
 from grpo.errors import DataError
-from grpo.scenarios.near_duplicates import NearDuplicates
-from grpo.scenarios.scenario import Expected
+from grpo.scenarios.scenario import Expected, episode_start
+from grpo.scenarios.similar_texts import SimilarPairs, TextSet
 from grpo.scenarios.split import MIN_CATEGORY_SIZE, assign_split
 from grpo.scenarios.table import open_scenarios
 from grpo.storage.files import write_atomically
@@ -46,7 +51,6 @@ MAX_MISSING_FRACTION = 0.05
 MAX_SHARE_CHANGE = 0.2
 """Change of a category's share since the last version above which there is a warning."""
 
-_COMPARED = {"heldout": 2_000, "train": 20_000}
 _INDEX = "index.html"
 _PAGE = Path(__file__).with_name("data_docs.html.j2")
 _NAMED = 3  # rows that an error names
@@ -54,7 +58,20 @@ _BOUNDS = ("value", "min_value", "max_value", "value_set", "mostly")
 _COLUMNS = ["id", "user_responses", "goal", "split", "text_digest", "expected", "metadata"]
 _CONTENT = ["text_digest", "context", "tools", "world", "expected", "metadata"]
 _CATEGORY = "category"
-_EMPTY = Expected().model_dump_json()
+_SENTENCES = {
+    "declared_splits": "{rows} scenarios start as others of the other declared split do, with the same text and world "
+    "(leakage): {ids}; declare both in one split, or tell them apart by `world` or `metadata.identity`",
+    "copies": "{rows} scenarios are copies of others in all but their ids (duplicates): {ids}; remove them, because a "
+    "copy counts as often as it stands there",
+    "training_similarity": "{rows} held-out texts are near duplicates of training texts with the same world (leakage): "
+    "{ids}, with similarities {values}; declare scenarios that belong together in one split, remove them, or tell them "
+    "apart by `world` or `metadata.identity`",
+    "missing_expected": "some scenarios expect nothing while others of their source do: {missing}; success is not "
+    "judged in these, so give them `expected` (calls, state or facts), or leave them out",
+    "share_change": "the share of a category has changed since the last version (balance): {ids}, by {values}",
+    "scenarios": f"categories with {MIN_CATEGORY_SIZE} scenarios in the last version have none now: {{ids}}",
+}
+"""What a failed expectation means, by its column: number of rows, ids of the first ones, and the remedy."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +115,10 @@ def validate(
     write_atomically(docs_folder / _INDEX, _render(suites))
     results = [result for suite in suites.values() for result in suite]
     failed = [result for result in results if not result.success]
-    errors = [_describe(result) for result in failed if not _is_warning(result)]
+    errors = [_describe(result, frames) for result in failed if not _is_warning(result)]
     if errors:
         raise DataError(f"{scenarios_path} does not meet {len(errors)} expectation(s):\n  " + "\n  ".join(errors))
-    warnings = tuple(_describe(result) for result in failed)
+    warnings = tuple(_describe(result, frames) for result in failed)
     for warning in warnings:
         logger.warning("%s: %s", scenarios_path, warning)
     checks = tuple(ExpectationResult(name=_name(result), observed=_observed(result)) for result in results)
@@ -114,9 +131,9 @@ def _suites() -> Mapping[str, list[Expectation]]:
 
     shares = "categories keep their shares of the last version (balance)"
     present = f"categories with {MIN_CATEGORY_SIZE} scenarios in the last version still have some"
-    declared = "no text is declared both train and heldout (leakage)"
+    declared = "nothing that an episode starts from is declared both train and heldout (leakage)"
     copies = "scenarios differ in more than their ids (duplicates)"
-    near = "held-out texts are not near duplicates of training texts (leakage)"
+    near = "held-out texts are not near duplicates of training texts with the same world (leakage)"
     expected = "a source has an expected outcome for all of its scenarios, or for none"
     few_copies, few_leaked, warn = 1 - MAX_COPIED_FRACTION, 1 - MAX_LEAKED_FRACTION, {"severity": "warning"}
     change = {"min_value": -MAX_SHARE_CHANGE, "max_value": MAX_SHARE_CHANGE}
@@ -147,6 +164,7 @@ def _frames(
     declared = frame.dropna(subset=["split"]).groupby("text_digest")["split"].nunique()
     frame["declared_splits"] = frame["text_digest"].map(declared).fillna(0)
     frame["copies"] = _copies(scenarios_path)
+    frame["setting"] = _settings(scenarios_path)
     frames = {
         "scenarios": frame[["id", "declared_splits", "copies"]],
         "heldout": _heldout_frame(frame, validation_fraction),
@@ -173,20 +191,32 @@ def _copies(path: Path) -> list[int]:
     return [counts[digest] - 1 for digest in digests]
 
 
+def _settings(path: Path) -> list[str]:
+    """World, as a digest, or stated identity of each scenario: texts are compared where it is the same."""
+    return [
+        hashlib.sha256(
+            episode_start("", from_json(world), from_json(metadata).get("identity", "")).encode()
+        ).hexdigest()
+        for batch in open_scenarios(path).iter_batches(batch_size=512, columns=["world", "metadata"])
+        for world, metadata in zip(*(batch.column(name).to_pylist() for name in ("world", "metadata")), strict=True)
+    ]
+
+
 def _heldout_frame(frame: pd.DataFrame, validation_fraction: float | None) -> pd.DataFrame:
-    """Held-out scenarios with the similarity of the nearest training text, 0 where none is near."""
+    """Held-out scenarios with the similarity of the nearest training text in the same world, 0 where none is near."""
     ordered = frame.sort_values(["text_digest", "id"])
     declared = {digest: split for digest, split in zip(frame["text_digest"], frame["split"], strict=True) if split}
     splits = [
         declared.get(digest) or (assign_split(digest, share=validation_fraction) if validation_fraction else None)
         for digest in ordered["text_digest"]
     ]
-    train, heldout = (ordered[[split == name for split in splits]][: _COMPARED[name]] for name in ("train", "heldout"))
-    index = NearDuplicates(NEAR_DUPLICATE)
-    for name, text in zip(train["id"], _texts(train), strict=True):
-        index.add(name, text)
-    nearest = map(index.find, _texts(heldout))
-    similarities = [match.similarity if match is not None else 0.0 for match in nearest]
+    train, heldout = (ordered[[split == name for split in splits]] for name in ("train", "heldout"))
+    similarities = np.zeros(len(heldout))
+    for setting in {*train["setting"]} & {*heldout["setting"]}:
+        places = np.flatnonzero(heldout["setting"] == setting)
+        known, new = TextSet.of(_texts(train[train["setting"] == setting])), TextSet.of(_texts(heldout.iloc[places]))
+        pairs = SimilarPairs.find(known, new, NEAR_DUPLICATE)
+        np.maximum.at(similarities, places[pairs.right], pairs.similarity)
     return pd.DataFrame({"id": list(heldout["id"]), "training_similarity": similarities})
 
 
@@ -195,10 +225,28 @@ def _texts(frame: pd.DataFrame) -> list[str]:
 
 
 def _sources_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sources with the fraction of scenarios without an expected outcome; 0 for a source that has none at all."""
-    sources = [from_json(metadata)["source"] for metadata in frame["metadata"]]
-    missing = (frame["expected"] == _EMPTY).groupby(sources).mean()
-    return pd.DataFrame({"id": missing.index, "missing_expected": missing.where(missing < 1, 0.0).to_numpy()})
+    """Sources with the fraction of scenarios that expect nothing, and the first of them; 0 for one that has no other.
+
+    A source without a name is `(unnamed)`.
+    """
+    sources = pd.Series([from_json(metadata)["source"] or "(unnamed)" for metadata in frame["metadata"]])
+    silent = pd.Series([not Expected.model_validate_json(text).states_success for text in frame["expected"]])
+    shares = silent.groupby(sources).mean()
+    ids = frame["id"].reset_index(drop=True)[silent]
+    first = [
+        f"{silent[sources == name].sum()} of {(sources == name).sum()} of source {name} ("
+        f"{_listed(ids[sources[silent] == name])})"
+        for name in shares.index
+    ]
+    return pd.DataFrame(
+        {"id": shares.index, "missing_expected": shares.where(shares < 1, 0.0).to_numpy(), "missing": first}
+    )
+
+
+def _listed(ids: Iterable[str]) -> str:
+    """The first ids, and the number of the others."""
+    names = list(ids)
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _categories_frame(now: Counter[str], before: Counter[str]) -> pd.DataFrame:
@@ -268,9 +316,20 @@ def _observed(result: Any) -> str:
     return f"{result.result['unexpected_count']} of {result.result['element_count']} unexpected"
 
 
-def _describe(result: Any) -> str:
-    """A failed expectation: its meaning, name, and the first unexpected rows."""
-    return f"{result.expectation_config.notes}: {_name(result)} {_outcome(result)}"
+def _describe(result: Any, frames: Mapping[str, pd.DataFrame]) -> str:
+    """A failed expectation in plain words: how many rows, the first of them by id, and the remedy."""
+    column, observed = result.expectation_config.kwargs["column"], result.result
+    if "unexpected_count" not in observed:
+        return f"{result.expectation_config.notes}: {_outcome(result)}"
+    rows = [str(row["id"]) for row in observed.get("partial_unexpected_index_list", ())][:_NAMED]
+    more = observed["unexpected_count"] - len(rows)
+    sources = frames["sources"]
+    return _SENTENCES[column].format(
+        rows=f"{observed['unexpected_count']} of {observed['element_count']}",
+        ids=", ".join(rows) + (f" and {more} more" if more else ""),
+        values=", ".join(f"{value:.3g}" for value in observed["partial_unexpected_list"][:_NAMED]),
+        missing="; ".join(sources["missing"][sources["missing_expected"] > MAX_MISSING_FRACTION]),
+    )
 
 
 def _outcome(result: Any) -> str:

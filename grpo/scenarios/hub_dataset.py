@@ -20,8 +20,9 @@ from grpo.errors import DataError
 from grpo.scenarios.data_errors import error_text, excerpt, try_call
 from grpo.storage.hub import HubFile, HubRepository, download, list_files, pin, verify
 
-FORMATS: dict[str, Literal["parquet", "jsonl", "json", "csv"]] = {
+FORMATS: dict[str, Literal["parquet", "arrow", "jsonl", "json", "csv"]] = {
     ".parquet": "parquet",
+    ".arrow": "arrow",
     ".jsonl": "jsonl",
     ".json": "json",
     ".csv": "csv",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,8 @@ _REPORT_EVERY = 10_000  # records
 _SECTIONS: dict[str, object] = {"expected": {}, "metadata": {}}  # a default that is a model is deep-copied: 15 µs
 _PATH_CHARS = 4096
 _NAMED = 3  # records that an error names
+_PARTS = 50  # distinct parts that are left out and counted by name
+_OTHERS = "other parts"
 
 
 class SourceCounts(BaseModel):
@@ -47,6 +50,8 @@ class SourceCounts(BaseModel):
     with_tools: int = 0
     with_replay: int = 0
     """Scenarios with recorded calls, which the environment `replay` answers."""
+    left_out: dict[str, int] = {}
+    """Parts of records that are in no scenario, each with the reason: scenarios whose record has it."""
 
 
 class IngestCounts(BaseModel):
@@ -64,14 +69,20 @@ class IngestCounts(BaseModel):
 
 
 def ingest(
-    sources: Sequence[Source], scenarios_path: Path, quarantine_path: Path, *, max_quarantined_fraction: float
+    sources: Sequence[Source],
+    scenarios_path: Path,
+    quarantine_path: Path,
+    *,
+    max_quarantined_fraction: float,
+    most: int | None = None,
 ) -> IngestCounts:
     """Read every record of the sources into the table of scenarios, or into quarantine with a reason.
 
-    Of two records with the same id the first is used. Memory does not grow with the sources.
+    Of two records with the same id the first is used. Memory does not grow with the sources. With `most` only so many
+    records of each source are read, for a look before a run.
 
     Raises `DataError` for a source that is missing or empty and for sources without a usable record, and `BudgetError`
-    when more than `max_quarantined_fraction` of the records are quarantined.
+    when more than `max_quarantined_fraction` of the records are quarantined, if all of them were read.
     """
     tally = _Tally()
     with (
@@ -81,7 +92,7 @@ def ingest(
     ):
         for finished, source in enumerate(sources):
             tally.begin(source_name(source))
-            for record in read_records(source):
+            for record in islice(read_records(source), most):
                 outcome = _add(record, seen_ids, table)
                 if isinstance(outcome, QuarantineReason):
                     quarantine.add(_quarantine_row(record, outcome.message), EXCERPT_CHARS)
@@ -89,8 +100,10 @@ def ingest(
                 if tally.records % _REPORT_EVERY == 0:
                     tally.report(finished, len(sources))
     tally.report(len(sources), len(sources))
-    tally.check(max_quarantined_fraction)
-    return tally.counts()
+    counts = tally.counts()
+    cut = most is not None and any(source.records == most for source in counts.sources)
+    tally.check(1.0 if cut else max_quarantined_fraction)
+    return counts
 
 
 class SeenIds:
@@ -134,10 +147,10 @@ class _Tally:
         self.quarantined = 0
         self._kinds: Counter[str] = Counter()
         self._first: list[str] = []
-        self._sources: list[tuple[str, Counter[str]]] = []
+        self._sources: list[tuple[str, Counter[str], Counter[str]]] = []
 
     def begin(self, source: str) -> None:
-        self._sources.append((source, Counter()))
+        self._sources.append((source, Counter(), Counter()))
 
     def add(self, record: SourceRecord, outcome: QuarantineReason | Scenario) -> None:
         self.records += 1
@@ -148,6 +161,10 @@ class _Tally:
             counts["scripted" if outcome.user_responses else "goals"] += 1
             counts["with_tools"] += bool(outcome.tools)
             counts["with_replay"] += bool(outcome.world.get("recorded"))
+            left_out = self._sources[-1][2]
+            left_out.update(
+                {part if part in left_out or len(left_out) < _PARTS else _OTHERS for part in record.ignored}
+            )
             return
         self.quarantined += 1
         counts["quarantined"] += 1
@@ -179,7 +196,10 @@ class _Tally:
             scenarios=self.records - self.quarantined,
             quarantined=self.quarantined,
             reasons=dict(self._kinds.most_common()),
-            sources=tuple(SourceCounts(name=name, **counts) for name, counts in self._sources),
+            sources=tuple(
+                SourceCounts(name=name, **counts, left_out=dict(left_out.most_common()))
+                for name, counts, left_out in self._sources
+            ),
         )
 
 

@@ -9,20 +9,23 @@
     user "Then I want my money back."        user_responses[1]                      goal, fact that is told on request
 
 The agent's greeting before the first user turn is part of the context. Calls are replayed by the environment `replay`;
-they are not `expected.calls`, because a log does not show that they were right.
+they are not `expected.calls`, because a log does not show that they were right. A file to learn from is another matter:
+a record that ends with a call shows the call to make, which becomes `expected.calls`.
+
+Reasoning does not belong to a reference reply, and a turn of weight 0, which is not to be learned, is not a reference.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import from_json
 
-from grpo.config.scenarios import LoggedUsers
-from grpo.messages import Role
+from grpo.config.chats import LoggedUsers
+from grpo.messages import Role, split_reasoning
 from grpo.scenarios.data_errors import excerpt
 from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
 from grpo.scenarios.readers.speaker_turns import merge_speaker_turns, user_turns_and_replies
@@ -51,6 +54,14 @@ class LoggedMessage:
     calls: tuple[LoggedCall, ...] = ()
     answers: str | None = None
     """Id of the call whose result a tool's message is."""
+    name: str | None = field(default=None, compare=False)
+    """Name of the speaker, where several share a role."""
+    weight: int = field(default=1, compare=False)
+    """0 for a turn of the agent that is not to be learned."""
+    reasoning: str | None = field(default=None, compare=False)
+    """Reasoning before the reply; logs of the same turn may lack it."""
+    ignored: tuple[str, ...] = field(default=(), compare=False)
+    """Fields that were not read, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,31 +71,84 @@ class LoggedChat:
     messages: tuple[LoggedMessage, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools of a scenario: `{"name", "description", "parameters"}`."""
+    ends_with_expected_call: bool = False
+    """True for a file to learn from, whose last message may be the call to make; False for a log."""
+    ignored: tuple[str, ...] = ()
+    """Fields outside of messages that were not read, each with the reason."""
+
+    @property
+    def all_ignored(self) -> tuple[str, ...]:
+        """Everything that was not read, each part once."""
+        parts = [*self.ignored, *(part for message in self.messages for part in message.ignored)]
+        agent = [message for message in self.messages if message.role == "assistant"]
+        if any(message.reasoning or split_reasoning(message.content)[0] for message in agent):
+            parts.append("message.reasoning: the reasoning before a reply does not belong to a reference")
+        if any(not message.weight for message in self.messages):
+            parts.append("message.content: a turn of weight 0 is not a reference")
+        return tuple(dict.fromkeys(parts))
 
 
 def chat_fields(chat: LoggedChat, *, users: LoggedUsers) -> dict[str, Any]:
     """Fields of a scenario: its user, context, tools, recorded calls and reference replies.
 
     Tools that were called and not declared get schemas inferred from their calls. Raises `ValueError` for a chat
-    without a user turn or with over 2,000 messages, and for a call without a result or a result without a call.
+    without a user turn or with over 2,000 messages, for a call without a result or a result without a call, for a
+    system message after the beginning, and for two speakers of one role.
     """
     if len(chat.messages) > MAX_MESSAGES:
         raise ValueError(f"over-long chat: {len(chat.messages)} messages, at most {MAX_MESSAGES}")
-    lines = [(message.role, message.content) for message in chat.messages if message.role in ("user", "assistant")]
+    _refuse_late_instructions(chat.messages)
+    _refuse_several_speakers(chat.messages)
+    spoken = [message for message in chat.messages if message.role in ("user", "assistant")]
+    lines = [(message.role, _answer(message)) for message in spoken]
     user = user_fields(lines, users=users)
-    recorded = record_calls(chat.messages)
+    messages, expected = _split_expected_call(chat, user_turns=len(user_turns_and_replies(lines, "user")[0]))
+    recorded = record_calls(messages)
     declared = {tool["name"] for tool in chat.tools}
-    calls = [(call["name"], call["arguments"]) for call in recorded if call["name"] not in declared]
+    calls = [(call["name"], call["arguments"]) for call in (*recorded, *expected) if call["name"] not in declared]
     tools = [*chat.tools, *infer_tool_schemas(calls)]
-    replies = [reply for reply in user_turns_and_replies(lines, "user")[1] if reply.strip()]
+    learned = [(role, text if message.weight else "") for message, (role, text) in zip(spoken, lines, strict=True)]
+    replies = [reply for reply in user_turns_and_replies(learned, "user")[1] if reply.strip()]
     return {
         **user,
         "domain": "tool_use" if tools else "general",
         "context": _context(chat.messages, lines),
         "tools": tools,
         "world": {"recorded": recorded} if recorded else {},
-        "expected": {"responses": replies},
+        "expected": {"responses": replies, **({"calls": expected} if expected else {})},
     }
+
+
+def _answer(message: LoggedMessage) -> str:
+    """Text of a message, for the agent without its reasoning."""
+    return split_reasoning(message.content)[1] if message.role == "assistant" else message.content
+
+
+def _refuse_late_instructions(messages: Sequence[LoggedMessage]) -> None:
+    began = False
+    for number, message in enumerate(messages):
+        if began and message.role == "system" and message.content.strip():
+            raise ValueError(f"late system message: message {number}, whose place in the chat a scenario cannot keep")
+        began = began or message.role != "system"
+
+
+def _refuse_several_speakers(messages: Sequence[LoggedMessage]) -> None:
+    """A scenario has one user and one agent."""
+    for role in ("user", "assistant"):
+        names = dict.fromkeys(message.name for message in messages if message.role == role and message.name)
+        if len(names) > 1:
+            shown = ", ".join(excerpt(name, _SHOWN) for name in list(names)[:3])
+            raise ValueError(f"several speakers of one role: {role} {shown}; a scenario has one user and one agent")
+
+
+def _split_expected_call(chat: LoggedChat, *, user_turns: int) -> tuple[Sequence[LoggedMessage], list[dict[str, Any]]]:
+    """Messages without calls at the end that are to be learned, and these calls."""
+    last = chat.messages[-1]
+    if not chat.ends_with_expected_call or not last.calls:
+        return chat.messages, []
+    turn = max(0, user_turns - 1)
+    calls = [{"name": call.name, "arguments": dict(call.arguments), "turn": turn} for call in last.calls]
+    return (*chat.messages[:-1], replace(last, calls=())), calls if last.weight else []
 
 
 def user_fields(lines: Sequence[tuple[str, str]], *, users: LoggedUsers) -> dict[str, Any]:
@@ -166,7 +230,8 @@ def _refuse_unanswered(pending: Sequence[tuple[LoggedCall, Any]]) -> None:
 
 def _context(messages: Sequence[LoggedMessage], lines: Sequence[tuple[str, str]]) -> str:
     """Text of the system messages, and the agent's greeting."""
-    parts = [message.content for message in messages if message.role == "system"]
+    system = [message for message in messages if message.role == "system"]
+    parts = [f"{message.name}: {message.content}" if message.name else message.content for message in system]
     turns = merge_speaker_turns(lines)
     if turns and turns[0][0] == "assistant" and turns[0][1].strip():
         parts.append(f"You opened the conversation: {turns[0][1]}")

@@ -10,8 +10,6 @@ positives.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -20,14 +18,7 @@ from numpy.typing import NDArray
 from grpo.scenarios.scenario import normalize
 
 _RUN = 5  # characters of a shingle
-_BANDS, _ROWS = 32, 4
-
-
-class NearDuplicate(NamedTuple):
-    """Most similar text of the index."""
-
-    name: str
-    similarity: float
+BANDS, _ROWS = 32, 4
 
 
 def shingles(text: str) -> frozenset[int]:
@@ -36,40 +27,18 @@ def shingles(text: str) -> frozenset[int]:
     return frozenset(crc32(encoded[k : k + _RUN].encode()) for k in range(max(1, len(encoded) - _RUN + 1)))
 
 
-def similarity(left: frozenset[int], right: frozenset[int]) -> float:
-    """Jaccard similarity of two sets of shingles."""
-    return len(left & right) / len(left | right)
+def _coefficients() -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    rng = np.random.default_rng(1997)
+    shape = (BANDS * _ROWS, 1)
+    factors = rng.integers(1, 2**63, shape, dtype=np.uint64) | np.uint64(1)
+    return factors, rng.integers(0, 2**63, shape, dtype=np.uint64)
 
 
-class NearDuplicates:
-    """Index of named texts for queries by a minimum similarity."""
+_FACTORS, _OFFSETS = _coefficients()
 
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
-        self._texts: list[tuple[str, frozenset[int]]] = []
-        self._buckets: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
-        rng = np.random.default_rng(1997)
-        shape = (_BANDS * _ROWS, 1)
-        self._factors = rng.integers(1, 2**63, shape, dtype=np.uint64) | np.uint64(1)
-        self._offsets = rng.integers(0, 2**63, shape, dtype=np.uint64)
 
-    def add(self, name: str, text: str) -> None:
-        """Add a text to the index."""
-        hashes = shingles(text)
-        for key in self._keys(hashes):
-            self._buckets[key].append(len(self._texts))
-        self._texts.append((name, hashes))
-
-    def find(self, text: str) -> NearDuplicate | None:
-        """Return the most similar text above the threshold, or None."""
-        query = shingles(text)
-        candidates = {index for key in self._keys(query) for index in self._buckets.get(key, ())}
-        near = [NearDuplicate(self._texts[k][0], similarity(query, self._texts[k][1])) for k in sorted(candidates)]
-        best = max(near, key=lambda match: match.similarity, default=None)
-        return best if best is not None and best.similarity >= self._threshold else None
-
-    def _keys(self, hashes: frozenset[int]) -> list[tuple[int, bytes]]:
-        """Bucket keys of a text, one per band."""
-        values = np.fromiter(hashes, dtype=np.uint64, count=len(hashes))
-        signature: NDArray[np.uint64] = (self._factors * values + self._offsets).min(axis=1) >> np.uint64(32)
-        return [(band, signature[band * _ROWS : (band + 1) * _ROWS].tobytes()) for band in range(_BANDS)]
+def band_keys(hashes: frozenset[int]) -> list[bytes]:
+    """Keys of the bands of a text's MinHash signature: similar texts have one in common."""
+    values = np.fromiter(hashes, dtype=np.uint64, count=len(hashes))
+    signature: NDArray[np.uint64] = (_FACTORS * values + _OFFSETS).min(axis=1) >> np.uint64(32)
+    return [signature[band * _ROWS : (band + 1) * _ROWS].tobytes() for band in range(BANDS)]

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -62,29 +62,32 @@ def parse_records(records: Iterable[SourceRecord], model: type[Item]) -> ParsedR
     """
     items: list[Item] = []
     quarantined: list[QuarantinedRecord] = []
-    ids: set[str] = set()
+    ids: set[Any] = set()
     for record in records:
-        item = _parse(record, model, ids)
+        item, name = parse_record(record, model), (record.data or {}).get("id")
+        if not isinstance(item, QuarantineReason) and name in ids:
+            item = duplicate_id(name)
         if isinstance(item, QuarantineReason):
             quarantined.append(QuarantinedRecord(source=record.source, line=record.line, reason=item))
         else:
+            ids.add(name)
             items.append(item)
     if not items and not quarantined:
         raise DataError(f"no record for {model.__name__}; the data set's files are empty")
     return ParsedRecords(items=tuple(items), quarantined=tuple(quarantined))
 
 
-def _parse(record: SourceRecord, model: type[Item], ids: set[str]) -> Item | QuarantineReason:
+def parse_record(record: SourceRecord, model: type[Item]) -> Item | QuarantineReason:
+    """Build the item of a record, or say why it is not one."""
     if record.data is None:
         return reason_from_problem(record.problem or "no data")
     item = try_call(lambda: model.model_validate(record.data))
-    if isinstance(item, Exception):
-        return reason_from_error(item)
-    name = record.data["id"]
-    if name in ids:
-        return reason_from_problem(f"duplicate id: {name}")
-    ids.add(name)
-    return item
+    return reason_from_error(item) if isinstance(item, Exception) else item
+
+
+def duplicate_id(name: object) -> QuarantineReason:
+    """Reason of a record whose id an earlier one has."""
+    return reason_from_problem(f"duplicate id: {name}")
 
 
 def reason_from_problem(problem: str) -> QuarantineReason:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import error_text, excerpt, first_validation_error, problem_text, try_call
-from grpo.scenarios.scenario import Difficulty, normalize
+from grpo.scenarios.scenario import Difficulty, episode_start, normalize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,12 @@ class SourceRecord:
     """The record's text in a text source; empty where `data` has the same content."""
     problem: str | None = None
     """Reason that the record cannot be read. The text before a colon is the same for all records with this reason."""
+    ignored: tuple[str, ...] = ()
+    """Parts of the record that are not in `data`, each with the reason."""
+
+
+Converted = dict[str, Any] | tuple[dict[str, Any], tuple[str, ...]]
+"""Fields that a record is converted to, and the parts that were left out, where a format has some."""
 
 
 def record_name(path: Path, record: SourceRecord) -> str:
@@ -61,7 +67,7 @@ def _validated_fields(
     return fields(published.model_validate(data), line)
 
 
-def convert_record(record: SourceRecord, fields: Callable[[dict[str, Any]], dict[str, Any]]) -> SourceRecord:
+def convert_record(record: SourceRecord, fields: Callable[[dict[str, Any]], Converted]) -> SourceRecord:
     """The record with the fields of its data, or with the exception that `fields` raised as its problem."""
     if record.data is None:
         return record
@@ -70,6 +76,8 @@ def convert_record(record: SourceRecord, fields: Callable[[dict[str, Any]], dict
     if isinstance(data, Exception):
         problem = error_text(data) if type(data) is ValueError else problem_text(data, "not as published")
         return replace(record, data=None, raw=raw, problem=problem)
+    if isinstance(data, tuple):
+        return replace(record, data=data[0], raw=raw, ignored=data[1])
     return replace(record, data=data, raw=raw)
 
 
@@ -93,17 +101,17 @@ def read_all_records(records: Iterable[SourceRecord], published: type[Published]
 def declare_splits(train: Iterable[SourceRecord], heldout: Iterable[SourceRecord]) -> Iterator[SourceRecord]:
     """The training part of a source, then its held-out part, each scenario with its split.
 
-    A held-out scenario with the user text of a training one has leaked: its split stays open, and the text's hash
+    A held-out scenario that starts as a training one does has leaked: its split stays open, and the hash of the start
     assigns both to the same split.
     """
-    train_texts = set()
+    train_starts = set()
     for record in train:
         if record.data is not None:
-            train_texts.add(_user_text(record.data))
+            train_starts.add(_start(record.data))
             record.data["split"] = "train"
         yield record
     for record in heldout:
-        if record.data is not None and _user_text(record.data) not in train_texts:
+        if record.data is not None and _start(record.data) not in train_starts:
             record.data["split"] = "heldout"
         yield record
 
@@ -113,6 +121,8 @@ def difficulty_by_count(count: int, *, easy: int, medium: int) -> Difficulty:
     return "easy" if count <= easy else "medium" if count <= medium else "hard"
 
 
-def _user_text(data: dict[str, Any]) -> str:
-    """`Scenario.text` of a record that is not validated yet."""
-    return normalize("\n".join((*data.get("user_responses", ()), data.get("goal", ""))))
+def _start(data: dict[str, Any]) -> str:
+    """Digest of `Scenario.start` of a record that is not validated yet."""
+    text = normalize("\n".join((*data.get("user_responses", ()), data.get("goal", ""))))
+    start = episode_start(text, data.get("world", {}), data.get("metadata", {}).get("identity", ""))
+    return hashlib.sha256(start.encode(errors="replace")).hexdigest()

@@ -11,19 +11,20 @@ scenario's id, so two scenarios cannot be linked by it.
 from __future__ import annotations
 
 import hashlib
-import re
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grpo.messages import Message, ToolCall
+from grpo.scenarios.occurrences import KnownValues, compact, fold
 from grpo.scenarios.pii import PIIKind, find_pii, pii_fields
 from grpo.scenarios.scenario import Expected, Scenario
 
 _FIRST = ("Alex", "Robin", "Kim", "Jamie", "Noa", "Sascha", "Charlie", "Rene", "Toni", "Jo")
 _NUMBERS: tuple[PIIKind, ...] = ("phone", "card", "national id", "iban")
 """Kinds that are compared without separators: `030 901820` and `030901820` are equal."""
-_BETWEEN = r"[\W_]{0,4}"
+_LARGEST = 10**64
 _ATTEMPTS = 100
 """Draws of a pseudonym before a name gets a number."""
 
@@ -40,12 +41,16 @@ class Redacted:
         self._records = (scenario.world, expected.calls, expected.state)
         self._id = scenario.id
         self._kinds = kinds = self._find()
-        world_texts = [text for record in self._records for text in _strings(record)]
-        self._patterns = {value: _pattern(value, kind) for value, kind in kinds.items()}
+        numbers = {value for value, kind in kinds.items() if kind in _NUMBERS}
+        self._values = KnownValues(texts=kinds.keys() - numbers, numbers=numbers)
+        world_texts = (text for record in self._records for text in _strings(record))
+        inside = {value for text in world_texts for value in self._values.find_all(text)}
         self._substitutes: dict[str, str] = {}
+        self._used: set[str] = set()
         for number, (value, kind) in enumerate(kinds.items(), start=1):
-            inside = any(_within(self._patterns[value], value, text) for text in world_texts)
-            self._substitutes[value] = self._unused(value, kind, number) if inside else f"[{kind}]"
+            substitute = self._unused(value, kind, number) if value in inside else f"[{kind}]"
+            self._substitutes[value] = substitute
+            self._used.add(substitute)
         self.counts = Counter(kinds.values())
         self.scenario = self._apply(scenario) if kinds else scenario
 
@@ -61,14 +66,13 @@ class Redacted:
         for kind, text in values:
             for part in text.split() if kind == "name" else (text,):
                 if kind in _NUMBERS or len(part) > 1:
-                    kinds.setdefault(_compact(part) if kind in _NUMBERS else _fold(part), kind)
+                    kinds.setdefault(compact(part) if kind in _NUMBERS else fold(part), kind)
         return kinds
 
     def _unused(self, value: str, kind: PIIKind, number: int) -> str:
         """A pseudonym that no other value of the scenario has: two records must not become one."""
-        used = set(self._substitutes.values())
-        candidates = (self._pseudonym(value, kind, number, attempt) for attempt in range(len(used) + _ATTEMPTS))
-        return next((candidate for candidate in candidates if candidate not in used), f"[{kind} {number}]")
+        candidates = (self._pseudonym(value, kind, number, attempt) for attempt in range(_ATTEMPTS + 1))
+        return next((candidate for candidate in candidates if candidate not in self._used), f"[{kind} {number}]")
 
     def _pseudonym(self, value: str, kind: PIIKind, number: int, attempt: int) -> str:
         text = f"{self._id}\0{value}" + (f"\0{attempt}" if attempt else "")
@@ -76,20 +80,21 @@ class Redacted:
         if kind == "email":
             return f"person{number}@example.com"
         if kind == "name":
-            return _FIRST[seed[0] % len(_FIRST)] + (str(attempt) if attempt >= _ATTEMPTS else "")
+            return _FIRST[seed[0] % len(_FIRST)] + (str(number) if attempt >= _ATTEMPTS else "")
         if kind == "ip":
             return f"192.0.2.{1 + seed[0] % 254}"  # reserved for documentation by RFC 5737
         if kind == "address":
             return f"{number} Sample Street"
-        digits = iter(seed)
+        digits = itertools.cycle(seed)
         return "".join(str(1 + next(digits) % 9) if letter.isdigit() else letter for letter in value)
 
     def _apply(self, scenario: Scenario) -> Scenario:
-        longest = sorted(self._substitutes, key=len, reverse=True)
-        pattern = re.compile("|".join(self._patterns[value].pattern for value in longest), re.IGNORECASE)
-
         def text(value: str) -> str:
-            return pattern.sub(lambda match: self._substitute(match[0]), value)
+            parts, end = [], 0
+            for start, stop, known in self._values.find(value):
+                parts += [value[end:start], self._substitute(known, value[start:stop])]
+                end = stop
+            return "".join((*parts, value[end:]))
 
         def record(value: Any) -> Any:
             if isinstance(value, str):
@@ -98,7 +103,7 @@ class Redacted:
                 return {text(name): record(item) for name, item in value.items()}
             if isinstance(value, (list, tuple)):
                 return [record(item) for item in value]
-            if isinstance(value, int) and str(value) in self._substitutes:
+            if _is_number(value) and str(value) in self._substitutes:
                 return int(text(str(value)))
             return value
 
@@ -120,13 +125,10 @@ class Redacted:
             }
         )
 
-    def _substitute(self, original: str) -> str:
+    def _substitute(self, value: str, original: str) -> str:
         """Replacement of a value; a number keeps its separators."""
-        value = _fold(original)
-        if value not in self._substitutes:
-            value = _compact(original)
-        text = self._substitutes.get(value, "[personal]")
-        if self._kinds.get(value) not in _NUMBERS or text.startswith("["):
+        text = self._substitutes[value]
+        if self._kinds[value] not in _NUMBERS or text.startswith("["):
             return text
         letters = iter(text)
         pairs = ((letter, next(letters) if letter.isalnum() else letter) for letter in original)
@@ -155,7 +157,7 @@ def _strings(value: Any) -> Iterator[str]:
     """Texts in a record: keys, values, and integers, which a user may spell digit by digit."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, int) and not isinstance(value, bool):
+    elif _is_number(value):
         yield str(value)
     elif isinstance(value, dict):
         for name, item in value.items():
@@ -166,21 +168,6 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _fold(text: str) -> str:
-    """Lower-case letters, one for each: `İ` becomes `i`, which `str.lower` expands to two characters."""
-    return "".join(letter.lower()[0] for letter in text)
-
-
-def _compact(text: str) -> str:
-    """Letters and digits without separators."""
-    return "".join(letter for letter in _fold(text) if letter.isalnum())
-
-
-def _pattern(value: str, kind: PIIKind) -> re.Pattern[str]:
-    if kind in _NUMBERS:
-        return re.compile(rf"(?<!\w)[+(]{{0,2}}{_BETWEEN.join(map(re.escape, value))}(?!\w)", re.IGNORECASE)
-    return re.compile(rf"(?<!\w){re.escape(value)}(?!\w)", re.IGNORECASE)
-
-
-def _within(pattern: re.Pattern[str], value: str, text: str) -> bool:
-    return (value in _fold(text) or value in _compact(text)) and pattern.search(text) is not None
+def _is_number(value: Any) -> bool:
+    """True for an integer that could be a telephone or a card; more digits than 4,300 cannot be written as text."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 MAX_TURNS = 64
 MAX_TURN_CHARS = 8_000
@@ -20,6 +30,8 @@ SplitName = Literal["train", "heldout"]
 SuccessCriterion = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
 """A part of success, as in tau-bench's reward basis: the final state, assertions on it, assertions about the
 conversation, the calls that were made, the facts that were communicated."""
+NL_ASSERTION = "NL_ASSERTION"
+"""The part of success that a language model judges."""
 
 
 class _Record(BaseModel):
@@ -48,18 +60,61 @@ class Expected(_Record):
     required_documents: tuple[str, ...] = ()
     """Documents of the domain's knowledge base that the task needs, by id."""
     reward_basis: Annotated[tuple[SuccessCriterion, ...], Field(min_length=1)] | None = None
-    """Parts of success; None stands for every part that is expected here."""
+    """Parts of success; None stands for every part that is expected here. `[DB]` without calls and state says that the
+    right outcome is an unchanged world."""
+
+    @field_validator("calls")
+    @classmethod
+    def _check_calls(cls, calls: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        for number, call in enumerate(calls):
+            name, compared, turn = call.get("name"), call.get("compare_args"), call.get("turn", 0)
+            if not isinstance(name, str) or not name.strip():
+                raise ValueError(
+                    f"expected call {number} has no name: {str(call)[:100]}; a call is {{name, arguments}}"
+                )
+            if not isinstance(call.get("arguments"), dict):
+                raise ValueError(
+                    f"expected call {number} has no arguments: {name[:100]} needs an object, {{}} for none"
+                )
+            if type(turn) is not int or turn < 0:
+                raise ValueError(f"expected call {number} has a turn that is not a number from 0: {str(turn)[:100]}")
+            if compared is not None and not (
+                isinstance(compared, (list, tuple)) and all(isinstance(argument, str) for argument in compared)
+            ):
+                raise ValueError(f"expected call {number} has compare_args that are not names: {str(compared)[:100]}")
+        return calls
 
     @property
     def basis(self) -> tuple[SuccessCriterion, ...]:
-        """Parts of success; facts and assertions count only where some are expected."""
-        expected = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
+        """Parts of success; facts and assertions count only where some are expected.
+
+        The state counts where anything is expected, or where `reward_basis` names it: a scenario that says nothing
+        about its outcome has no basis, so that doing nothing is not a success.
+        """
+        expected: dict[str, object] = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
+        if self.reward_basis is None:
+            expected["DB"] = self.calls or self.state or self.facts or self.assertions
         named: tuple[SuccessCriterion, ...] = ("DB", "COMMUNICATE", "NL_ASSERTION")
         return tuple(part for part in self.reward_basis or named if expected.get(part, True))
 
+    @property
+    def states_success(self) -> bool:
+        """True if anything here tells a success from a failure; reference replies alone do not."""
+        return self.reward_basis is not None or bool(self.basis)
+
+
+class Origin(_Record):
+    """Who gave a conversation from service, as hashes of the serving log: a share of the evidence is counted by it."""
+
+    keys: Annotated[tuple[str, ...], Field(min_length=1)] = ("",)
+    """Hashes of the API keys that sent the conversation or a copy of it, the first one first; empty for an unknown key,
+    so that all conversations without a key count as if one key had sent them."""
+    user: str = ""
+    """Salted hash of the user's name; empty where the client names none."""
+
 
 class Metadata(_Record):
-    """Origin of a scenario, and the groups that it is counted in."""
+    """Source of a scenario, and the groups that it is counted in."""
 
     difficulty: Difficulty = "unknown"
     """Group of results besides the category."""
@@ -71,6 +126,20 @@ class Metadata(_Record):
     """Licence of the data."""
     consent: str = ""
     """Consent of the user whose conversation it was."""
+    identity: str = Field(default="", max_length=1_000)
+    """What tells this scenario from the others, where the user's text and the world do not; scenarios of one identity
+    are in one split, and those of two are never near duplicates."""
+    origin: Origin | None = None
+    """Set by the curation of a retraining for each conversation; None for a base scenario."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an absent identity and origin: a scenario's hash depends on them only where they are set."""
+        fields: dict[str, Any] = handler(self)
+        for name in ("identity", "origin"):
+            if not getattr(self, name):
+                fields.pop(name, None)
+        return fields
 
 
 class Scenario(_Record):
@@ -98,7 +167,7 @@ class Scenario(_Record):
     metadata: Metadata = Field(default_factory=Metadata)
     """Origin, and the groups that results are counted in."""
     split: SplitName | None = None
-    """The split that the source declares; None leaves it to the hash of the text."""
+    """The split that the source declares; None leaves it to the hash of text and world."""
 
     @field_validator("user_responses")
     @classmethod
@@ -119,8 +188,14 @@ class Scenario(_Record):
         return self
 
     @model_validator(mode="after")
-    def _check_late_tools(self) -> Scenario:
-        for tool in self.tools:
+    def _check_tools(self) -> Scenario:
+        for number, tool in enumerate(self.tools):
+            if not isinstance(tool.get("name"), str) or not tool["name"].strip():
+                raise ValueError(
+                    f"tool {number} has no name: {str(tool)[:100]}; a tool is {{name, description, parameters}}"
+                )
+            if not isinstance(tool.get("parameters", {}), dict) or not isinstance(tool.get("description", ""), str):
+                raise ValueError(f"tool {tool['name']}: description is a text, and parameters are a JSON schema")
             turn = tool.get("from_turn", 0)
             if type(turn) is not int or not 0 <= turn < max(1, len(self.user_responses)):
                 raise ValueError(f"tool {tool.get('name')} comes in user turn {turn!r}, which the script does not have")
@@ -128,13 +203,32 @@ class Scenario(_Record):
 
     @property
     def text(self) -> str:
-        """All text of the user, normalized; scenarios with the same text belong in the same split."""
+        """All text of the user, normalized."""
         return normalize("\n".join((*self.user_responses, self.goal)))
+
+    @property
+    def start(self) -> str:
+        """What an episode starts from, see `episode_start`."""
+        return episode_start(self.text, self.world, self.metadata.identity)
 
     @property
     def hash(self) -> str:
         """Digest of the whole scenario, first 16 hex digits."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+def episode_start(text: str, world: Mapping[str, Any], identity: str = "") -> str:
+    """What an episode starts from: the user's text and the world, or the identity that the source states.
+
+        text "reach the goal", world {"seed": 7}     reach the goal {"seed": 7}
+        identity "level 3"                           level 3, whatever text and world are
+
+    Scenarios with the same start are in the same split. Raises `ValueError` or `RecursionError` for a world that JSON
+    cannot hold.
+    """
+    if identity:
+        return f"identity {identity}"
+    return f"{text} {json.dumps(world, sort_keys=True, default=str)}" if world else text
 
 
 _SPACE = re.compile(r"\s+")

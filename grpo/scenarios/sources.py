@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from grpo.artifacts import local_path
 from grpo.config.scenarios import (
     ChatSource,
     ConversationLogSource,
+    CsvSource,
     FileSource,
     HubDataSource,
     HuggingFaceSource,
@@ -23,6 +25,7 @@ from grpo.config.scenarios import (
     ServedSource,
     Source,
     Tau2Source,
+    TraceSource,
     VerifiersSource,
 )
 from grpo.errors import DataError
@@ -31,31 +34,23 @@ from grpo.scenarios.data_errors import read_guarded
 from grpo.scenarios.datasets.multidogo import find_multidogo, read_multidogo
 from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
 from grpo.scenarios.hub_dataset import FORMATS, fetch_split, pin_source
+from grpo.scenarios.readers.chat_records import read_chats
 from grpo.scenarios.readers.conversation_log import read_conversation_log
-from grpo.scenarios.readers.csv_file import read_csv
 from grpo.scenarios.readers.huggingface import read_huggingface
-from grpo.scenarios.readers.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.langfuse import read_langfuse
 from grpo.scenarios.readers.langsmith import read_langsmith
-from grpo.scenarios.readers.mapped_columns import read_columns
-from grpo.scenarios.readers.openai_messages import read_openai_messages
-from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served, served_records
-from grpo.scenarios.readers.sharegpt import read_sharegpt
+from grpo.scenarios.readers.table_rows import interpret, read_table_cells, read_table_file
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.served.folder import ServedLog
 
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 """Records of the named parts of a published data set, or of its default parts, in this folder."""
 
-_FILE_READERS = {"jsonl": read_jsonl, "json": read_json, "parquet": read_parquet, "csv": read_csv}
-_CHAT_READERS = {
-    "openai_messages": read_openai_messages,
-    "sharegpt": read_sharegpt,
-    "langsmith": read_langsmith,
-    "langfuse": read_langfuse,
-}
+_FILES = (FileSource, CsvSource, ChatSource, TraceSource)
+"""Sources of one file."""
+_TRACE_READERS = {"langsmith": read_langsmith, "langfuse": read_langfuse}
 
 
 def dataset_reader(name: str, items: str = "") -> DatasetReader:
@@ -99,13 +94,17 @@ def _read(source: Source) -> Iterator[SourceRecord]:
         return _read_hub(source)
     path = local_path(source.path)
     if isinstance(source, FileSource):
-        return _read_file(source, path)
+        return read_table_file(source, source.kind, path)
+    if isinstance(source, CsvSource):
+        return read_table_file(source, source.kind, path, source)
     if isinstance(source, ChatSource):
-        return _CHAT_READERS[source.kind](path, users=source.users)
+        return read_chats(source, path)
+    if isinstance(source, TraceSource):
+        return _TRACE_READERS[source.kind](path, users=source.users)
     if isinstance(source, ConversationLogSource):
         return read_conversation_log(path, source.files)
     if isinstance(source, HuggingFaceSource):
-        return read_huggingface(path, source.split, columns=source.columns)
+        return read_huggingface(source, path)
     if isinstance(source, MultiDoGOSource):
         return read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level)
     if isinstance(source, PublishedSource):
@@ -113,15 +112,15 @@ def _read(source: Source) -> Iterator[SourceRecord]:
     return read_tau2_bench(path, source.domain, source.tasks)
 
 
-def _read_file(source: FileSource, path: Path) -> Iterator[SourceRecord]:
-    return read_columns(source, path) if source.columns else _FILE_READERS[source.kind](path)
-
-
 def _read_hub(source: HubDataSource) -> Iterator[SourceRecord]:
-    """Records of the files of a split; they are fetched first."""
-    for path in fetch_split(source):
-        file = FileSource(kind=FORMATS[path.suffix], path=str(path), columns=source.columns)
-        yield from _read_file(file, path)
+    """Records of the files of a split, which are fetched first; a conversation may have rows in several files."""
+    paths = fetch_split(source)
+    if source.messages is not None:
+        cells = (read_table_cells(source, FORMATS[path.suffix], path, source.csv) for path in paths)
+        yield from interpret(source, paths[0], chain.from_iterable(cells))
+        return
+    for path in paths:
+        yield from read_table_file(source, FORMATS[path.suffix], path, source.csv)
 
 
 def content_hash(sources: Sequence[Source]) -> str:
@@ -133,7 +132,7 @@ def content_hash(sources: Sequence[Source]) -> str:
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.kind.encode())
-        if isinstance(source, (FileSource, ChatSource)):
+        if isinstance(source, _FILES):
             digest.update(local_path(source.path).name.encode())  # chooses the reader, names records
         if isinstance(source, VerifiersSource):
             digest.update(source.model_dump_json().encode())
@@ -161,7 +160,7 @@ def _files(source: Source) -> Iterator[Path]:
         return
     if not root.exists():
         raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
-    if isinstance(source, (FileSource, ChatSource)):
+    if isinstance(source, _FILES):
         yield root
     elif isinstance(source, MultiDoGOSource):
         yield from (part.path for part in find_multidogo(root, source.level, source.domains, source.parts))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import from_json
 
 from grpo.errors import DataError
 from grpo.scenarios.scenario import SplitName
@@ -40,17 +43,17 @@ class Split(BaseModel):
     """Scenarios in neither split, as the environment cannot play them: the reason by id."""
 
 
-def assign_split(text_digest: str, *, declared: SplitName | None = None, share: float) -> SplitName:
-    """The split that a source declares, or else the one that the digest of the text gives.
+def assign_split(digest: str, *, declared: SplitName | None = None, share: float) -> SplitName:
+    """The split that a source declares, or else the one that the digest of the scenario's start gives.
 
         digest 3fff…, share 0.25 → 0.2499… < 0.25 → heldout
 
-    The same text is in the same split in every table and under any category, and each category is split in proportion,
-    as digests do not depend on categories.
+    The same text in the same world is in the same split in every table and under any category, and each category is
+    split in proportion, as digests do not depend on categories.
     """
     if declared is not None:
         return declared
-    return "heldout" if int(text_digest, 16) < share * 16 ** len(text_digest) else "train"
+    return "heldout" if int(digest, 16) < share * 16 ** len(digest) else "train"
 
 
 def split(
@@ -58,10 +61,11 @@ def split(
 ) -> Split:
     """Split a table of scenarios; `limit` keeps that many in each split, the first by hash.
 
-    A scenario without a declared split follows a declared one with the same text; an excluded one is in neither split.
+    A scenario without a declared split follows a declared one with the same start; an excluded one is in neither split.
 
-    Raises `DataError` for an empty split, and for a category of at least 20 scenarios with none held out. At a fraction
-    of 1 only declared training scenarios are trained on.
+    Raises `DataError` for an empty split, and for a category of at least 20 scenarios with none held out, conversations
+    of a retraining not counted: their categories are what clients say. At a fraction of 1 only declared training
+    scenarios are trained on.
     """
     excluded = excluded or {}
     rows = [row for row in _read(scenarios_path) if row.id not in excluded]
@@ -85,7 +89,7 @@ def split(
 def validation_split(scenarios_path: Path, splits: Split, *, share: float) -> Split:
     """Split the training scenarios once more: a share of them is the validation split, in `heldout` of the result.
 
-    Hyperparameters are chosen on it, so that the held-out split stays unseen. The same text is in one split.
+    Hyperparameters are chosen on it, so that the held-out split stays unseen. The same start is in one split.
     Raises `DataError` for an empty split.
     """
     train: list[_Row] = []
@@ -129,13 +133,24 @@ def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> 
                 f"{path}: the {name} split is empty at validation_fraction {share}, of {len(train) + len(heldout)} "
                 "scenarios; add scenarios or change scenarios.validation_fraction"
             )
-    for category, count in _count(train, heldout).items():
-        if count.heldout == 0 and count.train >= MIN_CATEGORY_SIZE:
+    counts = _count(train, heldout)
+    unjudged = [name for name, count in counts.items() if not count.heldout and count.train >= MIN_CATEGORY_SIZE]
+    base = _base_counts(path, train, unjudged) if unjudged else Counter[str]()
+    for category in unjudged:
+        if base[category] >= MIN_CATEGORY_SIZE:
             raise DataError(
-                f"{path}: none of the {count.train} scenarios of category {category} is held out at "
+                f"{path}: none of the {base[category]} scenarios of category {category} is held out at "
                 f"validation_fraction {share}; raise scenarios.validation_fraction or declare some of them heldout "
                 "in the source"
             )
+
+
+def _base_counts(path: Path, rows: list[_Row], categories: Collection[str]) -> Counter[str]:
+    """Rows of these categories that are not conversations of a retraining."""
+    ids = pa.array([row.id for row in rows if row.category in categories], pa.string())
+    table = open_scenarios(path).read(columns=["id", "category", "metadata"])
+    read = table.filter(pc.is_in(table["id"], value_set=ids)).to_pylist()
+    return Counter(row["category"] for row in read if "origin" not in from_json(row["metadata"]))
 
 
 def _count(train: list[_Row], heldout: list[_Row]) -> dict[str, CategoryCount]:

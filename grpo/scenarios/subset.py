@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.config.pipeline import PipelineConfig
-from grpo.config.scenarios import FileSource
+from grpo.config.scenarios import CsvSource, FileSource
 from grpo.errors import ConfigError
 
 _FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv"}
@@ -21,7 +21,10 @@ def select_scenarios(config: PipelineConfig, scenarios_file: str | None, num_epi
         kind = _FORMATS.get(Path(scenarios_file).suffix)
         if kind is None:
             raise ConfigError(f"scenarios in {scenarios_file}: name a file that ends in {', '.join(_FORMATS)}")
-        scenarios = scenarios.model_copy(update={"sources": (FileSource(kind=kind, path=scenarios_file),)})
+        source = (
+            CsvSource(kind="csv", path=scenarios_file) if kind == "csv" else FileSource(kind=kind, path=scenarios_file)
+        )
+        scenarios = scenarios.model_copy(update={"sources": (source,)})
     if num_episodes is not None:
         samples = config.evaluation.samples
         if num_episodes < samples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +23,12 @@ SCHEMA_VERSION = "2"
 _VERSION_KEY = b"scenario_schema_version"
 _ROWS, _BYTES = 16_384, 64 * 2**20  # of a row group, whichever comes first
 _READ_ROWS = 512
+_BATCH_ROWS = 4096
 
 _PLAIN = ("id", "topic", "domain", "user_responses", "goal", "context", "split")
 _JSON = ("tools", "world", "expected", "metadata")
 DERIVED_COLUMNS = ("hash", "text_digest", "category", "difficulty")
-"""Columns that are computed from the others."""
+"""Columns that are computed from the others; `text_digest` is `start_digest`: of the text, and of the world if any."""
 
 SCHEMA = pa.schema(
     [
@@ -55,16 +57,12 @@ QUARANTINE_SCHEMA = pa.schema(
 TableRow = tuple[Any, ...]
 
 
-class TableWriter:
-    """Rows into a Parquet file, a row group at a time; memory is bounded by one row group."""
+class _ParquetFile(ABC):
+    """Parquet file that is written in row groups; leaving its block without an error writes the last one."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        distinct = {"id", "hash", "text_digest", "raw"}  # a dictionary of values that do not repeat only takes space
-        dictionaries = [name for name in schema.names if name not in distinct and name != "user_responses"]
-        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=dictionaries)
+        self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=_dictionaries(schema))
         self._schema = schema
-        self._rows: list[TableRow] = []
-        self._bytes = 0
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +73,19 @@ class TableWriter:
         if kind is None:
             self._flush()
         self._writer.close()
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Write the rows that wait, as a row group."""
+
+
+class TableWriter(_ParquetFile):
+    """Rows into a Parquet file, a row group at a time; memory is bounded by one row group."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        super().__init__(path, schema)
+        self._rows: list[TableRow] = []
+        self._bytes = 0
 
     def add(self, row: TableRow, size: int = 0) -> None:
         """Append one row, its cells in the schema's order; `size` is roughly its bytes."""
@@ -89,6 +100,32 @@ class TableWriter:
             arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
             self._rows, self._bytes = [], 0
+
+
+class BatchWriter(_ParquetFile):
+    """Tables into a Parquet file, in row groups of some thousand rows."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        super().__init__(path, schema)
+        self._tables: list[pa.Table] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Append rows with the columns of the schema."""
+        self._tables.append(rows.cast(self._schema))
+        if sum(map(len, self._tables)) >= _BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if any(map(len, self._tables)):
+            rows = pa.concat_tables(self._tables).combine_chunks()
+            self._writer.write_table(rows, row_group_size=_BATCH_ROWS)
+        self._tables = []
+
+
+def _dictionaries(schema: pa.Schema) -> list[str]:
+    """Columns with a dictionary: of values that do not repeat it only takes space."""
+    distinct = {"id", "hash", "text_digest", "raw", "user_responses"}
+    return [name for name in schema.names if name not in distinct]
 
 
 def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> int:
@@ -122,16 +159,16 @@ def scenario_row(scenario: Scenario) -> tuple[TableRow, int]:
         expected,
         metadata.model_dump_json(),
         scenario.hash,
-        _digest(text),
+        start_digest(scenario),
         metadata.category,
         metadata.difficulty,
     )
     return row, len(tools) + len(world) + len(expected) + len(scenario.topic) + len(scenario.context) + len(text)
 
 
-def text_digest(scenario: Scenario) -> str:
-    """Digest of `Scenario.text`, first 16 hex digits."""
-    return _digest(scenario.text)
+def start_digest(scenario: Scenario) -> str:
+    """Digest of what an episode starts from (`Scenario.start`), first 16 hex digits."""
+    return hashlib.sha256(scenario.start.encode()).hexdigest()[:16]
 
 
 def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[Scenario]:
@@ -156,6 +193,16 @@ def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[S
         raise DataError(f"{path} has no scenario {', '.join(missing[:3])}; the ids are from another table")
 
 
+class TableScenarios:
+    """Scenarios of a table with these ids, which are read at each iteration, as `read_scenarios` does."""
+
+    def __init__(self, path: Path, ids: Collection[str]) -> None:
+        self._path, self._ids = path, ids
+
+    def __iter__(self) -> Iterator[Scenario]:
+        return read_scenarios(self._path, self._ids)
+
+
 def open_scenarios(path: Path) -> pq.ParquetFile:
     """Open a table of scenarios; raises `DataError` for another table or another schema version."""
     file = open_parquet(path)
@@ -170,10 +217,6 @@ def is_scenario_table(schema: pa.Schema) -> bool:
     return _VERSION_KEY in (schema.metadata or {})
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def _json(value: Any) -> str:
     """JSON that is read back unchanged; raises `ValueError` where that cannot be."""
     if not value:
@@ -183,8 +226,14 @@ def _json(value: Any) -> str:
     return content.decode()
 
 
+def scenario_from_row(row: dict[str, Any]) -> Scenario:
+    """Scenario of a row. Raises `ValidationError` and `ValueError` for one that is not a scenario."""
+    cells = {name: row[name] for name in _PLAIN} | {name: from_json(row[name]) for name in _JSON}
+    return Scenario.model_validate(cells)
+
+
 def _scenario(path: Path, row: dict[str, Any]) -> Scenario:
     try:
-        return Scenario.model_validate({**row, **{name: from_json(row[name]) for name in _JSON}})
+        return scenario_from_row(row)
     except ValidationError as error:
         raise DataError(f"{path}: scenario {row['id']} is not valid: {error}; ingest again") from error

@@ -18,9 +18,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from grpo.serving.request_parts import TAG, Fault
+
 INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
 _LONGEST_WAIT_S = 120.0
 """OpenAI's clients do not wait longer."""
+_SERVED = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/models", "/v1/feedback")
+"""Paths of OpenAI's API and of feedback, for a caller whose path is another one."""
+_NAME_SHOWN = 64
+"""Characters of a name in the path of a parameter."""
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
 
 
@@ -43,6 +49,11 @@ class APIError(Exception):
         self.retry_after_s = retry_after_s
         self.headers = dict(headers or {})
         """Further headers of the response."""
+
+
+def is_api_error(error: BaseException) -> bool:
+    """True for an answer to a client: `user_code(passes=is_api_error)` turns the errors of the code."""
+    return isinstance(error, APIError)
 
 
 def invalid_request(message: str, *, param: str | None = None, code: str | None = None) -> APIError:
@@ -82,12 +93,16 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> APIError:
     """400 for the first fault that pydantic reports in a request, with the path of its parameter.
 
     `{"loc": ("body", "messages", 0, "role"), "msg": "Field required", "type": "missing"}` → param `messages.0.role`
+
+    Tags of unions are no part of the path, and a `Fault` of an object has the name of its field.
     """
     first = errors[0]
     kind, message = str(first["type"]), str(first["msg"]).removeprefix("Value error, ")
     if kind == "json_invalid":
         return invalid_request("the body is not valid JSON", code="invalid_json")
-    param = ".".join(str(part) for part in first["loc"][1:]) or None
+    fault = (first.get("ctx") or {}).get("error")
+    path = [str(part)[:_NAME_SHOWN] for part in first["loc"][1:]] + ([fault.param] if isinstance(fault, Fault) else [])
+    param = ".".join(part for part in path if not part.startswith(TAG)) or None
     code = _CODES.get(kind) or ("invalid_type" if kind.endswith("_type") else "invalid_value")
     if kind == "extra_forbidden":
         message = "unknown parameter"
@@ -116,7 +131,7 @@ def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     place = f"{request.method} {request.url.path}"
     if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
-        return error_response(APIError(404, f"unknown address {place}", code="unknown_url", headers=error.headers))
+        return error_response(unknown_address(request.url.path, headers=error.headers))
     if error.status_code == 405:
         return error_response(
             APIError(405, f"method not allowed: {place}", code="method_not_allowed", headers=error.headers)
@@ -127,3 +142,15 @@ def _http(request: Request, error: Exception) -> Response:
 
 def _failure(_: Request, __: Exception) -> Response:
     return error_response(APIError(500, "the server failed on this request; its log has the cause", type=SERVER_ERROR))
+
+
+def unknown_address(path: str, *, headers: Mapping[str, str] | None = None) -> APIError:
+    """404 for a path that no route has, with those that there are."""
+    forgotten = f"; the base URL of a client ends in /v1: /v1{path}" if f"/v1{path}" in _SERVED else ""
+    message = f"there is no {path[:200]}{forgotten}; this server has {', '.join(_SERVED)}"
+    return APIError(404, message, code="unknown_url", headers=headers)
+
+
+def erased_error() -> APIError:
+    """410 for a turn whose user or conversation was erased while it ran."""
+    return APIError(410, "the conversation was erased while this turn ran", code="conversation_erased")

@@ -2,37 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
+from starlette.routing import Match
 
 from grpo.errors import StorageError
-from grpo.serving.api_errors import install_error_handlers, overloaded
+from grpo.serving.api_errors import APIError, install_error_handlers, overloaded, unknown_address
 from grpo.serving.callers import Caller, Scope
 from grpo.serving.chat_request import ChatRequest
 from grpo.serving.chat_socket import serve_chat_socket
 from grpo.serving.completion_request import CompletionRequest
-from grpo.serving.completions import CompletionExchange
+from grpo.serving.completions import begin_completion
 from grpo.serving.events import serve_event_socket
-from grpo.serving.feedback_api import FeedbackRequest, Receipt
+from grpo.serving.exchange import Exchange
+from grpo.serving.feedback_api import FeedbackRequest, Receipt, log_feedback
 from grpo.serving.guard import BODY_BYTES, Authenticator, Guard
+from grpo.serving.hold import Hold
 from grpo.serving.limits import Limiter
 from grpo.serving.metrics import Metrics
-from grpo.serving.operations import Orchestrator, add_operations
+from grpo.serving.openapi import describe_bodies
+from grpo.serving.operations import Orchestrator, ScaleRequest, TrainRequest, add_operations
 from grpo.serving.page import page_response
+from grpo.serving.refused_work import RefusedWork
+from grpo.serving.request_body import RequestT, read_request, read_small_request
+from grpo.serving.responses import ResponseWriter
+from grpo.serving.responses_request import ResponsesRequest, renamed
 from grpo.serving.service import Service
-from grpo.serving.streams import EventStream, admit, unless_disconnected, whole
+from grpo.serving.streams import (
+    AdmittedT,
+    EventStream,
+    WholeReply,
+    admit,
+    server_sent_events,
+    unless_disconnected,
+    whole,
+)
 
 PUBLIC = frozenset({"/", "/health", "/live", "/ready"})
 """Paths that need no key: probes, and the chat page, which asks for one."""
 SCOPES: dict[str, Scope] = {
     "/v1/chat": "chat",
     "/v1/completions": "chat",
+    "/v1/responses": "chat",
     "/v1/models": "chat",
     "/v1/feedback": "feedback",
     "/metrics": "metrics",
@@ -40,8 +59,18 @@ SCOPES: dict[str, Scope] = {
 }
 """Scope of a path and those below it; any other path needs `admin`."""
 
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 """Paths whose requests take room of the engine."""
+
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/feedback": FeedbackRequest,
+    "/v1/train": TrainRequest,
+    "/v1/scale": ScaleRequest,
+}
+"""Body of each path that takes one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +80,7 @@ class Parts:
     service: Service
     limiter: Limiter
     metrics: Metrics
+    refused_work: RefusedWork
 
 
 def create_app(
@@ -62,21 +92,44 @@ def create_app(
     body_bytes: int = BODY_BYTES,
 ) -> Guard:
     """Create the application behind its guard; `lifespan` starts the log and loads the first version."""
-    app = FastAPI(title="grpo serve", docs_url=None, redoc_url=None, lifespan=lifespan)
+    # a redirect to the path without its last slash would go to any host that the client has named
+    app = FastAPI(title="grpo serve", docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     install_error_handlers(app)
     _add_probes(app, parts.service)
     _add_chat(app, parts)
+    _add_responses(app, parts)
     _add_completions(app, parts)
     _add_sockets(app, parts)
     _add_feedback(app, parts)
     add_operations(app, parts.service, orchestrator)
     _add_metrics(app, parts)
+    describe_bodies(app, BODIES)
 
-    def check_room(path: str) -> None:
+    async def check_room(path: str, caller: Caller) -> None:
         if path in GENERATING:
+            await parts.limiter.check(caller)
             parts.service.check_room()
 
-    return Guard(app, authenticate, public=PUBLIC, scopes=SCOPES, body_bytes=body_bytes, check_room=check_room)
+    def check_known(path: str) -> None:
+        if not any(
+            route.matches({"type": kind, "path": path, "method": "GET", "root_path": ""})[0] is not Match.NONE
+            for route in app.routes
+            for kind in ("http", "websocket")
+        ):
+            raise unknown_address(path)
+
+    return Guard(
+        app,
+        authenticate,
+        public=PUBLIC,
+        scopes=SCOPES,
+        large=GENERATING,
+        body_bytes=body_bytes,
+        check_room=check_room,
+        check_known=check_known,
+        refused_work=parts.refused_work,
+        preparation=parts.service.preparation,
+    )
 
 
 async def _caller(request: Request) -> Caller:
@@ -102,10 +155,12 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Readiness: a version is loaded, and the server is not stopping; start-up probes ask here too."""
+        """Readiness: a version is loaded, its engine answers, and the server is not stopping; for start-up as well."""
         current = service.versions.current
-        status = "draining" if service.draining else "loading" if current is None else "ready"
-        body = {"status": status, "model": None if current is None else current.served.version}
+        body: dict[str, Any] = {"status": service.status, "model": None if current is None else current.served.version}
+        body["servers"] = 0 if service.turns.away else service.turns.servers
+        if service.versions.moved is not None:
+            body["alias"] = service.versions.moved
         return JSONResponse(body, status_code=200 if service.ready else 503)
 
 
@@ -126,18 +181,82 @@ def _add_chat(app: FastAPI, parts: Parts) -> None:
         return _model(name)
 
     @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request, caller: Authenticated) -> Response:
+    async def chat(request: Request, caller: Authenticated) -> Response:
         """Reply to a conversation, whole or as a stream of server-sent events."""
-        exchange = await admit(lambda: service.begin(body, caller), parts.limiter, caller)
-        headers = {"x-conversation-id": exchange.completion.conversation_id, **parts.limiter.headers(caller)}
-        if body.stream:
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return EventStream(exchange, headers, with_usage=usage)
+        exchange = await _admit(ChatRequest, service.begin, request, caller, parts)
+        if exchange is None:
+            return Response(status_code=499)
+        ids = {"x-conversation-id": exchange.completion.conversation_id}
+        if exchange.request.stream:
+            stream = server_sent_events(exchange, with_usage=exchange.request.with_usage)
+            return EventStream(exchange.hold, stream, {**ids, **exchange.hold.headers})
+        return await _answer(request, exchange.hold, whole(exchange), ids)
+
+
+def _add_responses(app: FastAPI, parts: Parts) -> None:
+    async def begin(body: ResponsesRequest, caller: Caller) -> _Asked:
         try:
-            answered = await unless_disconnected(request, whole(exchange))
-        finally:
-            exchange.hold.leave()
-        return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
+            return _Asked(body, await parts.service.begin(body.to_chat(), caller))
+        except APIError as error:
+            raise renamed(error) from error
+
+    @app.post("/v1/responses")
+    async def respond(request: Request, caller: Authenticated) -> Response:
+        """Reply to a conversation in the shape of OpenAI's Responses API, whole or as server-sent events."""
+        asked = await _admit(ResponsesRequest, begin, request, caller, parts)
+        if asked is None:
+            return Response(status_code=499)
+        exchange = asked.exchange
+        writer = ResponseWriter(asked.request, exchange)
+        ids = {"x-conversation-id": exchange.completion.conversation_id}
+        if exchange.request.stream:
+            return EventStream(exchange.hold, writer.events(), {**ids, **exchange.hold.headers})
+        return await _answer(request, exchange.hold, writer.whole(), ids)
+
+
+class _Asked:
+    """Request of the Responses API that was admitted."""
+
+    def __init__(self, request: ResponsesRequest, exchange: Exchange) -> None:
+        self.request, self.exchange = request, exchange
+        self.max_tokens, self.hold = exchange.max_tokens, exchange.hold
+
+
+async def _answer(
+    request: Request, hold: Hold, body: Awaitable[dict[str, Any]], headers: Mapping[str, str]
+) -> Response:
+    """Response with a body that is not streamed; a client that goes away cancels it."""
+    try:
+        answered = await unless_disconnected(request, body)
+    except BaseException:
+        hold.leave()
+        raise
+    if answered is None:
+        hold.leave()
+        return Response(status_code=499)
+    return WholeReply(answered, hold, {**headers, **hold.headers})
+
+
+async def _admit(
+    kind: type[RequestT],
+    begin: Callable[[RequestT, Caller], Awaitable[AdmittedT]],
+    request: Request,
+    caller: Caller,
+    parts: Parts,
+) -> AdmittedT | None:
+    """Admit the request of a body, which FastAPI would parse on the event loop; None where the client goes away."""
+    content, service = await request.body(), parts.service
+
+    async def read_and_begin() -> AdmittedT:
+        body = await read_request(
+            kind, content, preparation=service.preparation, key=caller.key_hash, most_ids=service.max_context
+        )
+        return await begin(body, caller)
+
+    admitted = await unless_disconnected(request, admit(read_and_begin, service, parts.limiter, caller))
+    if admitted is None:
+        request.state.charge(len(content))
+    return admitted
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -146,14 +265,17 @@ def _model(name: str) -> dict[str, Any]:
 
 def _add_completions(app: FastAPI, parts: Parts) -> None:
     @app.post("/v1/completions")
-    async def complete(body: CompletionRequest, request: Request, caller: Authenticated) -> Response:
+    async def complete(request: Request, caller: Authenticated) -> Response:
         """Continue a prompt of text or token ids."""
-        exchange = await admit(lambda: CompletionExchange(parts.service, body, caller), parts.limiter, caller)
+        begin = partial(begin_completion, parts.service)
+        exchange = await _admit(CompletionRequest, begin, request, caller, parts)
+        if exchange is None:
+            return Response(status_code=499)
         try:
             answered = await unless_disconnected(request, exchange.body())
         finally:
             exchange.hold.leave()
-        headers = parts.limiter.headers(caller)
+        headers = exchange.hold.headers
         return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
 
 
@@ -161,7 +283,7 @@ def _add_sockets(app: FastAPI, parts: Parts) -> None:
     @app.websocket("/v1/chat/stream")
     async def chat(socket: WebSocket) -> None:
         """Replies to conversations, over one connection."""
-        await serve_chat_socket(socket, parts.service, parts.limiter)
+        await serve_chat_socket(socket, parts.service, parts.limiter, parts.refused_work.check)
 
     @app.websocket("/v1/events")
     async def events(socket: WebSocket) -> None:
@@ -173,14 +295,15 @@ def _add_feedback(app: FastAPI, parts: Parts) -> None:
     service = parts.service
 
     @app.post("/v1/feedback")
-    async def feedback(body: FeedbackRequest, caller: Authenticated) -> Receipt:
+    async def feedback(request: Request, caller: Authenticated, response: Response) -> Receipt:
         """Log feedback on a turn or a conversation; it may come late, repeatedly and in any order."""
-        record = body.to_record(caller, now=service.now())
+        body = await read_small_request(FeedbackRequest, request, preparation=service.preparation)
         try:
-            await service.log.append(record)
+            record = await log_feedback(body, caller, service.log, parts.limiter, now=service.now())
         except StorageError as error:
             raise overloaded("feedback cannot be logged now; try again", retry_after_s=10.0) from error
         parts.metrics.observe_feedback(record)
+        response.headers.update(await parts.limiter.headers(caller))
         return Receipt(id=record.id)
 
 

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Scope = Literal["chat", "feedback", "metrics", "admin"]
-SCOPES: tuple[Scope, ...] = ("chat", "feedback", "metrics", "admin")
+Scope = Literal["chat", "feedback", "outcomes", "metrics", "admin"]
+SCOPES: tuple[Scope, ...] = ("chat", "feedback", "outcomes", "metrics", "admin")
 
 
 class CallerLimits(BaseModel):
@@ -39,6 +39,11 @@ class Caller:
     """sha256 of the key, or of issuer and subject of the token: the identity that logs and limits use."""
     scopes: frozenset[Scope]
     limits: CallerLimits = field(default_factory=CallerLimits)
+
+    @property
+    def listed(self) -> str:
+        """Its scopes for a message."""
+        return ", ".join(sorted(self.scopes)) or "none"
 
 
 def sha256(text: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from grpo.messages import Message
+from grpo.strict_json import encode
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -22,10 +23,10 @@ class TokenLogprob:
 
     def to_json(self) -> dict[str, Any]:
         """OpenAI's form."""
-        top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for text, value in self.top]
+        top = [{"token": text, "logprob": _finite(value), "bytes": list(text.encode())} for text, value in self.top]
         return {
             "token": self.text,
-            "logprob": self.logprob,
+            "logprob": _finite(self.logprob),
             "bytes": list(self.text.encode()),
             "top_logprobs": top,
         }
@@ -142,7 +143,7 @@ def tool_calls(choice: Choice) -> list[dict[str, Any]]:
         {
             "id": call_id(choice.turn_id, position),
             "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+            "function": {"name": call.name, "arguments": encode(dict(call.arguments))},
         }
         for position, call in enumerate(choice.message.tool_calls)
     ]
@@ -155,7 +156,9 @@ def call_id(turn_id: str, position: int) -> str:
 
 def json_text(data: Mapping[str, Any] | str) -> str:
     """JSON of an object; a text stays as it is."""
-    return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return (
+        data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    )
 
 
 def event(data: Mapping[str, Any] | str) -> bytes:
@@ -163,8 +166,14 @@ def event(data: Mapping[str, Any] | str) -> bytes:
     return f"data: {json_text(data)}\n\n".encode()
 
 
+_IMPOSSIBLE = -9999.0
 DONE = "[DONE]"
 """Last event of a stream that did not fail."""
+
+
+def _finite(logprob: float) -> float:
+    """Log-probability as OpenAI writes one of a token that is impossible: JSON has no infinity."""
+    return max(logprob, _IMPOSSIBLE)
 
 
 def _message(choice: Choice) -> dict[str, Any]:

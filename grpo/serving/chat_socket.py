@@ -3,8 +3,8 @@
     client   {"model": …, "messages": […]}                       {"model": …, "conversation_id": …, "messages": […]}
     server      chunk  chunk  …  [DONE]                              chunk  …  [DONE]
 
-A reply ends with `[DONE]` or with `{"error": …, "status": …}`; the connection stays open. Requests that come meanwhile
-wait, a few. A client that goes away aborts its turn.
+A reply ends with `[DONE]` or with `{"error": …, "status": …}`; the connection stays open. Requests that come before its
+end wait, a few. A client that goes away aborts its turn. A connection without a request for ten minutes is closed.
 """
 
 from __future__ import annotations
@@ -12,35 +12,49 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import anyio
 from fastapi import WebSocket
-from pydantic import ValidationError
 from starlette.websockets import WebSocketDisconnect
 
 from grpo.errors import GRPOError
-from grpo.serving.api_errors import APIError, error_body, invalid_request, validation_error
+from grpo.serving.api_errors import APIError, error_body, invalid_request
 from grpo.serving.callers import Caller
 from grpo.serving.chat_request import ChatRequest
 from grpo.serving.chat_response import json_text
-from grpo.serving.guard import encodable
+from grpo.serving.exchange import Exchange
+from grpo.serving.json_bounds import encodable
 from grpo.serving.limits import Limiter
+from grpo.serving.preparation import AT_ONCE, take_cpu_s
+from grpo.serving.request_body import parse_object, read_request
 from grpo.serving.service import Service
 from grpo.serving.streams import admit, chunks
 
 logger = logging.getLogger(__name__)
 WAITING_REQUESTS = 8
 """Requests that may wait for the reply before them."""
-TOO_MANY, POLICY_VIOLATION = 1013, 1008
-"""Codes of a close: try again later, and not authorized."""
+WAITING_CHARACTERS = 16 * 2**20
+"""Characters of all frames of one key that may wait; a frame without others before it may have more."""
+_CLIENT_GONE = 408
+GOING_AWAY, TOO_MANY, POLICY_VIOLATION = 1001, 1013, 1008
+"""Codes of a close: idle for too long, try again later, and not authorized."""
 
 
-async def serve_chat_socket(socket: WebSocket, service: Service, limiter: Limiter) -> None:
-    """Answer the requests of one connection in their order, until the client closes it."""
+async def serve_chat_socket(
+    socket: WebSocket, service: Service, limiter: Limiter, check_refused: Callable[[Caller], None]
+) -> None:
+    """Answer the requests of one connection in their order, until the client closes it.
+
+    `check_refused` raises `APIError` for a caller whose requests were refused too often; the connection is closed then.
+    """
+    idle_s = service.settings.socket_idle_s
     authorize: Callable[[], Caller] = socket.state.authorize
+    waiting = _WaitingFrames(service.waiting_frames, socket.state.caller.key_hash, socket.state.charge)
     frames, requests = anyio.create_memory_object_stream[str | None](WAITING_REQUESTS)
     refusal: tuple[int, str] | None = None
     await socket.accept()
@@ -49,8 +63,12 @@ async def serve_chat_socket(socket: WebSocket, service: Service, limiter: Limite
         async def listen() -> None:
             nonlocal refusal
             while (message := await socket.receive())["type"] != "websocket.disconnect":
+                text = message.get("text")
+                if not waiting.add(len(text or message.get("bytes") or "")):
+                    refusal = (TOO_MANY, f"more than {WAITING_CHARACTERS} characters of this key's requests wait")
+                    break
                 try:
-                    frames.send_nowait(message.get("text"))
+                    frames.send_nowait(text)
                 except anyio.WouldBlock:
                     refusal = (TOO_MANY, f"more than {WAITING_REQUESTS} requests wait")
                     break
@@ -58,39 +76,100 @@ async def serve_chat_socket(socket: WebSocket, service: Service, limiter: Limite
 
         group.start_soon(listen)
         try:
-            async for frame in requests:
+            while refusal is None:
+                with anyio.move_on_after(idle_s) as idle:
+                    frame = await requests.receive()
+                if idle.cancelled_caught:
+                    refusal = (GOING_AWAY, f"no request for {idle_s:g} s")
+                    break
                 try:
                     caller = authorize()
                 except APIError as error:
+                    waiting.end_first(error.status)
                     await socket.send_text(error_text(error))
                     refusal = (POLICY_VIOLATION, "not authorized")
                     break
-                async with aclosing(_reply(frame, caller, service, limiter)) as texts:
+                try:
+                    check_refused(caller)
+                except APIError as error:
+                    waiting.end_first(error.status)
+                    await socket.send_text(error_text(error))
+                    refusal = (TOO_MANY, "too many requests were refused")
+                    break
+                reply = _reply(frame, caller, service, limiter, waiting)
+                frame = None  # the request has what its reply needs
+                async with aclosing(reply) as texts:
                     async for text in texts:
                         await socket.send_text(text)
         except WebSocketDisconnect:
             pass
+        finally:
+            waiting.close()
         group.cancel_scope.cancel()
     if refusal is not None:
         await socket.close(*refusal)
 
 
-async def _reply(frame: str | None, caller: Caller, service: Service, limiter: Limiter) -> AsyncGenerator[str]:
+class _WaitingFrames:
+    """Frames of one connection that are neither admitted nor refused yet, counted among the frames of its key.
+
+    Receiving a frame costs memory and time, so that the frames of a client that goes away first are charged.
+    """
+
+    def __init__(self, characters: Counter[str], key: str, charge: Callable[..., None]) -> None:
+        self._characters, self._key, self._charge = characters, key, charge
+        self._sizes: deque[int] = deque()
+
+    def add(self, size: int) -> bool:
+        """Count a frame; False where the frames of the key are too long together."""
+        self._sizes.append(size)
+        waiting = self._characters[self._key]
+        self._characters[self._key] += size
+        return not waiting or waiting + size <= WAITING_CHARACTERS
+
+    def end_first(self, status: int | None = None) -> None:
+        """The oldest frame was admitted, or refused with a status, for which it is charged."""
+        size = self._sizes.popleft()
+        self._characters[self._key] -= size
+        if not self._characters[self._key]:
+            del self._characters[self._key]
+        if status is None:
+            take_cpu_s()  # reading an admitted frame is not charged to the next one
+        else:
+            self._charge(size, status=status)
+
+    def close(self) -> None:
+        """Charge the frames that wait, whose client is gone."""
+        while self._sizes:
+            self.end_first(_CLIENT_GONE)
+
+
+async def _reply(
+    frame: str | None, caller: Caller, service: Service, limiter: Limiter, waiting: _WaitingFrames
+) -> AsyncGenerator[str]:
     """Frames of the reply to one request."""
+
+    async def read_and_begin() -> Exchange:
+        nonlocal frame
+        request = await _read(frame, caller, service)
+        frame = None
+        return await service.begin(request, caller)
+
     try:
-        request = parse_request(frame)
-        exchange = await admit(lambda: service.begin(request, caller), limiter, caller)
+        exchange = await admit(read_and_begin, service, limiter, caller)
     except APIError as error:
+        waiting.end_first(error.status)
         yield error_text(error)
         return
     except GRPOError as error:
+        waiting.end_first(500)
         logger.error("a request failed: %s", error)
         yield error_text(APIError(500, "the server failed on this request; its log has the cause", type="server_error"))
         return
-    usage = request.stream_options is not None and request.stream_options.include_usage
+    waiting.end_first()
     service.streaming += 1
     try:
-        async with aclosing(chunks(exchange, with_usage=usage)) as stream:
+        async with aclosing(chunks(exchange, with_usage=exchange.request.with_usage)) as stream:
             async for ready in stream:
                 for chunk in ready:
                     yield error_text(chunk) if isinstance(chunk, APIError) else json_text(chunk)
@@ -99,28 +178,37 @@ async def _reply(frame: str | None, caller: Caller, service: Service, limiter: L
         exchange.hold.leave()
 
 
-def parse_request(frame: str | None) -> ChatRequest:
+async def _read(frame: str | None, caller: Caller, service: Service) -> ChatRequest:
     """Read the request of a frame, None for a binary one; raises `APIError` as the HTTP route does."""
-    body = parse_object(frame)
-    try:
-        return ChatRequest.model_validate({"stream": True, **body})
-    except ValidationError as error:
-        raise validation_error([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()]) from error
-
-
-def parse_object(frame: str | None) -> dict[str, Any]:
-    """Read the JSON object of a text frame. Raises `APIError`."""
     if frame is None:
         raise invalid_request("the frame is binary; send JSON as text", code="invalid_json")
+    content = frame.encode(errors="surrogatepass")
+    key, preparation = caller.key_hash, service.preparation
+    if len(content) <= AT_ONCE:
+        is_text = encodable(content)
+    else:
+        is_text = await preparation.run(key, len(content), partial(encodable, content))
+    if not is_text:
+        raise invalid_request("the frame holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text")
+    return await read_request(
+        ChatRequest,
+        content,
+        preparation=preparation,
+        key=key,
+        most_ids=service.max_context,
+        defaults={"stream": True},
+    )
+
+
+def parse_frame(frame: str | None) -> dict[str, Any]:
+    """Read the JSON object of a short text frame. Raises `APIError`."""
+    if frame is None:
+        raise invalid_request("the frame is binary; send JSON as text", code="invalid_json")
+    if len(frame) > AT_ONCE:
+        raise invalid_request(f"the frame has more than {AT_ONCE} characters", code="invalid_value")
     if not encodable(frame):
         raise invalid_request("the frame holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text")
-    try:
-        body = json.loads(frame)
-    except (ValueError, RecursionError) as error:
-        raise invalid_request("the frame is not valid JSON", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise invalid_request("the frame is not a JSON object", code="invalid_type")
-    return body
+    return parse_object(frame.encode())
 
 
 def error_text(error: APIError) -> str:

@@ -13,21 +13,19 @@ import os
 import shutil
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.errors import ConfigError, DataError, StorageError
 from grpo.scenarios.served.folder import (
-    DAMAGED,
     ERASURES,
-    FEEDBACK,
-    TURNS,
     ServedLog,
     erasure_document,
     is_erased,
@@ -35,18 +33,16 @@ from grpo.scenarios.served.folder import (
     name_digest,
 )
 from grpo.scenarios.served.lines import read_lines
+from grpo.scenarios.served.log_tables import DAMAGED, FEEDBACK, TURNS, LogTable
 from grpo.scenarios.served.records import Erasure, Record, ServedTurn
-from grpo.scenarios.served.tables import DAMAGE, Damage, damage_row, record_row
-from grpo.scenarios.served.tables import FEEDBACK as FEEDBACK_SCHEMA
-from grpo.scenarios.served.tables import TURNS as TURNS_SCHEMA
-from grpo.serving.segments import closed_segment, exclusive, make_folder, sync_folder
+from grpo.scenarios.served.tables import Damage, damage_row, record_row
+from grpo.serving.merging import ROWS, SCHEMAS, remove_merged
+from grpo.serving.segments import closed_segment, exclusive, sync_folder, write_private
 from grpo.storage.files import storage_errors
 from grpo.tables import open_parquet
 
-_SCHEMAS = {TURNS: TURNS_SCHEMA, FEEDBACK: FEEDBACK_SCHEMA, DAMAGED: DAMAGE}
 _WAIT_S = 30.0
 _POLL_S = 0.05
-_ROWS = 512  # of a row group
 _CONVERTED = 32  # rows at a time: the conversion holds Python's lock, and the server waits for it
 
 
@@ -66,34 +62,71 @@ def expire(folder: Path, retention_days: int, *, today: date | None = None) -> i
     oldest = ((today or datetime.now(UTC).date()) - timedelta(days=retention_days)).isoformat()
     days = set()
     with storage_errors(str(folder)), exclusive(folder):
-        for path in [path for kind in _SCHEMAS for path in folder.glob(f"{kind}/*")]:
+        for path in [path for kind in SCHEMAS for path in folder.glob(f"{kind}/*")]:
             if path.name < oldest:
                 days.add(path.name)
                 shutil.rmtree(path)
     return len(days)
 
 
-def erase(folder: Path, *, user: str | None = None, conversation_id: str | None = None, wait_s: float = _WAIT_S) -> int:
-    """Erase the turns and feedback of all conversations of a user, or of one conversation; returns their number.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasedRecords:
+    """What an erasure has removed from the log."""
 
-    Turns that are in progress meanwhile are left out by readers and by the next compaction. Raises `StorageError` where
-    a process writes to its segment for longer than `wait_s`, `DataError` for a table that cannot be read.
+    erasure: Erasure
+    id: str
+    """Name of its document."""
+    turns: int
+    feedback: int
+
+
+def erase_records(
+    folder: Path,
+    *,
+    user: str | None = None,
+    conversation_id: str | None = None,
+    wait_s: float = _WAIT_S,
+    note: Callable[[ErasedRecords], object] = lambda records: None,
+) -> ErasedRecords | None:
+    """Erase the turns and feedback of all conversations of a user, or of one conversation; None where there are none.
+
+    `user` is the hash in the log. `note` is called once the document is written, and after each table. Turns that are
+    in progress meanwhile are left out by readers and by the next compaction. Raises `StorageError` where a process
+    writes to its segment for longer than `wait_s`, `DataError` for a table that cannot be read.
     """
     if (user is None) == (conversation_id is None) or not (user or conversation_id):
         raise ConfigError(f"erase a user or a conversation, got user {user!r}, conversation_id {conversation_id!r}")
-    log, documents = ServedLog(folder), folder / ERASURES
+    log = ServedLog(folder)
     with storage_errors(str(folder)), exclusive(folder):
         for path in log.segments().values():
-            _close(path, documents, wait_s)
+            _close(path, folder / ERASURES, wait_s)
             _compact(folder, [path])
-        names = _conversations(log, user) if user else {str(conversation_id)}
+        remove_merged(folder)
+        names = {row["conversation_id"] for row in _owners(log) if user is not None and row["user"] == user}
+        names |= {conversation_id} if conversation_id else set()
+        rows = [row for row in _owners(log) if row["conversation_id"] in names]
         erasure = Erasure(
             time=datetime.now(UTC),
             users=frozenset([name_digest(user)] if user else []),
             conversations=frozenset(map(name_digest, names)),
+            callers=frozenset(name_digest(f"{row['key']}/{row['user']}") for row in rows),
         )
-        _write(documents / f"{uuid.uuid4().hex}.json", lambda file: file.write(erasure_document(erasure).encode()))
-        return sum(_remove(path, erasure) for path in log.tables())
+        if not rows and not _has_feedback(log, names):
+            return None
+        records = ErasedRecords(erasure=erasure, id=write_erasure(folder, erasure), turns=0, feedback=0)
+        note(records)
+        for table in log.tables():
+            if count := _remove(table, erasure):
+                records = replace(records, **{table.kind: getattr(records, table.kind) + count})
+                note(records)
+    return records
+
+
+def write_erasure(folder: Path, erasure: Erasure) -> str:
+    """Write the document of an erasure durably; returns its id."""
+    id = uuid.uuid4().hex
+    write_private(folder / ERASURES / f"{id}.json", lambda file: file.write(erasure_document(erasure).encode()))
+    return id
 
 
 def _close(path: Path, documents: Path, wait_s: float) -> None:
@@ -111,30 +144,40 @@ def _close(path: Path, documents: Path, wait_s: float) -> None:
             )
 
 
-def _conversations(log: ServedLog, user: str) -> set[str]:
-    """Conversations with a turn of the user."""
-    columns = ["user", "conversation_id"]
-    rows = (row for path in log.tables() if path.parents[1].name == TURNS for row in _read(path, columns).to_pylist())
-    return {row["conversation_id"] for row in rows if row["user"] == user}
+def _owners(log: ServedLog) -> Iterator[dict[str, str]]:
+    """User, key and conversation of each turn in the tables, those that were erased in progress left out."""
+    columns = ["user", "key", "conversation_id", "status"]
+    for table in log.tables():
+        if table.kind == TURNS:
+            yield from (row for row in _read(table.path, columns).to_pylist() if row["status"] != "erased")
 
 
-def _remove(path: Path, erasure: Erasure) -> int:
+def _has_feedback(log: ServedLog, names: Set[str]) -> bool:
+    """True where the tables have feedback on one of these conversations, as on one whose turns have expired."""
+    paths = (table.path for table in log.tables() if table.kind == FEEDBACK)
+    return any(not names.isdisjoint(_read(path, ["conversation_id"]).column(0).to_pylist()) for path in paths)
+
+
+def _remove(table: LogTable, erasure: Erasure) -> int:
     """Write a table again without erased rows; returns their number."""
-    if path.parents[1].name == DAMAGED:
+    if table.kind == DAMAGED:
         return 0
-    table = _read(path, None)
-    names = [name for name in ("time", "conversation_id", "user") if name in table.schema.names]
-    kept = [not is_erased(erasures=[erasure], **row) for row in table.select(names).to_pylist()]
+    names = [name for name in ("time", "conversation_id", "user", "status") if name in SCHEMAS[table.kind].names]
+    kept = [
+        row.pop("status", "") == "erased" or not is_erased(erasures=[erasure], **row)
+        for row in _read(table.path, names).to_pylist()
+    ]
     if all(kept):
         return 0
-    _write_table(path, table.filter(pa.array(kept, pa.bool_())))
+    _write_table(table.path, _read(table.path, None).filter(pa.array(kept, pa.bool_())))
     return len(kept) - sum(kept)
 
 
 def _compact(folder: Path, paths: Iterable[Path] | None = None) -> int:
     log = ServedLog(folder)
-    for stale in folder.glob("*/*/.*"):  # of a compaction that was killed
-        stale.unlink()
+    for kind in SCHEMAS:  # receipts of erasures are written without the lock
+        for stale in folder.glob(f"{kind}/*/.*"):  # of a compaction that was killed
+            stale.unlink()
     count = 0
     for path in log.segments().values() if paths is None else paths:
         with closed_segment(path) as closed:
@@ -152,7 +195,7 @@ def _compact_segment(folder: Path, path: Path, erasures: Sequence[Erasure]) -> N
             rows[kind, day].append({**row, "end": line.end})
     for (kind, day), of_day in rows.items():
         starts = range(0, len(of_day), _CONVERTED)
-        tables = [pa.Table.from_pylist(of_day[start : start + _CONVERTED], _SCHEMAS[kind]) for start in starts]
+        tables = [pa.Table.from_pylist(of_day[start : start + _CONVERTED], SCHEMAS[kind]) for start in starts]
         _write_table(folder / kind / day / f"{path.stem}.parquet", pa.concat_tables(tables))
     path.unlink()
     sync_folder(path.parent)
@@ -174,20 +217,5 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
-    options = {"compression": "zstd", "row_group_size": _ROWS, "write_page_checksum": True}
-    _write(path, lambda file: pq.write_table(table, file, **options))
-
-
-def _write(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file atomically and durably, for its owner alone."""
-    make_folder(path.parent)
-    hidden = path.with_name(f".{uuid.uuid4().hex}")
-    try:
-        with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(hidden, path)
-        sync_folder(path.parent)
-    finally:
-        hidden.unlink(missing_ok=True)
+    options = {"compression": "zstd", "row_group_size": ROWS, "write_page_checksum": True}
+    write_private(path, lambda file: pq.write_table(table, file, **options))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from grpo.serving.chat_request import SamplingRequest
+from grpo.serving.sampling_request import SamplingRequest
 
 MOST_PROMPT_TOKENS = 1_000_000
 DEFAULT_MAX_TOKENS = 16
@@ -18,13 +18,13 @@ class CompletionRequest(SamplingRequest):
     """Body of `POST /v1/completions`."""
 
     stream: Literal[False] = False
-    prompt: str | list[TokenId]
+    prompt: str | Annotated[list[TokenId], Field(fail_fast=True)]
     """Text, or its tokens."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
     """Number of likeliest tokens whose log-probabilities are returned with each token."""
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     """Number of likeliest tokens to sample from; -1 and 0 are all."""
-    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
     """Tokens that end the text beside those of the model."""
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
@@ -43,10 +43,10 @@ class CompletionRequest(SamplingRequest):
     @classmethod
     def _is_one_prompt(cls, value: Any) -> Any:
         if isinstance(value, list):
-            if any(isinstance(token, str | list) for token in value):
-                raise ValueError("send one prompt in each request, a text or a list of token ids")
             if not 1 <= len(value) <= MOST_PROMPT_TOKENS:
                 raise ValueError(f"a prompt has 1 to {MOST_PROMPT_TOKENS} tokens")
+            if any(isinstance(token, str | list) for token in value):
+                raise ValueError("send one prompt in each request, a text or a list of token ids")
         elif not isinstance(value, str):
             raise ValueError("a prompt is a text or a list of token ids")
         return value

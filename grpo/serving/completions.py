@@ -10,59 +10,133 @@ import asyncio
 import logging
 import secrets
 import time
-import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from grpo.errors import GRPOError
 from grpo.messages import Message
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
+from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.served.records import COMPLETION, ServedTurn, TurnStatus
-from grpo.serving.api_errors import invalid_request
+from grpo.serving.api_errors import erased_error, invalid_request, is_api_error
 from grpo.serving.callers import Caller
 from grpo.serving.chat_response import Usage
 from grpo.serving.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from grpo.serving.engine import ProcessPolicy
+from grpo.serving.prompt_sizes import PIECE, count_tokens
 from grpo.serving.service import Service
 from grpo.serving.streams import answerable
 from grpo.serving.token_tap import TokenTap
+from grpo.serving.versions import ServedVersion
 from grpo.trajectories import Turn
+from grpo.user_failures import describe, user_code
 
 logger = logging.getLogger(__name__)
+_CHARACTERS_PER_ID = 4
+"""Characters that a token of a prompt counts as, since it is decoded."""
+
+
+async def begin_completion(service: Service, request: CompletionRequest, caller: Caller) -> CompletionExchange:
+    """Admit a request for completions; raises `APIError` for one that cannot be answered."""
+    with service.preparing():
+        version, prompt = await _prepare(service, request, caller)
+    return CompletionExchange(service, request, caller, version, prompt)
+
+
+async def _prepare(
+    service: Service, request: CompletionRequest, caller: Caller
+) -> tuple[ServedVersion, _RenderedPrompt]:
+    """Version that answers, and the prompt as it reads it."""
+    while True:
+        version = service.version_of(request.model)
+        if not isinstance(version.served.policy, ProcessPolicy):
+            message = "completions are sampled by a model of this server; ask the server of the model for them"
+            raise invalid_request(message, param="model", code="unsupported_value")
+        size, prompt = await service.size_of(version), request.prompt
+        characters = len(prompt) if isinstance(prompt, str) else _CHARACTERS_PER_ID * len(prompt)
+        most = size.completion_characters
+        if isinstance(prompt, str) and most is not None and characters > most:
+            message = f"the prompt has {characters} characters; {most} can fit the context at most"
+            raise invalid_request(message, param="prompt", code="context_length_exceeded")
+        rendered = await service.preparation.run(caller.key_hash, characters, partial(_render, version, request))
+        if not version.retired:
+            return version, rendered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RenderedPrompt:
+    """Prompt of a request, which all of its choices share."""
+
+    renderer: Renderer
+    ids: list[int]
+    text: str
+    array: NDArray[np.int32]
+    """Its tokens as the log has them."""
+
+
+def _render(version: ServedVersion, request: CompletionRequest) -> _RenderedPrompt:
+    """Tokens and text of a prompt, on a thread; raises `APIError` for one that does not fit."""
+    prompt = request.prompt
+    with user_code("the renderer", passes=is_api_error):
+        renderer = version.renderer(())
+        tokenizer = renderer.tokenizer
+        if isinstance(prompt, str):
+            if len(prompt) > PIECE:  # surely too long, before all of it was read
+                message = Message(role="user", content=prompt)
+                count_tokens(renderer, [message], known=0, most=version.max_context, fits=False, param="prompt")
+            ids = list(map(int, tokenizer(prompt, add_special_tokens=request.add_special_tokens)["input_ids"]))
+        else:
+            ids = prompt
+        if not ids:
+            raise invalid_request("the prompt is empty; it has at least one token", param="prompt")
+        for name, tokens in (("prompt", ids), ("stop_token_ids", request.stop_token_ids or [0])):
+            if max(tokens) >= len(tokenizer):
+                text = f"{name} has token {max(tokens)}; the model has tokens 0 to {len(tokenizer) - 1}"
+                raise invalid_request(text, param=name, code="invalid_value")
+        if len(ids) >= version.max_context:
+            text = f"the prompt has {len(ids)} tokens; the context has {version.max_context}"
+            raise invalid_request(text, param="prompt", code="context_length_exceeded")
+        text = prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
+    return _RenderedPrompt(renderer=renderer, ids=ids, text=text, array=np.asarray(ids, np.int32))
 
 
 class CompletionExchange:
-    """One request for completions in progress. Raises `APIError` for one that cannot be answered."""
+    """One request for completions in progress. Raises `APIError` for one that has no room."""
 
-    def __init__(self, service: Service, request: CompletionRequest, caller: Caller) -> None:
-        self.version, self._choices = service.version_of(request.model), request.n
+    def __init__(
+        self,
+        service: Service,
+        request: CompletionRequest,
+        caller: Caller,
+        version: ServedVersion,
+        prompt: _RenderedPrompt,
+    ) -> None:
+        self.version, self._choices = version, request.n
         self._service, self._request, self._caller = service, request, caller
-        self._id, self._received, self._started = uuid.uuid4().hex, service.now(), time.monotonic()
-        self._renderer = self.version.renderer(())
-        if not isinstance(self.version.served.policy, ProcessPolicy):
-            message = "completions are sampled by a model of this server; ask the server of the model for them"
-            raise invalid_request(message, param="model", code="unsupported")
-        self._tokenizer = self._renderer.tokenizer
-        self._prompt = self._prompt_ids()
+        self._id = service.log.ids.new_conversation(caller.key_hash)
+        self._received, self._started = service.now(), time.monotonic()
+        self._renderer, self._tokenizer = prompt.renderer, prompt.renderer.tokenizer
+        self._rendered, self._prompt = prompt, prompt.ids
         seed = request.to_seed()
         self._seed = secrets.randbits(63) if seed is None else seed
         room = self.version.max_context - len(self._prompt)
-        if room < 1:
-            message = f"the prompt has {len(self._prompt)} tokens; the context has {self.version.max_context}"
-            raise invalid_request(message, param="prompt", code="context_length_exceeded")
         self._max_new_tokens = min(room, request.max_tokens or DEFAULT_MAX_TOKENS)
         self.max_tokens = request.n * (len(self._prompt) + self._max_new_tokens)
         """Tokens that the request may need."""
         self._done: dict[int, tuple[dict[str, Any], Usage]] = {}
         self.hold = service.admit(self.version, request.n, self.max_tokens)
-        """Room that it takes; its handler leaves it."""
+        """Admission for this request. The route must call `hold.leave()`, also when the request fails."""
+        self.hold.conversation_id, self.hold.user = self._id, request.user
 
     async def body(self) -> dict[str, Any]:
         """Generate all choices, which are then in the log; cancelling aborts them."""
-        tasks = [self.hold.start(self._choose(index)) for index in range(self._choices)]
+        tasks = [self.hold.generate(self._choose(index)) for index in range(self._choices)]
         try:
             await asyncio.gather(*tasks)
         except Exception as error:
@@ -70,6 +144,7 @@ class CompletionExchange:
         finally:
             for task in tasks:
                 task.cancel()
+        await self.hold.settle()
         served = self.version.served
         ordered = [self._done[index] for index in range(self._choices)]
         return {
@@ -81,21 +156,6 @@ class CompletionExchange:
             "choices": [choice for choice, _ in ordered],
             "usage": Usage.total(usage for _, usage in ordered).to_json(),
         }
-
-    def _prompt_ids(self) -> list[int]:
-        request = self._request
-        if isinstance(request.prompt, str):
-            encoded = self._tokenizer(request.prompt, add_special_tokens=request.add_special_tokens)
-            ids = list(map(int, encoded["input_ids"]))
-        else:
-            ids = request.prompt
-        if not ids:
-            raise invalid_request("the prompt is empty; it has at least one token", param="prompt")
-        for name, tokens in (("prompt", ids), ("stop_token_ids", request.stop_token_ids or [0])):
-            if max(tokens) >= len(self._tokenizer):
-                message = f"{name} has token {max(tokens)}; those of the model are 0 to {len(self._tokenizer) - 1}"
-                raise invalid_request(message, param=name, code="invalid_value")
-        return ids
 
     async def _choose(self, index: int) -> None:
         """Generate and log one choice."""
@@ -117,10 +177,13 @@ class CompletionExchange:
             status, reason = "answered", "length" if generation.stop == "length" else "stop"
         except asyncio.CancelledError:
             status, reason = "aborted", "the client went away"
+            if self.hold.erased:
+                status, reason = "erased", "erased while it ran"
+                raise erased_error() from None
             raise
         except BaseException as error:
             self._service.count_error()
-            reason = f"{type(error).__name__}: {error}"[:300]
+            reason = describe(error, with_place=False)
             raise
         finally:
             self.hold.used_tokens += len(self._prompt) + len(tap.tokens)
@@ -190,12 +253,14 @@ class CompletionExchange:
         text: str = "",
     ) -> ServedTurn:
         served, sampling, settings = self.version.served, self._sampling(index), self._service.settings
-        start, user = len(self._prompt), self._request.user
-        reply = [] if generation is None else generation.token_ids
+        given, user = self._rendered.array, self._request.user
+        if status == "erased":
+            given, user = given[:0], None
+        start, reply = len(given), [] if generation is None else generation.token_ids
         logprobs = None if generation is None else generation.logprobs
-        prompt = self._request.prompt
-        asked = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
-        turns = [Turn(message=Message(role="user", content=asked), start=0, stop=start)]
+        turns = []
+        if start:
+            turns.append(Turn(message=Message(role="user", content=self._rendered.text), start=0, stop=start))
         if generation is not None:
             turns.append(Turn(message=Message(role="assistant", content=text), start=start, stop=start + len(reply)))
         return ServedTurn(
@@ -210,9 +275,9 @@ class CompletionExchange:
             policy_hash=served.policy.hash,
             renderer_hash=self._renderer.hash,
             turns=tuple(turns),
-            token_ids=np.asarray([*self._prompt, *reply], np.int32),
-            loss_mask=np.asarray([False] * start + [True] * len(reply), np.bool_),
-            sampler_logprobs=np.asarray([0.0] * start + (logprobs or [np.nan] * len(reply)), np.float32),
+            token_ids=np.concatenate([given, np.asarray(reply, np.int32)]),
+            loss_mask=np.arange(start + len(reply)) >= start,
+            sampler_logprobs=np.asarray(np.pad(logprobs or [np.nan] * len(reply), (start, 0)), np.float32),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             seed=sampling.seed,

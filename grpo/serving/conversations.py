@@ -2,7 +2,7 @@
 
 client sends          known as
 u1                    a new conversation
-u1 a1 u2              the digest of (u1 a1) is that of an answered turn: its next turn
+u1 a1 u2              an answered turn has the digest of (u1 a1): its next turn
 u1 a1 u2'             that turn has a successor already: a fork, a conversation of its own
 u1 x u2               no turn has that digest: a new conversation, whose earlier messages are context
 u1 a1 u2              two turns have that digest: ambiguous, so it is a new conversation as well
@@ -12,28 +12,33 @@ Texts are compared without white space around them. Ids of calls, which clients 
 
 from __future__ import annotations
 
-import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from grpo.agents.transcript import TokenTranscript
 from grpo.messages import Message, Tool
 from grpo.serving.api_errors import APIError, invalid_request
-from grpo.serving.chat_request import comparable, conversation_digest
 from grpo.serving.chat_response import call_id
+from grpo.serving.digests import DigestedMessages, DigestedTools, conversation_digest
 
 if TYPE_CHECKING:
     from grpo.serving.versions import ServedVersion
 
-Joined = Literal["new", "id", "prefix", "fork", "unknown prefix", "ambiguous", "other version"]
+Joined = Literal["new", "id", "response", "prefix", "fork", "unknown prefix", "ambiguous", "other version"]
 """Way in which a request was joined to its conversation."""
+_MOST_UNANSWERED = 10_000
+_BUSY_S = 1.0
+"""Wait for a turn in progress to end; when that is, is not known."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AnsweredTurn:
-    """Turn that was answered, from which its conversation goes on."""
+    """Turn that was answered, from which its conversation goes on.
+
+    It is made by `Preparation` where its messages are long, because it has their digests.
+    """
 
     turn_id: str
     conversation_id: str
@@ -54,10 +59,15 @@ class AnsweredTurn:
     """Requests that go on from this turn."""
     successors: int = 0
     """Answered turns that follow."""
+    digested_tools: DigestedTools = field(init=False)
+    digests: tuple[str, ...] = field(init=False)
+    """Digests of its messages."""
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.digest = conversation_digest(self.owner, self.user, _described(self.tools), self.messages, self.calls)
+        messages = DigestedMessages.of(self.messages, self.calls)
+        self.digested_tools, self.digests = DigestedTools.of(self.tools), messages.digests
+        self.digest = conversation_digest(self.owner, self.user, self.digested_tools, messages)
 
     @property
     def version_runs(self) -> bool:
@@ -103,12 +113,33 @@ class Continuation:
     """The conversation as the client knows it, without the reply to come."""
     joined: Joined
 
+    @property
+    def characters(self) -> int:
+        """Characters of its texts."""
+        return sum(len(message.content) for message in self.history)
+
+    def to_read(self, system_prompt: str) -> tuple[Message, ...]:
+        """Messages that the policy has not read; before the first ones is the environment's system prompt.
+
+        A system message of the client is added to it.
+        """
+        if self.before is not None:
+            return self.new
+        given = self.new[0].content if self.new[0].role == "system" else ""
+        content = "\n\n".join(filter(None, (system_prompt, given)))
+        rest = self.new[1:] if self.new[0].role == "system" else self.new
+        return (Message(role="system", content=content), *rest) if content else rest
+
 
 class Conversations:
-    """Answered turns of a server, the least recently used dropped above `max_tokens` of all together."""
+    """Answered turns of a server, the least recently used dropped above `max_tokens` of all together.
 
-    def __init__(self, *, max_tokens: int) -> None:
+    `new_id` makes the id of a conversation of an owner.
+    """
+
+    def __init__(self, *, max_tokens: int, new_id: Callable[[str], str]) -> None:
         self._max_tokens = max_tokens
+        self._new_id = new_id
         self._tokens = 0
         self._turns: OrderedDict[str, AnsweredTurn] = OrderedDict()
         self._by_digest: dict[str, list[str]] = {}
@@ -116,6 +147,8 @@ class Conversations:
         """Digests that several turns had, of which some may be dropped."""
         self._last: dict[str, str] = {}
         """Last turn of each conversation."""
+        self._unanswered: OrderedDict[str, str] = OrderedDict()
+        """Conversations whose first turn was not answered, with their owners; a client may go on with such an id."""
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -127,27 +160,30 @@ class Conversations:
 
     def find(
         self,
-        messages: tuple[Message, ...],
+        asked: DigestedMessages,
         *,
         conversation_id: str | None,
         owner: str,
         user: str | None,
-        tools: tuple[Tool, ...],
-        calls: frozenset[str] = frozenset(),
+        tools: DigestedTools,
+        ambiguous: Collection[str] = (),
     ) -> Continuation:
         """Find the turn that a request continues; raises `APIError` for an unknown id or changed tools.
 
-        `calls` are the ids of the calls in its messages.
+        `ambiguous` are digests that several turns of other servers have.
         """
+        messages = asked.messages
         if conversation_id is not None:
-            return self._by_id(messages, conversation_id, owner=owner, tools=tools)
-        last = max((index for index, message in enumerate(messages) if message.role == "assistant"), default=None)
-        if last is None:
-            return _new(messages, "new")
-        digest = conversation_digest(owner, user, _described(tools), messages[: last + 1], calls)
+            return self._by_id(asked, conversation_id, owner=owner, tools=tools)
+        answered = count_answered(messages)
+        if not answered:
+            return _new(messages, "new", self._new_id(owner))
+        digest = conversation_digest(owner, user, tools, asked, until=answered)
         known = self._by_digest.get(digest, ())
-        if not known or digest in self._repeated:
-            return _new(messages, "ambiguous" if known else "unknown prefix")
+        if digest in ambiguous or (known and digest in self._repeated):
+            return _new(messages, "ambiguous", self._new_id(owner))
+        if not known:
+            return _new(messages, "unknown prefix", self._new_id(owner))
         before = self._turns[known[0]]
         self._turns.move_to_end(before.turn_id)
         if not before.version_runs:
@@ -155,21 +191,52 @@ class Conversations:
         return Continuation(
             conversation_id=before.conversation_id,
             before=before,
-            new=messages[last + 1 :],
+            new=messages[answered:],
             history=messages,
             joined="fork" if before.in_progress or before.successors else "prefix",
         )
 
+    def after(
+        self, turn_id: str, asked: DigestedMessages, *, owner: str, tools: DigestedTools, instructions: str | None
+    ) -> Continuation:
+        """Place after a turn, with messages that are new; raises `APIError` where it cannot go on from there."""
+        before = self.answered(turn_id, owner)
+        first = before.messages[0]
+        if instructions is not None and (first.role, first.content) != ("system", instructions):
+            message = "the conversation began with other instructions; start another one with these"
+            raise invalid_request(message, param="instructions", code="unsupported_value")
+        if before.digested_tools.digest != tools.digest:
+            raise invalid_request("the conversation began with other tools; start another one", param="tools")
+        history = (*before.messages, *asked.messages)
+        if not before.version_runs:
+            return _new(history, "other version", before.conversation_id)
+        joined: Joined = "fork" if before.in_progress or before.successors else "response"
+        return Continuation(
+            conversation_id=before.conversation_id, before=before, new=asked.messages, history=history, joined=joined
+        )
+
+    def answered(self, turn_id: str, owner: str) -> AnsweredTurn:
+        """A turn of this owner; raises `APIError` 404 for another one."""
+        turn = self._turns.get(turn_id)
+        if turn is None or turn.owner != owner:
+            message = f"no response {turn_id!r}; leave previous_response_id out and send the whole conversation"
+            raise APIError(404, message, param="previous_response_id", code="previous_response_not_found")
+        self._turns.move_to_end(turn_id)
+        return turn
+
     def _by_id(
         self,
-        messages: tuple[Message, ...],
+        asked: DigestedMessages,
         conversation_id: str,
         *,
         owner: str,
-        tools: tuple[Tool, ...],
+        tools: DigestedTools,
     ) -> Continuation:
-        """The last turn of a conversation; `messages` are the new ones, or the whole conversation with them."""
+        """The last turn of a conversation; the messages are the new ones, or the whole conversation with them."""
+        messages = asked.messages
         before = self.last_turn(conversation_id, owner)
+        if before is None and self._unanswered.get(conversation_id) == owner:
+            return _new(messages, "new", conversation_id)
         if before is None:
             raise APIError(
                 404,
@@ -179,15 +246,16 @@ class Conversations:
             )
         if before.in_progress:
             message = f"a turn of conversation {conversation_id} is in progress; wait for its end"
-            raise APIError(409, message, param="conversation_id", code="conversation_busy")
-        if _described(before.tools) != _described(tools):
+            raise busy_error(message)
+        if before.digested_tools.digest != tools.digest:
             raise invalid_request(
                 f"conversation {conversation_id} began with other tools; start another conversation", param="tools"
             )
         known = len(before.messages)
-        whole = len(messages) > known and comparable(messages[:known]) == comparable(before.messages)
+        whole = len(messages) > known and asked.digests[:known] == before.digests
         new = messages[known:] if whole else messages
-        if any(message.role in ("assistant", "system") for message in new):
+        others = ("assistant",) if whole else ("assistant", "system")  # a system message in front is of a conversation
+        if any(message.role in others for message in new):
             raise invalid_request(
                 f"messages are neither new ones of conversation {conversation_id} nor the whole of it", param="messages"
             )
@@ -197,11 +265,39 @@ class Conversations:
             return _new(history, "other version", conversation_id)
         return Continuation(conversation_id=conversation_id, before=before, new=new, history=history, joined="id")
 
+    def known(self, turn_id: str) -> AnsweredTurn | None:
+        """A turn in memory."""
+        return self._turns.get(turn_id)
+
+    def set_last(self, turn: AnsweredTurn) -> None:
+        """Let a turn in memory be the one that a request with the id of its conversation continues."""
+        self._last[turn.conversation_id] = turn.turn_id
+
+    def keep_only(self, digest: str, turn_ids: Collection[str]) -> None:
+        """Forget the turns with a digest that other servers have dropped or erased."""
+        for turn_id in set(self._by_digest.get(digest, ())) - set(turn_ids):
+            self._forget(self._turns[turn_id])
+
+    def forget(self, turn_id: str) -> None:
+        """Forget a turn that other servers have dropped or erased."""
+        if turn_id in self._turns:
+            self._forget(self._turns[turn_id])
+
+    def drop(self, conversation_id: str) -> None:
+        """Forget a conversation that other servers have dropped or erased."""
+        self._unanswered.pop(conversation_id, None)
+        for turn in tuple(self._turns.values()):
+            if turn.conversation_id == conversation_id:
+                self._forget(turn)
+
     def add(self, turn: AnsweredTurn, *, is_last: bool) -> None:
         """Remember an answered turn, and drop the least recently used ones that are too many.
 
         `is_last` for the turn that a request with the conversation's id continues.
         """
+        self._unanswered.pop(turn.conversation_id, None)
+        if turn.turn_id in self._turns:
+            self._forget(self._turns[turn.turn_id])
         self._turns[turn.turn_id] = turn
         self._tokens += turn.size
         if is_last:
@@ -213,11 +309,18 @@ class Conversations:
         while self._tokens > self._max_tokens and len(self._turns) > 1:
             self._forget(next(iter(self._turns.values())))
 
-    def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> None:
-        """Forget one conversation, or those with a turn of a user."""
-        names = {turn.conversation_id for turn in self._turns.values() if user is not None and turn.user == user}
+    def keep_open(self, conversation_id: str, owner: str) -> None:
+        """Let the id of a conversation be used whose first turn was aborted or failed: its client was given it."""
+        if conversation_id not in self._last:
+            self._unanswered[conversation_id] = owner
+            if len(self._unanswered) > _MOST_UNANSWERED:
+                self._unanswered.popitem(last=False)
+
+    def erase(self, is_erased: Callable[[AnsweredTurn], bool]) -> None:
+        """Forget the conversations that have an erased turn."""
+        names = {turn.conversation_id for turn in self._turns.values() if is_erased(turn)}
         for turn in tuple(self._turns.values()):
-            if turn.conversation_id in names or turn.conversation_id == conversation_id:
+            if turn.conversation_id in names:
                 self._forget(turn)
 
     def retire(self, version: ServedVersion) -> None:
@@ -239,10 +342,15 @@ class Conversations:
             self._repeated.discard(turn.digest)
 
 
-def _new(messages: tuple[Message, ...], joined: Joined, conversation_id: str | None = None) -> Continuation:
-    name = conversation_id or uuid.uuid4().hex
-    return Continuation(conversation_id=name, before=None, new=messages, history=messages, joined=joined)
+def count_answered(messages: Sequence[Message]) -> int:
+    """Number of messages up to the last reply; 0 where none is one."""
+    return max((index + 1 for index, message in enumerate(messages) if message.role == "assistant"), default=0)
 
 
-def _described(tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
-    return [tool.to_template() for tool in tools]
+def busy_error(message: str) -> APIError:
+    """409 for a conversation of which a turn is in progress."""
+    return APIError(409, message, param="conversation_id", code="conversation_busy", retry_after_s=_BUSY_S)
+
+
+def _new(messages: tuple[Message, ...], joined: Joined, conversation_id: str) -> Continuation:
+    return Continuation(conversation_id=conversation_id, before=None, new=messages, history=messages, joined=joined)

@@ -23,6 +23,7 @@ from multiprocessing.forkserver import ensure_running
 from typing import TYPE_CHECKING, Self
 
 from grpo.errors import ConfigError, PolicyError
+from grpo.policy.grammars import GrammarError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampler, Sampling
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine_messages import (
@@ -38,6 +39,7 @@ from grpo.serving.engine_messages import (
     Submit,
 )
 from grpo.serving.frames import Frames, read_frame
+from grpo.serving.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy
@@ -58,11 +60,11 @@ def start_forkserver() -> None:
         ensure_running()
 
 
-def _run(connection: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
+def _run(connection: socket.socket, pulse: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
     """Engine process."""
     from grpo.serving.engine_process import run
 
-    run(connection, load)
+    run(connection, pulse, load)
 
 
 class EngineStopped(PolicyError):
@@ -77,21 +79,25 @@ class ProcessPolicy:
 
     def __init__(self, load: Callable[[], TransformersPolicy]) -> None:
         self.connection, other = socket.socketpair()
+        pulse, beating = socket.socketpair()
+        self.heartbeat = Heartbeat(pulse)
         self.engine: Engine | None = None
         """Its engine, once it has one."""
-        self._process = _CONTEXT.Process(target=_run, args=(other, load), name="engine")
+        self._process = _CONTEXT.Process(target=_run, args=(other, beating, load), name="engine")
         try:
             self._process.start()
         except EOFError as error:
             raise PolicyError("the process that engine processes are forked from has ended; try again") from error
         atexit.register(self._process.kill)  # before the interpreter waits for it
         other.close()
+        beating.close()
         try:
             answer: Loaded | LoadFailed = read_frame(self.connection)
         except EOFError as error:
             raise PolicyError(f"{self.end()} while it loaded the model; it may lack memory") from error
         except BaseException:
             self.connection.close()  # which ends the process
+            self.heartbeat.close()
             raise
         if isinstance(answer, LoadFailed):
             self.close()
@@ -122,6 +128,7 @@ class ProcessPolicy:
     def close(self) -> None:
         """End the process, which has nothing to save; its memory is free again."""
         self.connection.close()
+        self.heartbeat.close()
         self._process.kill()
         self._process.join()
         atexit.unregister(self._process.kill)
@@ -177,12 +184,14 @@ class Engine:
         await loop.create_unix_connection(lambda: self._frames, sock=connection)
         self._frames.send(self._start)
         await self._started
+        self._policy.heartbeat.watch()
         self.stopped = None
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         """End the turns in progress with `EngineStopped`, and the process."""
         self._frames.close()
+        self._policy.heartbeat.close()
         self._stop("the engine was stopped; send the turn to another one")
         await asyncio.to_thread(self._policy.close)
 
@@ -199,6 +208,11 @@ class Engine:
         if not 1 <= concurrency <= slots:
             raise ConfigError(f"concurrency {concurrency} of an engine with {slots} slots: take 1 to {slots}")
         self._frames.send(Scale(concurrency))
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last heartbeat of the process."""
+        return self._policy.heartbeat.silent_s
 
     def stats(self) -> EngineStats:
         """Load and counters after the last forward pass; callable from any thread."""
@@ -353,6 +367,8 @@ class _Turn:
             return
         if self.error is not None:
             self.future.set_exception(self.error)
+        elif isinstance(end, Failed) and end.is_grammar:
+            self.future.set_exception(GrammarError(end.error))
         elif isinstance(end, Failed):
             error = PolicyError(f"the engine failed on the turn: {end.error}")
             error.add_note(end.trace)

@@ -107,6 +107,8 @@ class Failed:
     turn: int
     error: str
     trace: str
+    is_grammar: bool = False
+    """Its grammar takes more work than its limits, which is the fault of the request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 server                            process
 ProcessPolicy     ── fork ──────► load the weights
                   ◄────────────── Loaded
+                  ◄────────────── a heartbeat each second, over a socket of its own
 Engine            ── Start ─────► sampler
                   ── Submit ────► │ pass │ pass │ …     messages are read between passes
                   ── Cancel ────► │
@@ -23,15 +24,18 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
 from grpo.errors import PolicyError
+from grpo.policy.grammars import GrammarError, Grammars
 from grpo.policy.policy import Generation, Prompt, SampledToken
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.policy.transformers.padded_sampler import PaddedSampler
 from grpo.policy.transformers.samplers import make_serving_sampler
 from grpo.policy.transformers.serving_sampler import ServingSampler
+from grpo.policy.transformers.token_masks import TokenMasks
 from grpo.policy.transformers.turn_sampler import TurnSession
 from grpo.serving.engine_messages import (
     Cancel,
@@ -46,10 +50,11 @@ from grpo.serving.engine_messages import (
     Submit,
 )
 from grpo.serving.frames import Frames, frame
+from grpo.serving.heartbeat import start_beating
 
 
-def run(connection: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
-    """Load a policy, and sample from it until the other end of the connection is closed."""
+def run(connection: socket.socket, pulse: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
+    """Load a policy, and sample from it until the other end of the connection is closed; heartbeats go to `pulse`."""
     for stopping in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: the server lets running turns end
         signal.signal(stopping, signal.SIG_IGN)
     try:
@@ -66,6 +71,7 @@ def run(connection: socket.socket, load: Callable[[], TransformersPolicy]) -> No
         connection.sendall(frame(LoadFailed(_picklable(error))))
         return
     connection.sendall(loaded)
+    start_beating(pulse)
     gc.freeze()  # a collection of all that was imported and loaded would hold up the turns in progress
     asyncio.run(_Process(policy).serve(connection))
 
@@ -87,6 +93,9 @@ class _Process:
         self._disconnected = asyncio.Event()
         self._frames = Frames(self._receive, self._disconnected.set)
         self._sampler: ServingSampler | PaddedSampler | None = None
+        self._grammars: Grammars
+        self._compiling: dict[int, asyncio.Task[None]] = {}
+        """Turns whose grammars are compiled."""
         self._turns: dict[int, TurnSession] = {}
         self._begun: list[tuple[int, int]] = []
         self._tokens: list[tuple[int, int, float, tuple[tuple[int, float], ...]]] = []
@@ -106,9 +115,15 @@ class _Process:
             return
         assert self._sampler is not None
         if isinstance(message, Submit):
-            self._submit(message, self._sampler)
+            grammar = message.sampling.grammar
+            if grammar is None or self._grammars.is_compiled(grammar):
+                self._submit(message, self._sampler)
+            else:
+                self._compiling[message.turn] = asyncio.create_task(self._compile(message, grammar, self._sampler))
         elif isinstance(message, Scale):
             self._sampler.scale(message.concurrency)
+        elif message.turn in self._compiling:
+            self._compiling.pop(message.turn).cancel()
         elif message.turn in self._turns:
             self._turns[message.turn].close()
 
@@ -122,8 +137,17 @@ class _Process:
             prefill_chunk=message.prefill_chunk,
             prefix_cache_bytes=message.prefix_cache_bytes,
         )
+        self._grammars = Grammars(self._policy.tokenizer, message.stop_ids)
+        self._sampler.masks = TokenMasks(self._grammars)
         self._sampler.on_pass = self._report
         self._report()
+
+    async def _compile(self, message: Submit, grammar: str, sampler: ServingSampler | PaddedSampler) -> None:
+        """Submit a turn when its grammar is compiled, on a thread: passes of other turns go on."""
+        with suppress(GrammarError):  # which the turn meets again
+            await asyncio.to_thread(self._grammars.compile, grammar)
+        del self._compiling[message.turn]
+        self._submit(message, sampler)
 
     def _submit(self, message: Submit, sampler: ServingSampler | PaddedSampler) -> None:
         number, session = message.turn, sampler.open()
@@ -155,7 +179,8 @@ class _Process:
 
     def _fail(self, turn: int, error: BaseException) -> None:
         trace = "".join(traceback.format_exception(error))
-        self._ended.append(Failed(turn, f"{type(error).__name__}: {error}", trace))
+        is_grammar = isinstance(error, GrammarError)
+        self._ended.append(Failed(turn, f"{type(error).__name__}: {error}", trace, is_grammar))
 
     def _report(self) -> None:
         """Send tokens, ends and statistics after the last callback of a pass and before the next one."""

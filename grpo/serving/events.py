@@ -22,7 +22,7 @@ from starlette.websockets import WebSocketDisconnect
 from grpo.errors import GRPOError
 from grpo.serving.api_errors import APIError, invalid_request
 from grpo.serving.chat_response import json_text
-from grpo.serving.chat_socket import error_text, parse_object
+from grpo.serving.chat_socket import error_text, parse_frame
 from grpo.serving.event_hub import EventHub
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def publish_change(hub: EventHub, before: Job | None, job: Job, *, is_first: boo
 
 def _answer(frame: str | None) -> str:
     try:
-        message = parse_object(frame)
+        message = parse_frame(frame)
         if message.get("type") != "ping":
             raise invalid_request('the frame is not {"type": "ping"}', param="type", code="invalid_value")
     except APIError as error:

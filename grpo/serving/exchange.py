@@ -10,10 +10,10 @@ import asyncio
 import logging
 import secrets
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,39 +21,29 @@ import numpy as np
 from grpo.agents.reasoning import stable_prefix
 from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
 from grpo.errors import GRPOError, PolicyError, StorageError
-from grpo.messages import Message, Tool
+from grpo.messages import Tool
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
-from grpo.scenarios.served.records import Record, ServedTurn, TurnStatus
-from grpo.serving.api_errors import APIError, invalid_request
+from grpo.renderers.reply_format import Progress
+from grpo.scenarios.served.records import CONSTRAINED, ServedTurn, TurnStatus
+from grpo.serving.api_errors import APIError, erased_error, invalid_request
 from grpo.serving.callers import Caller
 from grpo.serving.chat_request import ChatRequest
-from grpo.serving.chat_response import Choice, Completion, FinishReason, TokenLogprob, Usage
+from grpo.serving.chat_response import Choice, Completion, FinishReason, Usage
+from grpo.serving.constraints import Constraint
 from grpo.serving.conversations import AnsweredTurn, Continuation, Conversations
+from grpo.serving.exchange_events import Delta, Ended, Event
 from grpo.serving.hold import Hold
+from grpo.serving.preparation import Preparation
 from grpo.serving.settings import ServiceSettings
 from grpo.serving.token_tap import TokenTap
+from grpo.serving.turn_log import TurnLog
 from grpo.serving.versions import ServedVersion
+from grpo.user_failures import describe, guard_tasks, is_exception, user_code
 
 logger = logging.getLogger(__name__)
 _SILENCE_S = 15.0
 """Silence after which a stream gets a comment: proxies cut idle connections."""
-
-
-class TurnLog(Protocol):
-    """Log of turns, see `grpo.serving.log`."""
-
-    async def append(self, record: Record) -> None:
-        """Return when the record is durable."""
-        ...
-
-    async def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> int:
-        """Erase the records of one conversation, or those of a user by the hash of its name; returns their number."""
-        ...
-
-    def user_hash(self, name: str) -> str:
-        """Hash of a user's name, by which its turns are erased."""
-        ...
 
 
 class Owner(Protocol):
@@ -61,6 +51,7 @@ class Owner(Protocol):
 
     settings: ServiceSettings
     conversations: Conversations
+    preparation: Preparation
     log: TurnLog
     now: Callable[[], datetime]
 
@@ -76,33 +67,16 @@ class Owner(Protocol):
         """Log a turn; returns when it is durable."""
         ...
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """Text of a choice that no further token changes, and the log-probabilities of the tokens up to it."""
-
-    index: int
-    text: str
-    logprobs: tuple[TokenLogprob, ...] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """End of a choice, which is in the log."""
-
-    choice: Choice
-    sent: str
-    """Content that its deltas had."""
-    rest: tuple[TokenLogprob, ...] | None
-    """Log-probabilities that no delta had."""
-    usage: Usage
-
-
-Event = Delta | Ended
+    async def remember(self, turn: AnsweredTurn, place: Continuation, hold: Hold, *, is_last: bool) -> None:
+        """Keep an answered turn, from which its conversation goes on; raises `APIError` where it is not kept."""
+        ...
 
 
 class Exchange:
-    """One request in progress: its place in a conversation, and the choices that are generated."""
+    """One request in progress: its place in a conversation, and the choices that are generated.
+
+    `needed` are the tokens of the conversation with its new messages, which `renderer` renders.
+    """
 
     def __init__(
         self,
@@ -112,18 +86,20 @@ class Exchange:
         version: ServedVersion,
         place: Continuation,
         tools: tuple[Tool, ...],
+        renderer: Renderer,
+        needed: int,
+        constraint: Constraint | None = None,
     ) -> None:
         served, before = version.served, place.before
-        self.version = version
-        self._service, self._request, self._caller, self._place, self._tools = service, request, caller, place, tools
-        self._id, self._received, self._started = uuid.uuid4().hex, service.now(), time.monotonic()
-        self._renderer = before.tokens.renderer if before is not None else version.renderer(tools)
-        given = request.to_seed()
-        self._seed = secrets.randbits(63) if given is None else given
-        self._new = place.new if before is not None else _with_system_prompt(served.system_prompt, place.new)
+        self.version, self.choices = version, request.n
+        self._service, self.request, self._caller, self.place, self._tools = service, request, caller, place, tools
+        self._id = service.log.ids.new_turn(place.conversation_id)
+        self._received, self._started = service.now(), time.monotonic()
+        self._prepare = service.preparation.admitted(caller.key_hash, request.characters)
+        self._renderer, self._constraint = renderer, constraint
+        self._seed = secrets.randbits(63) if (seed := request.to_seed()) is None else seed
+        self._new = place.to_read(served.system_prompt)
         self._refuse_unread()
-        known = before.size if before is not None else 0
-        needed = known + self._renderer.count_tokens(self._new)
         limit = request.max_reply_tokens
         if limit is not None and limit > version.max_context:
             message = f"a reply of {limit} tokens is more than the context of {version.max_context}"
@@ -132,8 +108,8 @@ class Exchange:
         self.max_tokens = request.n * (needed + self._max_new_tokens)
         """Tokens that the request may need."""
         self.hold = service.admit(version, request.n, self.max_tokens, before)
-        """Room that it takes; its handler leaves it."""
-        self.choices = request.n
+        """Admission for this request. The route must call `hold.leave()`, also when the request fails."""
+        self.hold.conversation_id, self.hold.user = place.conversation_id, request.user
         self.completion = Completion(
             id=f"chatcmpl-{self._id}",
             created=int(self._received.timestamp()),
@@ -149,7 +125,7 @@ class Exchange:
         and the errors of agent, engine and log.
         """
         queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        tasks = [self.hold.start(self._choose(index, queue)) for index in range(self.choices)]
+        tasks = [self.hold.generate(self._choose(index, queue)) for index in range(self.choices)]
         ended = 0
         try:
             await asyncio.sleep(0)  # all have begun: a task that is cancelled before would leave no line in the log
@@ -170,23 +146,28 @@ class Exchange:
 
     def _refuse_unread(self) -> None:
         """Raise `APIError` for a parameter that this agent cannot give its effect to."""
-        agent, before, strategy = self.version.served.agent, self._place.before, self._request.strategy
+        agent, before, strategy = self.version.served.agent, self.place.before, self.request.strategy
         if before is not None and strategy is not None and strategy != before.strategy:
             message = f"the conversation began with strategy {before.strategy}; start another one for {strategy}"
             raise invalid_request(message, param="strategy", code="unsupported_value")
-        if self._request.tool_choice == "none" and type(self._renderer) is not Renderer:
+        if self.request.calls_nothing and type(self._renderer) is not Renderer:
             message = "tool_choice none is not read: a renderer of the user's own, or another server, parses the calls"
             raise invalid_request(message, param="tool_choice", code="unsupported_value")
-        if self._request.stops and (agent.overrides_replies or agent.config.enable_reasoning or self._renderer.reasons):
+        if self.request.stops and (agent.overrides_replies or agent.config.enable_reasoning or self._renderer.reasons):
             message = "stop is not read: the agent reasons, or generates several texts in a turn"
             raise invalid_request(message, param="stop", code="unsupported_value")
+        asks = self.request.must_call or self.request.has_format
+        if self._constraint is not None and asks and (agent.overrides_replies or agent.config.enable_reasoning):
+            param = "tool_choice" if self.request.must_call else "response_format"
+            message = f"{param} is not read: the agent reasons, or generates several texts in a turn"
+            raise invalid_request(message, param=param, code="unsupported_value")
 
     async def _choose(self, index: int, queue: asyncio.Queue[Event | BaseException]) -> None:
         """Generate one choice; its events, or its error, go to the queue.
 
-        What follows the generation is a task of its own, which ends also where the client goes away meanwhile.
+        What follows the generation is a task of its own, which also ends if the client goes away first.
         """
-        tap = TokenTap(self._renderer, self._request.stops)
+        tap = TokenTap(self._renderer, self.request.stops)
         transcript: TokenTranscript | None = None
         try:
             session = await self.version.open(self._renderer)
@@ -200,14 +181,18 @@ class Exchange:
                     await asyncio.gather(watcher, return_exceptions=True)
             finally:
                 session.close()
-            choice = self._choice(index, reply, tap)
+            with user_code("the renderer", passes=is_exception):
+                choice = self._choice(index, reply, tap)
         except asyncio.CancelledError:
+            if self.hold.erased:
+                await asyncio.shield(self.hold.start(self._end_erased(index, tap, queue)))
+                return
             self.hold.start(self._log_unanswered(index, transcript, tap, "aborted", "the client went away"))
             raise
         except Exception as error:
             if not isinstance(error, APIError):
                 self._service.count_error()
-            reason = error.message if isinstance(error, APIError) else f"{type(error).__name__}: {error}"[:300]
+            reason = error.message if isinstance(error, APIError) else describe(error, with_place=False)
             await asyncio.shield(self.hold.start(self._log_unanswered(index, transcript, tap, "failed", reason)))
             queue.put_nowait(error)
             return
@@ -216,7 +201,9 @@ class Exchange:
     async def _respond(self, transcript: TokenTranscript) -> Reply:
         """Reply of the agent; raises `APIError` where the conversation leaves no room for it."""
         try:
-            return await self.version.served.agent.respond(transcript, self._new, self._context)
+            guard_tasks()
+            with user_code("the agent", passes=is_exception):
+                return await self.version.served.agent.respond(transcript, self._new, self._context)
         except ContextLengthExceeded as error:
             message = f"{error.counts}; shorten the messages, or lower max_tokens"
             raise invalid_request(message, param="messages", code="context_length_exceeded") from error
@@ -224,11 +211,11 @@ class Exchange:
     @property
     def _context(self) -> dict[str, str | None]:
         """Context of the agent; a user is one of its key, since two keys may have users of one name."""
-        user = f"{self._caller.key_hash}/{self._request.user or ''}"
-        return {"user_id": user, "strategy": self._request.strategy}
+        user = f"{self._caller.key_hash}/{self.request.user or ''}"
+        return {"user_id": user, "strategy": self.request.strategy}
 
     def _transcript(self, session: Session, sampling: Sampling, tap: TokenTap) -> TokenTranscript:
-        before = self._place.before
+        before = self.place.before
         if before is not None:
             transcript = before.tokens.resume(session, sampling, on_token=tap, fit_reply=self._fit_reply)
         else:
@@ -236,31 +223,39 @@ class Exchange:
             transcript = TokenTranscript(
                 session, self._renderer, sampling, max_context=limit, on_token=tap, fit_reply=self._fit_reply
             )
-        transcript.parses_calls = self._request.tool_choice != "none"
+        transcript.encode_elsewhere = self._prepare
+        transcript.parses_calls = self._parses_calls
         return transcript
 
     def _sampling(self, index: int) -> Sampling:
-        return self._request.to_sampling(
+        return self.request.to_sampling(
             index,
             temperature=self.version.served.temperature,
             max_new_tokens=self._max_new_tokens,
             seed=self._seed,
-            top_logprobs=self._request.top_logprobs or 0,
+            top_logprobs=self.request.top_logprobs or 0,
+            grammar=None if self._constraint is None else self._constraint.grammar,
         )
+
+    @property
+    def _parses_calls(self) -> bool:
+        """False where calls are content: a client wants none, or JSON where there is nothing to call."""
+        return not self.request.calls_nothing and (bool(self._renderer.tools) or not self.request.has_format)
 
     async def _stream(self, index: int, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]) -> None:
         """Send text when it is settled, for an agent and a renderer that leave replies as they are sampled."""
         agent = self.version.served.agent
-        if not self._request.stream or agent.overrides_replies or type(self._renderer) is not Renderer:
+        if not self.request.stream or agent.overrides_replies or type(self._renderer) is not Renderer:
             return
+        progress = Progress()
         while True:
             await tap.wait()
             text = tap.settled()
             if agent.config.enable_reasoning:
                 text = stable_prefix(text, reasoning=True)
-            text = self._renderer.settled_content(text)
+            text = self._renderer.settled_content(text, progress)
             if len(text) > len(tap.sent):
-                logprobs = tap.take() if self._request.logprobs else None
+                logprobs = tap.take() if self.request.logprobs else None
                 queue.put_nowait(Delta(index=index, text=text[len(tap.sent) :], logprobs=logprobs))
                 tap.sent = text
                 await asyncio.sleep(self._service.settings.stream_interval_s)
@@ -270,16 +265,12 @@ class Exchange:
         message, stopped = reply.message, tap.stopped_text
         if stopped is not None and reply.as_sampled:
             message = self._renderer.parse_text(stopped)
-        if self._request.tool_choice == "none" and message.tool_calls:  # of a text that was parsed again
+        if not self._parses_calls and message.tool_calls:  # of a text that was parsed again
             message = replace(message, content=(reply.text if stopped is None else stopped).strip(), tool_calls=())
-        finish: FinishReason = "stop"
-        if message.tool_calls:
-            finish = "tool_calls"
-        elif reply.length_limited:
-            finish = "length"
+        finish: FinishReason = "tool_calls" if message.tool_calls else "length" if reply.length_limited else "stop"
         if not message.content.startswith(tap.sent):
             raise PolicyError(f"the streamed text {tap.sent[-40:]!r} is not the beginning of the reply")
-        logprobs = tuple(map(tap.to_logprob, tap.tokens)) if self._request.logprobs else None
+        logprobs = tuple(map(tap.to_logprob, tap.tokens)) if self.request.logprobs else None
         turn_id = self._turn_id(index)
         return Choice(index=index, message=message, finish_reason=finish, turn_id=turn_id, logprobs=logprobs)
 
@@ -287,39 +278,49 @@ class Exchange:
         self, choice: Choice, transcript: TokenTranscript, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]
     ) -> None:
         """Log the answered turn, then remember it and send its end."""
-        place, usage = self._place, self._usage(transcript)
+        if self.hold.erased:
+            return await self._end_erased(choice.index, tap, queue)
+        place, usage = self.place, self._usage(transcript)
         self.hold.used_tokens += usage.prompt + usage.completion
         try:
-            answered = AnsweredTurn(
+            answer = partial(
+                AnsweredTurn,
                 turn_id=choice.turn_id,
                 conversation_id=place.conversation_id,
                 owner=self._caller.key_hash,
-                user=self._request.user,
+                user=self.request.user,
                 version=self.version,
                 tools=self._tools,
                 messages=(*place.history, replace(choice.message, reasoning=None, malformed=None)),
                 transcript=transcript,
-                earlier_calls=self._request.call_ids.union(place.before.calls if place.before is not None else ()),
-                strategy=self._request.strategy if place.before is None else place.before.strategy,
+                earlier_calls=self.request.call_ids.union(place.before.calls if place.before is not None else ()),
+                strategy=self.request.strategy if place.before is None else place.before.strategy,
             )
+            answered = await self._prepare(place.characters, answer)
             turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
             visible = replace(turn.turns[-1], message=choice.message)
             await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, tap.times)
-            if place.before is not None:
-                place.before.successors += 1
+            if self.hold.erased:  # while it was written, and the erasure has removed it or is about to
+                raise erased_error()
             transcript.release()
-            self._service.conversations.add(answered, is_last=choice.index == 0)
+            await self._service.remember(answered, place, self.hold, is_last=choice.index == 0)
         except Exception as error:
-            if not isinstance(error, StorageError):
-                await self._log_unanswered(choice.index, None, tap, "failed", f"{type(error).__name__}: {error}"[:300])
+            if not isinstance(error, StorageError | APIError):
+                await self._log_unanswered(choice.index, None, tap, "failed", describe(error, with_place=False))
             queue.put_nowait(error)
             return
-        rest = tap.take() if self._request.logprobs else None
+        rest = tap.take() if self.request.logprobs else None
         queue.put_nowait(Ended(choice=choice, sent=tap.sent, rest=rest, usage=usage))
         try:
-            self.version.served.agent.remember(self._new[-1], choice.message.content, self._context)
+            with user_code("the agent's memory", passes=is_exception):
+                self.version.served.agent.remember(self._new[-1], choice.message.content, self._context)
         except Exception:
             logger.exception("the agent did not remember turn %s, which is answered", choice.turn_id)
+
+    async def _end_erased(self, index: int, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]) -> None:
+        """Log a turn that was erased while it ran, without anything of it, and tell the client."""
+        await self._log_unanswered(index, None, tap, "erased", "erased while it ran")
+        queue.put_nowait(erased_error())
 
     async def _log_unanswered(
         self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str
@@ -338,14 +339,14 @@ class Exchange:
         self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str
     ) -> ServedTurn:
         """Record of the turn: what the transcript has beyond the turn before."""
-        place, served, sampling = self._place, self.version.served, self._sampling(index)
+        place, served, sampling = self.place, self.version.served, self._sampling(index)
         before = place.before.tokens if place.before is not None else None
         known = len(before.ids) if before is not None else 0
         ids, mask, logprobs, turns = ([], [], [], ()) if transcript is None else (
             transcript.ids[known:], transcript.mask[known:], transcript.logprobs[known:],
             tuple(transcript.turns[len(before.turns) if before is not None else 0 :]),
         )  # fmt: skip
-        settings = self._service.settings
+        settings, erased = self._service.settings, status == "erased"
         return ServedTurn(
             id=self._turn_id(index),
             request_id=self._id,
@@ -361,7 +362,7 @@ class Exchange:
             token_ids=np.asarray(ids, np.int32),
             loss_mask=np.asarray(mask, np.bool_),
             sampler_logprobs=np.asarray(logprobs, np.float32),
-            tools=tuple(tool.to_template()["function"] for tool in self._tools),
+            tools=() if erased else tuple(tool.to_template()["function"] for tool in self._tools),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             seed=sampling.seed,
@@ -369,26 +370,22 @@ class Exchange:
             first_token_s=tap.times[0] - self._started if tap.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
-            user="" if self._request.user is None else self._service.log.user_hash(self._request.user),
-            consent=settings.consent,
+            user="" if self.request.user is None or erased else self._service.log.user_hash(self.request.user),
+            consent=settings.consent if self.request.store else "",
             licence=settings.licence,
-            metadata=self._request.labels,
+            metadata={} if erased else {**self.request.labels, **self._constrained},
         )
 
+    @property
+    def _constrained(self) -> dict[str, str]:
+        return {} if self._constraint is None else {CONSTRAINED: self._constraint.kind}
+
     def _usage(self, transcript: TokenTranscript) -> Usage:
-        """Tokens of the choice; of the cached ones those of its own conversation, which its owner knows."""
-        known = self._place.before.size if self._place.before is not None else 0
+        """Tokens of the choice; its cached tokens are of its own conversation, which its owner knows."""
+        known = self.place.before.size if self.place.before is not None else 0
         sampled = sum(transcript.mask[known:])
         cached = min(transcript.cached_tokens, known)
         return Usage(prompt=len(transcript.ids) - sampled, completion=sampled, cached=cached)
 
     def _turn_id(self, index: int) -> str:
         return f"{self._id}-{index}" if index else self._id
-
-
-def _with_system_prompt(prompt: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The conversation after the environment's system prompt, to which a system message of the client is added."""
-    given = messages[0].content if messages[0].role == "system" else ""
-    content = "\n\n".join(filter(None, (prompt, given)))
-    rest = messages[1:] if messages[0].role == "system" else messages
-    return (Message(role="system", content=content), *rest) if content else rest

@@ -1,17 +1,56 @@
-"""Requests of `POST /v1/feedback`."""
+"""Requests of `POST /v1/feedback`.
+
+Feedback is evidence for training, so that a key speaks about its own conversations only, and needs the scope `outcomes`
+for what decides whether an episode succeeded. What is refused is not written, whatever the size of the log.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.scenario import Expected
-from grpo.scenarios.served.records import Feedback
+from grpo.scenarios.served.records import OUTCOMES, Feedback
+from grpo.serving.api_errors import APIError, overloaded
 from grpo.serving.callers import Caller
+from grpo.serving.ids import turn_of
+from grpo.serving.json_bounds import BoundedFields
+from grpo.serving.limits import Limiter
+from grpo.serving.refused_work import STATUSES
+from grpo.serving.turn_log import TurnLog
+
+_MOST_BYTES = 64 * 2**10
+_MOST_LEVELS = 16
+_BYTES_OF_A_TOKEN = 4
+_REPAIR_S = 60.0
+
+
+def _bounded(value: Any) -> Any:
+    """The value of a field whose JSON has at most `_MOST_BYTES` bytes in `_MOST_LEVELS` levels."""
+    level: Sequence[Any] = [value.model_dump() if isinstance(value, BaseModel) else value]
+    for _ in range(_MOST_LEVELS):
+        level = [item for outer in level for item in _items(outer)]
+    if level:
+        raise ValueError(f"it has more than {_MOST_LEVELS} levels; send a flatter one")
+    document = value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value
+    size = len(json.dumps(document, ensure_ascii=False, allow_nan=False).encode())
+    if size > _MOST_BYTES:
+        raise ValueError(f"it has {size} bytes of JSON; send at most {_MOST_BYTES}")
+    return value
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
 
 _Text = Annotated[str, StringConstraints(max_length=20_000)]
 _Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,80}$")]
@@ -23,7 +62,7 @@ class CorrectedCall(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,64}$")]
-    arguments: dict[str, Any]
+    arguments: Annotated[dict[str, Any], AfterValidator(_bounded)]
 
 
 class CorrectedReply(BaseModel):
@@ -32,7 +71,7 @@ class CorrectedReply(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     content: _Text = ""
-    tool_calls: list[CorrectedCall] = Field(min_length=1, max_length=16)
+    tool_calls: Annotated[list[CorrectedCall], Field(fail_fast=True)] = Field(min_length=1, max_length=16)
 
     @classmethod
     def from_message(cls, message: Message) -> str | CorrectedReply:
@@ -53,7 +92,7 @@ def to_reply(correction: str | CorrectedReply) -> Message:
     return Message(role="assistant", content=correction) if isinstance(correction, str) else correction.to_message()
 
 
-class FeedbackRequest(BaseModel):
+class FeedbackRequest(BoundedFields):
     """Feedback on a turn, by the `id` of its response, or on a whole conversation."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -62,7 +101,7 @@ class FeedbackRequest(BaseModel):
     """Idempotency key; by default one of the caller and the content, so that a repeated request counts once."""
     conversation_id: _Id
     turn_id: _Id | None = None
-    """`id` of the response, with or without `chatcmpl-`."""
+    """`id` of the response, with or without `chatcmpl-` or `resp_`."""
     rating: float | None = Field(default=None, ge=0, le=1)
     """0 worst, 1 best."""
     comment: _Text | None = None
@@ -70,9 +109,9 @@ class FeedbackRequest(BaseModel):
     """The reply that the turn should have been, a text, or `content` and `tool_calls`; needs `turn_id`."""
     success: bool | None = None
     """Verified outcome of the conversation."""
-    expected: Expected | None = None
+    expected: Annotated[Expected, AfterValidator(_bounded)] | None = None
     """Expected outcome, for rewards."""
-    world: dict[str, Any] | None = None
+    world: Annotated[dict[str, Any], AfterValidator(_bounded)] | None = None
     """Records that the agent's tools read and changed, as they were at the start of the conversation."""
 
     @model_validator(mode="after")
@@ -92,10 +131,11 @@ class FeedbackRequest(BaseModel):
         return Feedback(
             id=hashlib.sha256((content if self.id is None else given).encode()).hexdigest()[:32],
             time=now,
-            turn_id=None if self.turn_id is None else self.turn_id.removeprefix("chatcmpl-"),
+            turn_id=None if self.turn_id is None else turn_of(self.turn_id),
             expected=self.expected,
             correction=None if self.correction is None else to_reply(self.correction),
             key=caller.key_hash,
+            scopes=tuple(sorted(caller.scopes)),
             **fields,
         )
 
@@ -105,3 +145,51 @@ class Receipt(BaseModel):
 
     id: str
     object: str = "feedback"
+
+
+async def log_feedback(
+    body: FeedbackRequest, caller: Caller, log: TurnLog, limiter: Limiter, *, now: datetime
+) -> Feedback:
+    """Check feedback and log it durably; it counts as a request of its size, also where it is refused.
+
+    Raises `APIError` 403 for outcomes without their scope, 404 for a conversation or turn that this key does not have,
+    503 where it cannot be told whether the conversation was erased, and as the limiter and the log.
+    """
+    tokens = 1 + len(body.model_dump_json()) // _BYTES_OF_A_TOKEN
+    reservation = await limiter.reserve(caller, tokens)
+    try:
+        _refuse_outcomes(body, caller)
+        _refuse_unknown(body, caller, log)
+        record = body.to_record(caller, now=now)
+        await log.append(record)
+    except APIError as error:
+        if error.status in STATUSES:  # the guard counts it as a refused request
+            await reservation.cancel()
+        raise
+    finally:
+        await reservation.settle(tokens)
+    return record
+
+
+def _refuse_outcomes(body: FeedbackRequest, caller: Caller) -> None:
+    given = [name for name in OUTCOMES if getattr(body, name) is not None]
+    if given and "outcomes" not in caller.scopes:
+        message = f"{', '.join(given)}: needs the scope outcomes; key {caller.name} has {caller.listed}"
+        raise APIError(403, message, type="permission_error", param=given[0], code="insufficient_scope")
+
+
+def _refuse_unknown(body: FeedbackRequest, caller: Caller, log: TurnLog) -> None:
+    """Raise 404, with the same words for an id that nobody has and for one of another key."""
+    name, turn, ids = body.conversation_id, body.turn_id, log.ids
+    known = ids.is_conversation(name) if "admin" in caller.scopes else ids.owns(caller.key_hash, name)
+    try:
+        erased = known and log.is_conversation_erased(name)
+    except DataError as error:
+        message = "an erasure in the log cannot be read, so that feedback is refused until it is repaired"
+        raise overloaded(message, retry_after_s=_REPAIR_S) from error
+    if not known or erased:
+        message = f"key {caller.name} has no conversation {name!r}"
+        raise APIError(404, message, param="conversation_id", code="conversation_not_found")
+    if turn is not None and turn != name and not ids.is_turn(turn_of(turn), name):
+        message = f"conversation {name} has no turn {turn!r}"
+        raise APIError(404, message, param="turn_id", code="turn_not_found")

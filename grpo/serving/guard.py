@@ -1,15 +1,16 @@
 """Authentication in front of every route: what is not public needs a caller, what has no scope needs `admin`.
 
-Headers and bodies are bounded here as well, before an app reads them.
+Headers, bodies and WebSockets are bounded here as well, before an app reads them, and refused requests are charged to
+their caller, see `grpo.serving.refused_work`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 from starlette.responses import Response
@@ -19,16 +20,28 @@ from starlette.types import Scope as Connection
 from grpo.errors import GRPOError
 from grpo.serving.api_errors import SERVER_ERROR, APIError, error_response, invalid_request
 from grpo.serving.callers import SCOPES, Caller, Scope
+from grpo.serving.connections import admit
+from grpo.serving.json_bounds import encodable
 from grpo.serving.jwt_tokens import TokenError, TokenVerifier
 from grpo.serving.keys import PREFIX, KeyStore
+from grpo.serving.limits import Limiter
+from grpo.serving.preparation import AT_ONCE, Preparation, measure_cpu, take_cpu_s
+from grpo.serving.refused_work import RefusedWork, Tarpit, UnauthenticatedRequests, UsedUp
 
 BODY_BYTES = 4 * 2**20
+SMALL_BODY_BYTES = 256 * 2**10
+"""Bytes of a body for a route that does not generate: it is parsed on the event loop, in a few milliseconds."""
+BODIES = 64
+"""Bodies of one key that arrive at once."""
+SOCKETS, SOCKETS_WITH_PARALLEL = 256, 16
+"""WebSockets of one key that are open at once; a key with a limit of parallel requests has the larger of both."""
 _HEADER_BYTES = 64 * 2**10
 _DISCARDED_BODIES = 8
 """An oversized body is read up to this multiple of the bound: a connection that is reset earlier loses the 413."""
 _BODY_TIMEOUT_S = 60.0
-_RETRY_S = 10.0
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_RETRY_S, _AT_ONCE_RETRY_S = 10.0, 1.0
+_WITHOUT_CALLER = frozenset({401, 403, 431})
 logger = logging.getLogger(__name__)
 
 
@@ -54,11 +67,14 @@ class Authenticator:
 class Guard:
     """ASGI middleware in front of a whole app; the caller is in `scope["state"]["caller"]`.
 
-    `scope["state"]["authorize"]()` checks the credential again, for a connection that outlives its key.
+    `scope["state"]["authorize"]()` checks the credential again, for a connection that outlives its key, and
+    `scope["state"]["charge"](bytes)` charges a refused frame of a WebSocket.
 
     `public` are exact paths without authentication. `scopes` are path prefixes of whole segments: `/v1/chat` holds for
-    `/v1/chat/completions`, not for `/v1/chats`; the longest counts. `check_room` raises `APIError` for a path whose
-    requests would exceed the server's capacity: they are refused before their bodies are read and parsed.
+    `/v1/chat/completions`, not for `/v1/chats`; the longest counts. `large` are exact paths whose bodies may have
+    `body_bytes`; others have `SMALL_BODY_BYTES` at most. `check_room` raises `APIError` for a path whose requests would
+    exceed the server's capacity or the caller's limits: they are refused before their bodies are read and parsed.
+    `check_known` raises it for a path that no route has, for a caller with a credential.
     """
 
     def __init__(
@@ -68,14 +84,26 @@ class Guard:
         *,
         public: Collection[str] = (),
         scopes: Mapping[str, Scope] | None = None,
+        large: Collection[str] | None = None,
         body_bytes: int = BODY_BYTES,
-        check_room: Callable[[str], None] = lambda path: None,
+        check_room: Callable[[str, Caller], Awaitable[None]] | None = None,
+        check_known: Callable[[str], None] = lambda path: None,
+        refused_work: RefusedWork | None = None,
+        preparation: Preparation | None = None,
     ) -> None:
         self._app, self._authenticate, self._body_bytes = app, authenticate, body_bytes
-        self._check_room = check_room
+        self._check_room, self._check_known = check_room, check_known
+        self._refused_work = refused_work or RefusedWork(Limiter())
+        self._preparation = preparation or Preparation()
+        self._large = None if large is None else frozenset(large)
         self._public = frozenset(public)
         ordered = sorted((scopes or {}).items(), key=lambda entry: len(entry[0]), reverse=True)
         self._scopes = [(prefix.rstrip("/"), scope) for prefix, scope in ordered]
+        self._arriving: Counter[str] = Counter()
+        self._tarpit = Tarpit()
+        self._unauthenticated = UnauthenticatedRequests()
+        self.sockets: Counter[str] = Counter()
+        """Open WebSockets by the hash of their key."""
         assert all(scope in SCOPES for _, scope in self._scopes)
 
     async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
@@ -84,28 +112,97 @@ class Guard:
             await self._app(connection, receive, send)
             return
         try:
-            self._admit(connection)
-            if connection["type"] == "http":
-                receive = await self._bounded(connection, receive)
+            caller = await self._admit(connection)
         except APIError as error:
+            if isinstance(error, UsedUp):
+                await self._tarpit(connection["state"]["caller"].key_hash)
+            elif error.status in _WITHOUT_CALLER and self._unauthenticated.is_flood(sender := _address(connection)):
+                await self._tarpit(sender)
             await _refuse(error_response(error), connection, receive, send)
             return
-        except _ClientGone:
-            return
-        await self._app(connection, receive, send)
+        if caller is not None:
+            admit(connection)
+        measure_cpu()
+        if connection["type"] == "http":
+            await self._answer(caller, connection, receive, send)
+        else:
+            await self._open(caller, connection, receive, send)
 
-    def _admit(self, connection: Connection) -> None:
-        """Put the caller into the connection's state, or raise `APIError`."""
+    async def _answer(self, caller: Caller | None, connection: Connection, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request; a refused one is charged to its caller.
+
+        The body of a public path is not read: without a key, its sender could keep the server waiting for free.
+        """
+        size = 0
+
+        async def count(message: Message) -> None:
+            if message["type"] == "http.response.start" and caller is not None:
+                self._charge(caller, size, status=message["status"])
+            await send(message)
+
+        async def receive_counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            return message
+
+        if caller is None:
+            if not has_body(connection):
+                await self._app(connection, without_body(receive), send)
+                return
+            await self._tarpit(_address(connection))
+            await self._app(connection, without_body(receive), closing(send))
+            return
+        try:
+            body = await self._bounded(caller, connection, receive_counted)
+        except APIError as error:
+            if error.status == 429:
+                await self._tarpit(caller.key_hash)
+            await _refuse(error_response(error), connection, receive, count)
+            return
+        except _ClientGone:
+            self._charge(caller, size)
+            return
+        await self._app(connection, body, count)
+
+    async def _open(self, caller: Caller | None, connection: Connection, receive: Receive, send: Send) -> None:
+        """Open a WebSocket, which counts among the WebSockets of its caller from the handshake to its end."""
+        if caller is None:
+            await self._app(connection, receive, send)
+            return
+        parallel = caller.limits.parallel
+        most = SOCKETS if parallel is None else max(parallel, SOCKETS_WITH_PARALLEL)
+        if self.sockets[caller.key_hash] >= most:
+            message = f"this key has {most} WebSockets open, which is its limit; close one, or use one for all requests"
+            error = _too_many(message)
+            await self._tarpit(caller.key_hash)
+            await _refuse(error_response(error), connection, receive, send)
+            return
+        with _counted(self.sockets, caller.key_hash):
+            await self._app(connection, receive, send)
+
+    async def _admit(self, connection: Connection) -> Caller | None:
+        """Put the caller into the connection's state; None for a public path. Raises `APIError`."""
         headers: list[tuple[bytes, bytes]] = connection["headers"]
         if sum(len(name) + len(value) for name, value in headers) > _HEADER_BYTES:
             raise APIError(431, f"the headers have more than {_HEADER_BYTES} bytes", code="headers_too_large")
         path = _route_path(connection)
         if path in self._public:
-            return
+            return None
         credential = _credential([value for name, value in headers if name.lower() == b"authorization"])
         authorize = partial(self._authorize, credential, path)
-        connection["state"] = {**connection.get("state", {}), "caller": authorize(), "authorize": authorize}
-        self._check_room(path)
+        caller = authorize()
+        state = {"caller": caller, "authorize": authorize, "charge": partial(self._charge, caller)}
+        connection["state"] = {**connection.get("state", {}), **state}
+        if connection["type"] == "websocket" or connection["method"] in _WRITING:
+            self._refused_work.check(caller)
+        if self._check_room is not None:
+            await self._check_room(path, caller)
+        return caller
+
+    def _charge(self, caller: Caller, size: int, *, status: int = 400) -> None:
+        """Charge a refused request or frame, with the CPU time of the connection since the last one."""
+        self._refused_work.charge(caller, size, status=status, cpu_s=take_cpu_s())
 
     def _authorize(self, credential: str, path: str) -> Caller:
         """Caller of a credential with the scope of a path; raises `APIError`."""
@@ -115,9 +212,10 @@ class Guard:
             logger.error("no request is admitted, because credentials cannot be checked: %s", error)
             message = "credentials cannot be checked now; the log of the server has the cause"
             raise APIError(503, message, type=SERVER_ERROR, retry_after_s=_RETRY_S) from error
+        self._check_known(path)
         needed = self._scope(path)
         if needed not in caller.scopes:
-            message = f"this address needs the scope {needed}; key {caller.name} has {_listed(caller)}"
+            message = f"this address needs the scope {needed}; key {caller.name} has {caller.listed}"
             raise APIError(403, message, type="permission_error", code="insufficient_scope")
         return caller
 
@@ -125,26 +223,36 @@ class Guard:
         matches = (scope for prefix, scope in self._scopes if path == prefix or path.startswith(f"{prefix}/"))
         return next(matches, "admin")
 
-    async def _bounded(self, connection: Connection, receive: Receive) -> Receive:
+    async def _bounded(self, caller: Caller, connection: Connection, receive: Receive) -> Receive:
         """Read the body within its bound, and return a `receive` that gives it to the app at once."""
+        key = caller.key_hash
+        is_large = self._large is None or _route_path(connection) in self._large
+        most = self._body_bytes if is_large else min(self._body_bytes, SMALL_BODY_BYTES)
         declared = next((value for name, value in connection["headers"] if name.lower() == b"content-length"), b"0")
-        too_large = APIError(413, f"the body has more than {self._body_bytes} bytes", code="request_too_large")
-        discarded = _DISCARDED_BODIES * self._body_bytes
+        too_large = APIError(413, f"the body has more than {most} bytes", code="request_too_large")
+        discarded = _DISCARDED_BODIES * most
         if not declared.isdigit() or len(declared) > 18:
             raise APIError(400, "content-length is not a number of bytes", code="invalid_header")
         if int(declared) > discarded:
             too_large.headers["connection"] = "close"
             raise too_large
+        if self._arriving[key] >= BODIES:
+            raise _too_many(f"{BODIES} bodies of this key arrive at once, which is its limit", close=True)
         try:
-            async with asyncio.timeout(_BODY_TIMEOUT_S):
-                body, size = await _read(receive, keep=self._body_bytes, most=discarded)
+            with _counted(self._arriving, key):
+                async with asyncio.timeout(_BODY_TIMEOUT_S):
+                    body, size = await _read(receive, keep=most, most=discarded)
         except TimeoutError as error:
             message = f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} s"
             raise APIError(408, message, code="request_timeout", headers={"connection": "close"}) from error
-        if size > self._body_bytes:
+        if size > most:
             too_large.headers["connection"] = "close"
             raise too_large
-        if not encodable(body):
+        if len(body) <= AT_ONCE:
+            is_text = encodable(body)
+        else:
+            is_text = await self._preparation.run(key, len(body), partial(encodable, body))
+        if not is_text:
             raise invalid_request(
                 "the body is not UTF-8, or holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text"
             )
@@ -156,6 +264,61 @@ class Guard:
         return receive_body
 
 
+def has_body(connection: Connection) -> bool:
+    """True where the head of a request announces a body."""
+    headers = {name.lower(): value for name, value in connection["headers"]}
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
+
+
+def without_body(receive: Receive) -> Receive:
+    """A `receive` that gives an empty body, and waits for the disconnect after it."""
+    pending: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive_nothing() -> Message:
+        if pending:
+            return pending.pop()
+        while (message := await receive())["type"] != "http.disconnect":
+            pass
+        return message
+
+    return receive_nothing
+
+
+def closing(send: Send) -> Send:
+    """A `send` whose response ends the connection."""
+
+    async def send_closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_closing
+
+
+@contextmanager
+def _counted(counts: Counter[str], key: str) -> Iterator[None]:
+    """Count one of a key while the block runs."""
+    counts[key] += 1
+    try:
+        yield
+    finally:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
+
+
+def _too_many(message: str, *, close: bool = False) -> APIError:
+    """429 for something that a key has too many of at once."""
+    return APIError(
+        429,
+        message,
+        type="rate_limit_error",
+        code="rate_limit_exceeded",
+        retry_after_s=_AT_ONCE_RETRY_S,
+        headers={"connection": "close"} if close else {},
+    )
+
+
 class _ClientGone(Exception):
     """The client has closed the connection before its body was complete."""
 
@@ -163,29 +326,6 @@ class _ClientGone(Exception):
 def unauthorized(message: str, *, code: str | None = None) -> APIError:
     """401 with the scheme that is accepted."""
     return APIError(401, message, code=code, headers={"www-authenticate": "Bearer"})
-
-
-def encodable(document: bytes | str) -> bool:
-    r"""Return False for JSON with a lone surrogate, as `"\ud800"`, and for bytes that are not UTF-8.
-
-    Python's parser takes UTF-16 and encoded surrogates as well. Other text, JSON or not, is left to its parser.
-    """
-    content = document.encode(errors="surrogatepass") if isinstance(document, str) else document
-    if b"\0" in content:  # UTF-16 or UTF-32; in JSON it is an escape
-        return False
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    if _SURROGATE.search(content) is None:
-        return True
-    try:
-        json.dumps(json.loads(content), ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    except (ValueError, RecursionError):
-        return True
-    return True
 
 
 def _credential(values: list[bytes]) -> str:
@@ -197,15 +337,16 @@ def _credential(values: list[bytes]) -> str:
     raise unauthorized("send one header `Authorization: Bearer KEY`", code="missing_api_key" if not values else None)
 
 
+def _address(connection: Connection) -> str:
+    """Address of the client, which several may share behind a proxy."""
+    return f"address {(connection.get('client') or ('unknown', 0))[0]}"
+
+
 def _route_path(connection: Connection) -> str:
     """The path that routes are matched with: without the prefix that a proxy has added."""
     path: str = connection["path"]
     root: str = connection.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
-
-
-def _listed(caller: Caller) -> str:
-    return ", ".join(sorted(caller.scopes)) or "none"
 
 
 async def _read(receive: Receive, *, keep: int, most: int) -> tuple[bytes, int]:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from datetime import datetime
 from typing import Any, TypeVar
+from uuid import UUID
 
 from grpo.errors import GRPOError
+from grpo.serving.api_errors import APIError
 from grpo.serving.limits import Reservation
 
 logger = logging.getLogger(__name__)
@@ -21,21 +24,52 @@ T = TypeVar("T")
 class Hold:
     """Room of one request. `tasks` are all tasks of the server, `released` gives the room back."""
 
-    def __init__(self, tasks: set[asyncio.Task[Any]], released: Callable[[], None]) -> None:
+    def __init__(self, tasks: set[asyncio.Task[Any]], released: Callable[[Hold], None], *, begun: datetime) -> None:
+        self.lease: UUID | None = None
+        """Lease on the turn that the request goes on from, in the store that servers share."""
         self.reservation: Reservation | None = None
         """Reservation of the caller's tokens, settled with those that were used."""
         self.used_tokens = 0
+        self.begun = begun
+        """Time of its admission."""
+        self.conversation_id = ""
+        self.user: str | None = None
+        """User that the request names."""
+        self.erased = False
+        """True once its user or conversation is erased: nothing of it may be kept."""
+        self._generating = set[asyncio.Task[Any]]()
         self._tasks, self._released = tasks, released
         self._open = 1  # the handler
         self._left = False
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run a part of the request in a task, which is finished also where the client goes away."""
+        """Run a part of the request in a task, which is finished even if the client goes away."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         self._open += 1
         task.add_done_callback(self._ended)
         return task
+
+    def generate(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """`start` for a part that generates, which an erasure ends."""
+        task = self.start(work)
+        self._generating.add(task)
+        if self.erased:
+            asyncio.get_running_loop().call_soon(task.cancel)  # once it has begun: it logs its end
+        return task
+
+    def erase(self) -> int:
+        """End the generation, of which nothing may be kept; returns the number of its parts that were in progress.
+
+        The log's own watcher repeats each erasure. The parts that log their end by then are not cancelled again.
+        """
+        if self.erased:
+            return 0
+        self.erased = True
+        running = [task for task in self._generating if not task.done()]
+        for task in running:
+            task.cancel()
+        return len(running)
 
     def leave(self) -> None:
         """End of the handler; later calls do nothing."""
@@ -45,15 +79,29 @@ class Hold:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+        self._generating.discard(task)  # a cancelled one has the frames, and with them this request
         self._close()
 
     def _close(self) -> None:
         self._open -= 1
         if self._open:
             return
-        self._released()
-        if self.reservation is not None:
-            try:
-                self.reservation.settle(self.used_tokens)
-            except GRPOError as error:  # the turn is answered and in the log
-                logger.error("tokens of a request were not refunded: %s", error)
+        self._released(self)
+        if self.reservation is not None and not self.reservation.settled:
+            settling = asyncio.create_task(self.settle())
+            self._tasks.add(settling)
+            settling.add_done_callback(self._tasks.discard)
+
+    async def settle(self) -> None:
+        """Settle the caller's tokens, before the client knows the end of its answer or after it went away."""
+        if self.reservation is None:
+            return
+        try:
+            await self.reservation.settle(self.used_tokens)
+        except (GRPOError, APIError) as error:  # the turn is answered and in the log
+            logger.error("tokens of a request were not refunded: %s", error)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the caller's limits, as they are after its last step."""
+        return {} if self.reservation is None else self.reservation.headers

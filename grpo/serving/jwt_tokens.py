@@ -16,7 +16,14 @@ SHARED_SECRET = frozenset({"HS256", "HS384", "HS512"})
 PUBLIC_KEY = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 _SECRET_BYTES = 32
 """RFC 7518, section 3.2: a shared secret is at least as long as the hash of HS256."""
+_SECRET_CHARACTERS = 10
+"""Different bytes of a shared secret at least: 32 random ones have 20 or more, and a word that is repeated has few."""
+_RSA_BITS = 2048
+"""RFC 7518, section 3.3."""
+_LAST_TIME = 253_402_300_800
+"""The year 10000 as a Unix time. A later one is a mistake, or in milliseconds."""
 _REQUIRED = ("exp", "iss", "aud", "sub")
+_TIMES = ("exp", "nbf", "iat")
 _REASONS: dict[type[jwt.PyJWTError], str] = {
     jwt.ExpiredSignatureError: "it has expired",
     jwt.InvalidAlgorithmError: "its algorithm is not accepted",
@@ -60,6 +67,11 @@ class TokenVerifier:
             raise ConfigError("tokens need an issuer and an audience, the values of their claims `iss` and `aud`")
         if chosen <= SHARED_SECRET and len(key.encode()) < _SECRET_BYTES:
             raise ConfigError(f"the secret of tokens has {len(key.encode())} bytes; take at least {_SECRET_BYTES}")
+        if chosen <= SHARED_SECRET and len({*key.encode()}) < _SECRET_CHARACTERS:
+            raise ConfigError(
+                f"the secret of tokens has {len({*key.encode()})} different bytes and can be guessed; "
+                "take random ones, as `openssl rand -base64 48` makes them"
+            )
         self._algorithms = sorted(chosen)
         self._key = key
         for algorithm in self._algorithms:
@@ -81,6 +93,11 @@ class TokenVerifier:
             )
         except jwt.PyJWTError as error:
             raise TokenError(_REASONS.get(type(error), "it is malformed")) from error
+        except (ValueError, OverflowError, RecursionError) as error:  # of numbers that no clock has
+            raise TokenError("it is malformed") from error
+        for name in _TIMES:
+            if name in claims and not _is_time(claims[name]):
+                raise TokenError(f"its claim `{name}` is not a Unix time in seconds")
         subject, scope = claims["sub"], claims.get("scope", "")
         if not subject or not isinstance(scope, str):
             raise TokenError("its claim `sub` is empty, or `scope` is not a string")
@@ -133,8 +150,15 @@ def read_key(*, variable: str | None = None, file: Path | None = None) -> str:
     return text.strip()
 
 
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _LAST_TIME
+
+
 def _check_key(key: str, algorithm: str) -> None:
     try:
-        jwt.get_algorithm_by_name(algorithm).prepare_key(key)
+        prepared = jwt.get_algorithm_by_name(algorithm).prepare_key(key)
     except (jwt.PyJWTError, ValueError, TypeError) as error:
         raise ConfigError(f"the key of tokens does not fit {algorithm}; a public key is a PEM file") from error
+    bits = getattr(prepared, "key_size", _RSA_BITS)
+    if algorithm.startswith(("RS", "PS")) and bits < _RSA_BITS:
+        raise ConfigError(f"the RSA key of tokens has {bits} bits and can be factored; take at least {_RSA_BITS}")

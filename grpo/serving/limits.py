@@ -6,26 +6,23 @@ request takes its largest possible number of tokens when it is admitted, and is 
     limit 100 tokens    t=0 reserve 80   t=1 reserve 30         t=2 settle 50   t=3 reserve 50
                         admitted         refused until t=60                     admitted
 
-Windows and parallel requests count in one process, budgets in one file.
+What was taken is kept by a `UsageStore`: by this process with one file of budgets, or by the database of several
+servers, for all of which the limits hold together then.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from grpo.serving.api_errors import APIError
-from grpo.serving.budgets import TokenBudgets
 from grpo.serving.callers import Caller, CallerLimits
+from grpo.serving.usage import LocalUsage, Ticket, Usage, UsageStore, has_window
 
 LimitKind = Literal["requests", "tokens", "parallel", "tokens_per_day", "tokens_per_month"]
-_WINDOW_S = 60.0
 _PARALLEL_WAIT_S = 1.0
 """Wait for a running request to end; when that is, is not known."""
 _BUDGETS: tuple[LimitKind, ...] = ("tokens_per_day", "tokens_per_month")
@@ -41,156 +38,85 @@ class LimitExceeded(APIError):
         self.kind: LimitKind = kind
 
 
-@dataclass(slots=True)
-class _Entry:
-    """An admitted request in the window."""
-
-    expires: float
-    tokens: int
-
-
-@dataclass(slots=True)
-class _Usage:
-    """Requests of one caller."""
-
-    window: deque[_Entry] = field(default_factory=deque)
-    tokens: int = 0
-    running: int = 0
-
-    def expire(self, now: float) -> None:
-        while self.window and self.window[0].expires <= now:
-            self.tokens -= self.window.popleft().tokens
-
-    def wait_for_request(self, limit: int, now: float) -> float:
-        """Seconds until one more request fits; at most 0 where it fits now."""
-        over = len(self.window) - limit
-        return self.window[over].expires - now if over >= 0 else 0.0
-
-    def wait_for_tokens(self, tokens: int, limit: int, now: float) -> float:
-        """Seconds until so many tokens fit, infinite where they are more than the limit."""
-        if tokens > limit:
-            return math.inf
-        over = self.tokens + tokens - limit
-        wait = 0.0
-        for entry in self.window:
-            if over <= 0:
-                break
-            over -= entry.tokens
-            wait = entry.expires - now
-        return wait
-
-
 class Limiter:
-    """Admission of requests within the limits of their callers, exact for all requests of this process.
+    """Admission of requests within the limits of their callers, exact for all requests of one store.
 
-    Callers with a budget need `budgets`. `clock` gives seconds, `now` the date.
+    `now` is the date of budgets. Calls raise as the store does: `APIError` 503 where a shared one does not answer.
     """
 
     def __init__(
-        self,
-        budgets: TokenBudgets | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        self, usages: UsageStore | None = None, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        self._budgets, self._clock, self._now = budgets, clock, now
-        self._usages: OrderedDict[str, _Usage] = OrderedDict()
-        self._lock = threading.Lock()
+        self._usages: UsageStore = LocalUsage() if usages is None else usages
+        self._now = now
 
     async def reserve(self, caller: Caller, tokens: int) -> Reservation:
         """Admit a request that takes at most `tokens`: its prompt and the bound of its completion.
 
-        Raises `LimitExceeded` for the limit with the longest wait; a refused request counts for none.
+        Raises `LimitExceeded` for the limit with the longest wait; a request that is refused so counts for none.
         """
-        with self._lock:
-            now = self._clock()
-            usage = self._usage(caller, now)
-            self._refuse(caller, usage, tokens, now)
-            periods = self._take_budgets(caller, tokens, usage, now)
-            entry = None
-            if caller.limits.requests_per_minute is not None or caller.limits.tokens_per_minute is not None:
-                entry = _Entry(now + _WINDOW_S, tokens)
-                usage.window.append(entry)
-                usage.tokens += tokens
-            usage.running += 1
-        return Reservation(self, caller, usage, entry, tokens, periods)
+        reservation = await self.enter(caller, tokens)
+        try:
+            await reservation.take(tokens)
+        except BaseException:
+            await reservation.cancel()
+            raise
+        return reservation
 
-    def check(self, caller: Caller) -> None:
+    async def enter(self, caller: Caller, tokens: int = 1) -> Reservation:
+        """Count a request before its tokens are known, one of the caller's parallel ones and one in the minute.
+
+        Raises `LimitExceeded` where no request of so many tokens is admitted. The request has to `take` its tokens, or
+        to be cancelled.
+        """
+        ticket = Ticket(caller=caller)
+        if not _is_limited(caller.limits):
+            return Reservation(self, None, Usage(), caller)
+        usage = await self._usages.enter(ticket, tokens, self._budgets_of(caller))
+        self._refuse(caller, usage, tokens)
+        return Reservation(self, ticket, usage, caller)
+
+    async def check(self, caller: Caller) -> None:
         """Raise `LimitExceeded` for a caller from whom no request is admitted now, however short it is."""
-        with self._lock:
-            now = self._clock()
-            usage = self._usage(caller, now)
-            self._refuse(caller, usage, 1, now)
-            for period, budget in self._budgets_of(caller).items():
-                if self._file(caller).used(caller.key_hash, period) >= budget:
-                    raise self._exhausted(caller, 1, period, budget, usage, now)
+        if _is_limited(caller.limits):
+            self._refuse(caller, await self._usages.look(caller, 1, self._budgets_of(caller)), 1)
 
-    def headers(self, caller: Caller) -> dict[str, str]:
+    def charge(self, caller: Caller, tokens: int) -> None:
+        """Count a request that was refused for its size or shape, with the tokens that it may have had."""
+        if has_window(caller.limits):
+            self._usages.charge(caller, tokens)
+
+    async def headers(self, caller: Caller) -> dict[str, str]:
         """OpenAI's x-ratelimit-{limit,remaining,reset}-{requests,tokens}, of the limits that the caller has."""
-        with self._lock:
-            now = self._clock()
-            return _headers(caller.limits, self._usage(caller, now), now)
+        if not has_window(caller.limits):
+            return {}
+        return _headers(caller.limits, await self._usages.look(caller, 0, {}))
 
-    def settle(self, reservation: Reservation, tokens: int) -> None:
-        """End a reservation, see `Reservation.settle`."""
-        with self._lock:
-            if reservation.settled:
-                return
-            reservation.settled = True
-            usage, entry, refund = reservation.usage, reservation.entry, reservation.tokens - tokens
-            usage.running -= 1
-            usage.expire(self._clock())
-            if entry is not None and usage.window and entry.expires >= usage.window[0].expires:
-                usage.tokens -= refund
-                entry.tokens -= refund
-            if reservation.periods and refund:
-                self._file(reservation.caller).add(reservation.caller.key_hash, -refund, reservation.periods)
-
-    def _usage(self, caller: Caller, now: float) -> _Usage:
-        """Usage of a caller; one idle caller is forgotten on the way, so that memory is bounded by active ones."""
-        usage = self._usages.setdefault(caller.key_hash, _Usage())
-        self._usages.move_to_end(caller.key_hash)
-        usage.expire(now)
-        oldest_hash, oldest = next(iter(self._usages.items()))
-        oldest.expire(now)
-        self._usages.move_to_end(oldest_hash)
-        if oldest is not usage and not oldest.window and not oldest.running:
-            del self._usages[oldest_hash]
+    async def take(self, ticket: Ticket, tokens: int) -> Usage:
+        """Take the tokens of a request that was counted; see `Reservation.take`."""
+        caller = ticket.caller
+        budgets = self._budgets_of(caller)
+        usage = await self._usages.take(ticket, tokens, budgets)
+        self._refuse(caller, usage, tokens, counted=True)
+        ticket.tokens, ticket.periods = tokens, tuple(budgets)
         return usage
 
-    def _refuse(self, caller: Caller, usage: _Usage, tokens: int, now: float) -> None:
-        refusals = list(self._refusals(caller, usage, tokens, now))
-        if refusals:
-            raise max(refusals, key=lambda refusal: math.inf if (wait := refusal.retry_after_s) is None else wait)
+    async def settle(self, ticket: Ticket, tokens: int) -> Usage:
+        """End a request; see `Reservation.settle`."""
+        return await self._usages.settle(ticket, tokens)
 
-    def _refusals(self, caller: Caller, usage: _Usage, tokens: int, now: float) -> Iterator[LimitExceeded]:
-        limits = caller.limits
-        headers = _headers(limits, usage, now)
-        if limits.parallel is not None and usage.running >= limits.parallel:
-            message = f"{usage.running} requests of this key run; its limit is {limits.parallel} at once"
-            yield LimitExceeded("parallel", message, retry_after_s=_PARALLEL_WAIT_S, headers=headers)
-        if (most := limits.requests_per_minute) is not None:
-            wait = usage.wait_for_request(most, now)
-            if wait > 0:
-                message = f"the limit of this key is {most} requests a minute; try again in {wait:.3g} s"
-                yield LimitExceeded("requests", message, retry_after_s=wait, headers=headers)
-        if (most := limits.tokens_per_minute) is not None:
-            wait = usage.wait_for_tokens(tokens, most, now)
-            if wait > 0:
-                never = math.isinf(wait)
-                remedy = "shorten it, or lower max_tokens" if never else f"try again in {wait:.3g} s"
-                message = f"this request may take {tokens} tokens, the limit of this key is {most} a minute; {remedy}"
-                yield LimitExceeded("tokens", message, retry_after_s=None if never else wait, headers=headers)
+    async def cancel(self, ticket: Ticket) -> None:
+        """End a request that took no tokens; see `Reservation.cancel`."""
+        await self._usages.cancel(ticket)
 
-    def _take_budgets(self, caller: Caller, tokens: int, usage: _Usage, now: float) -> tuple[str, ...]:
-        """Take the tokens of the caller's budgets; returns the periods that they were taken of."""
-        given = self._budgets_of(caller)
-        if not given:
-            return ()
-        exhausted = self._file(caller).take(caller.key_hash, tokens, given)
-        if exhausted is None:
-            return tuple(given)
-        raise self._exhausted(caller, tokens, exhausted, given[exhausted], usage, now)
+    def _refuse(self, caller: Caller, usage: Usage, tokens: int, *, counted: bool = False) -> None:
+        """Raise the refusal with the longest wait; a budget is looked at when the other limits admit the request."""
+        if usage.admits(caller.limits, counted=counted):
+            return
+        refusals = list(_refusals(caller.limits, usage, tokens, counted=counted))
+        if not refusals:
+            raise self._exhausted(caller, tokens, usage)
+        raise max(refusals, key=lambda refusal: math.inf if (wait := refusal.retry_after_s) is None else wait)
 
     def _budgets_of(self, caller: Caller) -> dict[str, int]:
         """Token budgets of the caller by their periods: today, and this month."""
@@ -198,50 +124,87 @@ class Limiter:
         budgets = {f"{today:%Y-%m-%d}": limits.tokens_per_day, f"{today:%Y-%m}": limits.tokens_per_month}
         return {period: budget for period, budget in budgets.items() if budget is not None}
 
-    def _file(self, caller: Caller) -> TokenBudgets:
-        if self._budgets is None:
-            raise RuntimeError(f"key {caller.name} has a token budget, and this limiter has no file of budgets")
-        return self._budgets
-
-    def _exhausted(
-        self, caller: Caller, tokens: int, period: str, budget: int, usage: _Usage, now: float
-    ) -> LimitExceeded:
+    def _exhausted(self, caller: Caller, tokens: int, usage: Usage) -> LimitExceeded:
         """Error for a request that a budget is too small for."""
-        today = self._now().astimezone(UTC)
+        today, period = self._now().astimezone(UTC), usage.exhausted
+        assert period is not None
         is_day = len(period) == len("2026-11-22")
+        limit = caller.limits.tokens_per_day if is_day else caller.limits.tokens_per_month
+        assert limit is not None
         midnight = today.replace(hour=0, minute=0, second=0, microsecond=0)
         ends = midnight + timedelta(days=1) if is_day else (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
-        left = max(0, budget - self._file(caller).used(caller.key_hash, period))
+        left = max(0, limit - usage.used)
         return LimitExceeded(
             "tokens_per_day" if is_day else "tokens_per_month",
-            f"this request may take {tokens} tokens; {left} are left of {budget} for {period} (UTC)",
-            retry_after_s=None if tokens > budget else (ends - today).total_seconds(),
-            headers=_headers(caller.limits, usage, now),
+            f"this request may take {tokens} tokens; {left} are left of {limit} for {period} (UTC)",
+            retry_after_s=None if tokens > limit else (ends - today).total_seconds(),
+            headers=_headers(caller.limits, usage),
         )
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """An admitted request; it takes its tokens until it is settled."""
+    """An admitted request; it takes its tokens until it is settled. `ticket` is None for a caller without limits."""
 
     limiter: Limiter
+    ticket: Ticket | None
+    usage: Usage
+    """Usage of the caller, as the last call has left it."""
     caller: Caller
-    usage: _Usage
-    entry: _Entry | None
-    tokens: int
-    periods: tuple[str, ...]
     settled: bool = False
 
-    def settle(self, tokens: int) -> None:
-        """End the request, which used so many tokens; the rest is refunded. Only the first call counts."""
-        self.limiter.settle(self, tokens)
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the caller's limits; see `Limiter.headers`."""
+        return _headers(self.caller.limits, self.usage)
+
+    async def take(self, tokens: int) -> None:
+        """Take the tokens of the request; raises `LimitExceeded` where they are too many."""
+        if self.ticket is not None:
+            self.usage = await self.limiter.take(self.ticket, tokens)
+
+    async def settle(self, tokens: int) -> None:
+        """End the request, which used so many tokens; the rest is refunded. Only the first end counts."""
+        if not self.settled:
+            self.settled = True
+            if self.ticket is not None:
+                self.usage = await self.limiter.settle(self.ticket, tokens)
+
+    async def cancel(self) -> None:
+        """End the request, which leaves the window of the minute. Only the first end counts."""
+        if not self.settled:
+            self.settled = True
+            if self.ticket is not None:
+                await self.limiter.cancel(self.ticket)
 
 
-def _headers(limits: CallerLimits, usage: _Usage, now: float) -> dict[str, str]:
+def _is_limited(limits: CallerLimits) -> bool:
+    return any(value is not None for value in limits.model_dump().values())
+
+
+def _refusals(limits: CallerLimits, usage: Usage, tokens: int, *, counted: bool) -> Iterator[LimitExceeded]:
+    """Limits that are exceeded; of a request that is `counted`, by its tokens."""
+    headers = _headers(limits, usage)
+    if not counted and limits.parallel is not None and usage.running >= limits.parallel:
+        message = f"{usage.running} requests of this key run; its limit is {limits.parallel} at once"
+        yield LimitExceeded("parallel", message, retry_after_s=_PARALLEL_WAIT_S, headers=headers)
+    if not counted and (wait := usage.request_wait_s) > 0:
+        most = limits.requests_per_minute
+        message = f"the limit of this key is {most} requests a minute; try again in {wait:.3g} s"
+        yield LimitExceeded("requests", message, retry_after_s=wait, headers=headers)
+    if (wait := usage.tokens_wait_s) > 0:
+        never = math.isinf(wait)
+        remedy = "shorten it, or lower max_tokens" if never else f"try again in {wait:.3g} s"
+        most = limits.tokens_per_minute
+        message = f"this request may take {tokens} tokens, the limit of this key is {most} a minute; {remedy}"
+        yield LimitExceeded("tokens", message, retry_after_s=None if never else wait, headers=headers)
+
+
+def _headers(limits: CallerLimits, usage: Usage) -> dict[str, str]:
     headers = {}
-    reset = duration(usage.window[-1].expires - now if usage.window else 0.0)
+    reset = duration(usage.reset_s)
     for unit, limit, used in (
-        ("requests", limits.requests_per_minute, len(usage.window)),
+        ("requests", limits.requests_per_minute, usage.requests),
         ("tokens", limits.tokens_per_minute, usage.tokens),
     ):
         if limit is not None:

@@ -11,7 +11,7 @@ second thread. Any number of processes write to one folder, each to its own segm
 from __future__ import annotations
 
 import asyncio
-import hmac
+import logging
 import os
 import queue
 import threading
@@ -22,15 +22,20 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from grpo.errors import GRPOError, StorageError
-from grpo.scenarios.served.folder import ERASURES, SEGMENTS
+from grpo.errors import DataError, GRPOError, StorageError
+from grpo.scenarios.served.folder import ERASURES, SEGMENTS, name_digest, read_erasure
 from grpo.scenarios.served.lines import encode
-from grpo.scenarios.served.records import Record
-from grpo.serving.compaction import compact, erase, expire
-from grpo.serving.salt import read_salt
+from grpo.scenarios.served.records import Erasure, Record
+from grpo.serving.compaction import compact, expire
+from grpo.serving.erasure import erase
+from grpo.serving.erasure_receipt import ErasureReceipt
+from grpo.serving.ids import ServingIds
+from grpo.serving.merging import merge_days
+from grpo.serving.salt import hash_user, read_salt
 from grpo.serving.segments import Segment, make_folder
 from grpo.storage.files import storage_error, storage_errors
 
+logger = logging.getLogger(__name__)
 _IDLE_S = 0.2
 
 
@@ -71,7 +76,7 @@ class ServingLog:
     """Log in one folder, which several processes may write to; its readers are in `grpo.scenarios.served`.
 
     `async with ServingLog(folder) as log` starts the writer's thread; at the end every record is written that was given
-    to `append`.
+    to `append`. `home` is the folder of the runs whose copies an erasure removes, GRPO_HOME by default.
     """
 
     def __init__(
@@ -82,8 +87,13 @@ class ServingLog:
         segment_bytes: int = 32 * 2**20,
         segment_s: float = 3600.0,
         sync: Callable[[int], None] = os.fdatasync,
+        home: Path | None = None,
     ) -> None:
         self.folder = folder
+        self._home = home
+        self.on_erasure: Callable[[Erasure], object] = lambda erasure: None
+        """Called on the event loop with each erasure of any process, once its document is there."""
+        self._known_erasures: set[str] = set()
         self._retention_days = retention_days
         self._segment_bytes, self._segment_s = segment_bytes, segment_s
         self._sync = sync
@@ -92,7 +102,11 @@ class ServingLog:
         self._threads: list[threading.Thread] = []
         self._segment: Segment | None = None
         self._erasures = 0
-        self._salt = b""
+        self._salt: bytes | None = None
+        self._erased: set[str] = set()
+        """Digests of the conversations that the known erasures name."""
+        self._damaged_erasure: DataError | None = None
+        self._reading_erasures = threading.Lock()
         self._counts = _Counts()
         self._open = False
 
@@ -102,6 +116,8 @@ class ServingLog:
                 make_folder(self.folder / name)
             self._salt = read_salt(self.folder)
         self._erasures = self._last_erasure()
+        await asyncio.to_thread(self._read_erasures)
+        self._loop = asyncio.get_running_loop()
         self._open = True
         self._compactions.put(True)
         self._threads = [threading.Thread(target=target, daemon=True) for target in (self._write, self._compact)]
@@ -133,15 +149,44 @@ class ServingLog:
         await waiting.done
 
     def user_hash(self, name: str) -> str:
-        """HMAC-SHA256 of a user's name, keyed by the salt of the folder; the log is open."""
-        return hmac.digest(self._salt, name.encode(), "sha256").hex()
+        """HMAC-SHA256 of a user's name, keyed by the salt; raises `StorageError` before the log is open."""
+        return hash_user(self._secret, name)
 
-    async def erase(self, *, user: str | None = None, conversation_id: str | None = None) -> int:
-        """Erase all turns and feedback of a user's conversations, or of one conversation; returns their number.
+    def is_conversation_erased(self, conversation_id: str) -> bool:
+        """True for a conversation that was erased by this process, or by another one since a moment ago.
 
-        See `grpo.serving.compaction.erase`.
+        Raises `DataError` for another conversation while a document cannot be read, which may name it.
         """
-        return await asyncio.to_thread(erase, self.folder, user=user, conversation_id=conversation_id)
+        if name_digest(conversation_id) in self._erased:
+            return True
+        if self._damaged_erasure is not None:
+            raise self._damaged_erasure
+        return False
+
+    @property
+    def ids(self) -> ServingIds:
+        """Ids of conversations and turns. Raises `StorageError` before the log is open."""
+        return ServingIds(self._secret)
+
+    @property
+    def _secret(self) -> bytes:
+        if self._salt is None:
+            raise StorageError(
+                f"the serving log {self.folder} is not open, so that its salt is not read: enter `async with "
+                "ServingLog(folder) as log` first"
+            )
+        return self._salt
+
+    async def erase(
+        self, *, user: str | None = None, conversation_id: str | None = None, ended: int = 0
+    ) -> ErasureReceipt | None:
+        """Erase a user, by its name, or a conversation, with all copies; see `grpo.serving.erasure.erase`."""
+        try:
+            return await asyncio.to_thread(
+                erase, self.folder, user=user, conversation_id=conversation_id, home=self._home, ended=ended
+            )
+        finally:
+            await asyncio.to_thread(self._publish_erasures)
 
     def stats(self) -> LogStats:
         """Counts, callable from any thread."""
@@ -210,7 +255,34 @@ class ServingLog:
             or erasures != self._erasures
         ):
             self._close_segment()
+        if erasures != self._erasures:
+            self._publish_erasures()
         self._erasures = erasures
+
+    def _publish_erasures(self) -> None:
+        """Hand new erasures to the event loop, which ends the turns in progress that they hold for."""
+        for erasure in self._read_erasures():
+            self._loop.call_soon_threadsafe(self.on_erasure, erasure)
+
+    def _read_erasures(self) -> list[Erasure]:
+        """Read the documents that are new; one that is damaged is read again when the folder has changed."""
+        erasures = []
+        with self._reading_erasures:
+            damage = None
+            for path in sorted((self.folder / ERASURES).glob("*.json")):
+                if path.stem in self._known_erasures:
+                    continue
+                try:
+                    erasure = read_erasure(path)
+                except DataError as error:  # readers of the log refuse it as well
+                    logger.error("turns in progress go on, and feedback is refused: %s", error)
+                    damage = error
+                else:
+                    self._known_erasures.add(path.stem)
+                    self._erased |= erasure.conversations
+                    erasures.append(erasure)
+            self._damaged_erasure = damage
+        return erasures
 
     def _close_segment(self) -> None:
         if self._segment is not None:
@@ -226,6 +298,7 @@ class ServingLog:
         while self._compaction_is_due():
             try:
                 compact(self.folder)
+                merge_days(self.folder)
                 if self._retention_days is not None:
                     expire(self.folder, self._retention_days)
             except (GRPOError, OSError) as error:

@@ -1,6 +1,6 @@
 """Metrics of a server in Prometheus' format, named as by vLLM and OpenTelemetry's conventions for generative AI.
 
-The GenAI conventions are those of opentelemetry-semantic-conventions 0.66b2. Labels are versions, routes and closed
+The GenAI conventions are of opentelemetry-semantic-conventions 0.66b2. Labels are versions, routes and closed
 sets of words, never users, keys or conversations, so that the number of series is bounded; docs/serving.md lists them.
 """
 
@@ -19,15 +19,18 @@ from prometheus_client.registry import Collector
 
 from grpo.scenarios.served.records import Feedback, ServedTurn
 from grpo.serving.chat_response import Usage
+from grpo.serving.connections import Connections
+from grpo.serving.guard import Guard
 from grpo.serving.log import LogStats, ServingLog
 from grpo.serving.mirror import Mirror
+from grpo.serving.refused_work import RefusedWork
 from grpo.serving.service import Service
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _TOKENS = tuple(2.0**power for power in range(1, 16))
 _LABELS = ["model_name", "arm"]
-_ENDS = {"aborted": "abort", "failed": "error"}
+_ENDS = {"aborted": "abort", "failed": "error", "erased": "abort"}
 """vLLM's finish reasons of turns without an answer."""
 _FINISHED = ("stop", "length", "tool_calls", "abort", "error")
 _FEEDBACK = ("rating", "comment", "correction", "success", "expected", "world")
@@ -104,6 +107,10 @@ class Metrics:
         for collector in (*collectors, *([] if mirror is None else [_MirrorCounts(mirror)])):
             self.registry.register(collector)
 
+    def watch_edge(self, refused_work: RefusedWork, connections: Connections, guard: Guard) -> None:
+        """Collect at each scrape: refused work, and open connections."""
+        self.registry.register(_EdgeCounts(refused_work, connections, guard))
+
     def render(self) -> bytes:
         """Text that Prometheus scrapes."""
         return generate_latest(self.registry)
@@ -128,13 +135,16 @@ class _ServiceCounts(Collector):
     def collect(self) -> Iterator[Family]:
         """See `Collector`."""
         service, counts, versions = self._service, self._service.counts, self._service.versions
-        turns = {"answered": 0, "aborted": 0, "failed": 0} | counts.turns
+        turns = {"answered": 0, "aborted": 0, "failed": 0, "erased": 0} | counts.turns
         refused = {"not ready": 0, "requests": 0, "tokens": 0} | counts.refused
+        refused["preparation"] = service.preparation.refused
         yield _counter("grpo_turns", "Turns in the log.", turns.items(), "status")
         yield _counter(
             "grpo_requests_joined", "Requests by how they were joined to a conversation.", counts.joined.items(), "by"
         )
         yield _counter("vllm:admission_rejections", "Requests that were not admitted.", refused.items(), "reason")
+        calls = {"parsed": 0, "repaired": 0, "malformed": 0} | counts.calls
+        yield _counter("grpo_tool_calls", "Tool calls of answered turns.", calls.items(), "form")
         yield _counter("grpo_turns_unlogged", "Turns that the log refused.", [("", counts.unlogged)])
         yield _counter("grpo_turn_errors", "Turns that ended by an error of the server.", [("", counts.errors)])
         yield _counter("grpo_swaps", "Versions that took over from another one.", [("", versions.swaps)])
@@ -142,12 +152,19 @@ class _ServiceCounts(Collector):
         yield _counter("grpo_swap_failures", "Failed attempts to load a version, and engines that ended.", failures)
         yield _gauge("grpo_requests_in_progress", "Turns that are generated or wait.", [("", service.requests)])
         yield _gauge("grpo_tokens_in_progress", "Tokens that these may need.", [("", service.tokens)])
+        waiting = [("", service.preparation.characters)]
+        yield _gauge("grpo_preparation_characters", "Characters of requests that wait to be read.", waiting)
         yield _gauge(
             "grpo_conversation_turns_in_memory",
             "Turns that conversations go on from.",
             [("", len(service.conversations))],
         )
+        yield _counter("grpo_turns_unshared", "Turns that the shared database did not take.", [("", counts.unshared)])
+        sharing = [("", 0 if service.turns.away else service.turns.servers)]
+        yield _gauge("grpo_servers", "Servers that share conversations and limits; 0 while they cannot.", sharing)
         yield _gauge("grpo_ready", "1 while requests are accepted.", [("", float(service.ready))])
+        moved = [("", float(versions.moved is not None))]
+        yield _gauge("grpo_champion_moved_by_hand", "1 if the alias champion is not at the promoted version.", moved)
         served = None if versions.current is None else versions.current.served
         known = served is not None and served.registered is not None
         yield _gauge(
@@ -156,6 +173,23 @@ class _ServiceCounts(Collector):
             [(served.version, served.registered)] if known else [],  # type: ignore[union-attr,list-item]
             "model_name",
         )
+
+
+class _EdgeCounts(Collector):
+    """Counts of refused work and of connections."""
+
+    def __init__(self, refused_work: RefusedWork, connections: Connections, guard: Guard) -> None:
+        self._refused_work, self._connections, self._guard = refused_work, connections, guard
+
+    def collect(self) -> Iterator[Family]:
+        """See `Collector`."""
+        work, connections = self._refused_work, self._connections
+        yield _counter("grpo_refused_requests", "Refused requests that their keys pay for.", [("", work.requests)])
+        yield _counter("grpo_refused_bytes", "Bytes of their bodies and frames.", [("", work.bytes)])
+        yield _counter("grpo_refused_budget_exceeded", "Requests of keys without a budget left.", [("", work.exceeded)])
+        yield _gauge("grpo_connections", "Open connections.", connections.states().items(), "state")
+        yield _counter("grpo_connections_closed", "Connections that were closed.", connections.closed.items(), "reason")
+        yield _gauge("grpo_websockets", "Open WebSockets.", [("", sum(self._guard.sockets.values()))])
 
 
 class _EngineCounts(Collector):
@@ -178,6 +212,10 @@ class _EngineCounts(Collector):
             (_counter, "grpo_forward_tokens", "Tokens of all forward passes.", "tokens_processed"),
         ):
             yield make(name, text, [(version, getattr(stats, field)) for version, stats in engines], "model_name")
+        silences = [(item.served.version, item.silent_s) for item in self._service.versions.loaded]
+        silent = [(version, silent_s) for version, silent_s in silences if silent_s is not None]
+        text = "Seconds since the last heartbeat of the engine process, which sends one each second."
+        yield _gauge("grpo_engine_silent_seconds", text, silent, "model_name")
         usage = [(version, stats.kv_tokens / max(1, stats.kv_capacity)) for version, stats in engines]
         yield _gauge("vllm:kv_cache_usage_perc", "Share of the slots' capacity in use.", usage, "model_name")
         waits = SummaryMetricFamily(
@@ -247,8 +285,9 @@ class _Retrainings(Collector):
         for path in paths:
             try:
                 report: dict[str, Any] = json.loads(path.read_bytes())
-                curation = report["triggers"]["curation"]
-                verdict, counts = str(report["verdict"]), [float(curation[name]) for name in ("records", "accepted")]
+                verdict = str(report["verdict"])
+                curation = (report["triggers"] or {}).get("curation", {})
+                counts = [float(curation[name]) for name in ("records", "accepted") if curation]
                 joins = _joins(curation.get("served", {}))
             except (ValueError, KeyError, TypeError, AttributeError):
                 verdict, counts, joins = "unreadable", [], ({}, {})

@@ -3,9 +3,10 @@
     log ──► unread records ──► redacted ──► traces, assessments ──► position
     log ◄── feedback of source `mlflow` ◄── assessments that people gave in MLflow's page
 
-The log is the truth, and no turn waits for the mirror: it is a thread that reads the log's files. While the tracking
-server is down, records wait in the log. Ids are derived from the log's, so that a record that is sent twice, as after a
-kill before the position was written, is there once. One process mirrors a folder into an experiment at a time.
+The log is the truth, and no turn waits for the mirror: it is a thread that reads the log's files, and another process
+redacts them. While the tracking server is down, records wait in the log. Ids are derived from the log's, so that a
+record that is sent twice, as after a kill before the position was written, is there once. One process mirrors a folder
+into an experiment at a time.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from pydantic import ValidationError
 
 from grpo.errors import DataError
 from grpo.scenarios.served.folder import ERASURES, ServedLog, read_erasure
-from grpo.scenarios.served.records import Feedback, Record, ServedTurn
+from grpo.scenarios.served.records import OUTCOMES, Feedback, Record, ServedTurn
 from grpo.scenarios.served.tail import LogTail, Unread
 from grpo.serving.redacted import Redaction
+from grpo.serving.redaction_process import RedactionProcess
 from grpo.serving.trace_store import TraceStore, is_refusal
 from grpo.serving.traces import (
     CONVERSATION_TAG,
@@ -68,6 +70,8 @@ class MirrorSettings:
     """Interval at which the log is read."""
     feedback_s: float = 30.0
     """Interval at which assessments are read."""
+    outcomes: bool = False
+    """Read assessments `success` too: people with the login of the tracking server then decide what is a success."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,7 +134,8 @@ class Mirror:
         self._thread = threading.Thread(target=self._run, daemon=True, name="mirror")
         self._state = _State()
         self._tail = LogTail(log.folder)
-        self._redaction = Redaction(log.folder)
+        self._process = RedactionProcess()
+        self._redaction = Redaction(log.folder, self._process.redact)
         self._unread: Iterator[Unread] = iter(())
         self._batch: list[Unread] = []
         self._assessed = self._expired = -float("inf")
@@ -149,6 +154,7 @@ class Mirror:
     ) -> None:
         self._stop.set()
         await asyncio.to_thread(self._thread.join, _END_S)
+        self._process.close()
 
     def _run(self) -> None:
         """Thread: one process at a time has the lock, and others wait for it."""
@@ -205,7 +211,8 @@ class Mirror:
 
     def _send(self, records: Sequence[Record]) -> None:
         self._redaction.prepare(records)
-        turns = [record for record in records if isinstance(record, ServedTurn) and not record.is_completion]
+        served = (record for record in records if isinstance(record, ServedTurn))
+        turns = [turn for turn in served if not turn.is_completion and turn.status != "erased"]
         try:
             self._store.write([self._trace(turn) for turn in turns])
         except Exception as error:
@@ -250,7 +257,8 @@ class Mirror:
     def _read_assessments(self) -> None:
         """Log assessments that people gave or edited since the last time."""
         known, present = self._state.assessments, {}
-        for info, assessment in self._store.assessed(NAMES):
+        names = NAMES if self._settings.outcomes else [name for name in NAMES if name not in OUTCOMES]
+        for info, assessment in self._store.assessed(names):
             if not is_from_page(assessment):
                 continue
             name, updated = str(assessment.assessment_id), int(assessment.last_update_time_ms)

@@ -11,11 +11,15 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Protocol, Self
 from uuid import UUID
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grpo.errors import StorageError
+from grpo.scenarios.served.folder import name_digest
+from grpo.scenarios.served.records import Erasure
 from grpo.serving.api_errors import APIError, invalid_request, overloaded
+from grpo.serving.json_bounds import BoundedFields, at_most
+from grpo.serving.request_body import read_small_request
 from grpo.serving.service import Service
 
 JobStatus = Literal["scheduled", "pending", "running", "paused", "cancelling", "completed", "failed", "crashed",
@@ -57,7 +61,7 @@ class Orchestrator(Protocol):
         ...
 
     async def recent(self) -> Sequence[Job]:
-        """Runs of the last day, those of commands included."""
+        """Runs of the last day, including runs that commands started."""
         ...
 
     async def cancel(self, id: UUID) -> Job:
@@ -69,7 +73,7 @@ class Orchestrator(Protocol):
         ...
 
 
-class _Body(BaseModel):
+class _Body(BoundedFields):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
@@ -82,8 +86,8 @@ class TrainRequest(_Body):
 
     config: str = Field(pattern=r"^[\w-]{1,100}/[\w-]{1,100}$")
     """Deployment, `train/quickstart`."""
-    overrides: dict[Annotated[str, Field(max_length=200)], Number] = Field(
-        default_factory=dict, max_length=MOST_OVERRIDES
+    overrides: Annotated[dict[Annotated[str, Field(max_length=200)], Number], at_most(MOST_OVERRIDES)] = Field(
+        default_factory=dict
     )
     """Numbers and switches of the config by their path, `training.iterations`."""
 
@@ -112,11 +116,12 @@ class ScaleRequest(_Body):
 
 
 def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | None) -> None:
-    """Add the routes; those of training runs answer 503 without an orchestrator."""
+    """Add the routes; the routes of training runs answer 503 without an orchestrator."""
 
     @app.post("/v1/train", status_code=202)
-    async def train(body: TrainRequest) -> Job:
+    async def train(request: Request) -> Job:
         """Start a training run of a deployment."""
+        body = await read_small_request(TrainRequest, request, preparation=service.preparation)
         return await _present(orchestrator).start(body.config, body.overrides)
 
     @app.get("/v1/train")
@@ -136,8 +141,9 @@ def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | 
         return await _present(orchestrator).cancel(id)
 
     @app.post("/v1/scale")
-    async def scale(body: ScaleRequest) -> dict[str, Any]:
+    async def scale(request: Request) -> dict[str, Any]:
         """Change sizes of the server and of a work pool, and return those in force."""
+        body = await read_small_request(ScaleRequest, request, preparation=service.preparation)
         slots = service.versions.settings.concurrency
         if body.concurrency is not None and body.concurrency > slots:
             message = f"concurrency {body.concurrency}: the server was started with --concurrency {slots}"
@@ -153,25 +159,36 @@ def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | 
         return {"max_requests": service.settings.max_requests, "concurrency": service.versions.concurrency, **pool}
 
     @app.delete("/v1/conversations/{id}")
-    async def erase_conversation(id: str) -> dict[str, int]:
-        """Erase a conversation from the log and from memory; the number of its records."""
-        return {"erased": await _erase(service, conversation_id=id)}
+    async def erase_conversation(id: str) -> dict[str, Any]:
+        """Erase a conversation with its copies, and end its turn in progress."""
+        return await _erase(service, conversation_id=id)
 
     @app.delete("/v1/users/{name:path}")
-    async def erase_user(name: str) -> dict[str, int]:
-        """Erase all conversations of a user, as requests have named it."""
-        return {"erased": await _erase(service, user=name)}
+    async def erase_user(name: str) -> dict[str, Any]:
+        """Erase all conversations of a user, as requests have named it, with their copies."""
+        return await _erase(service, user=name)
 
 
-async def _erase(service: Service, *, user: str | None = None, conversation_id: str | None = None) -> int:
+async def _erase(service: Service, *, user: str | None = None, conversation_id: str | None = None) -> dict[str, Any]:
+    """End what runs, erase, and forget what was remembered, also in the database that servers share.
+
+    While that is away the answer is 503: the log is erased, and the same request has to come again.
+    """
     if not (user or conversation_id):
         raise APIError(404, "name a user or a conversation", code="unknown_url")
-    service.conversations.erase(user=user, conversation_id=conversation_id)
-    hashed = None if user is None else service.log.user_hash(user)
+    users = frozenset([name_digest(service.log.user_hash(user))] if user else [])
+    conversations = frozenset([name_digest(conversation_id)] if conversation_id else [])
+
+    erasure = Erasure(time=service.now(), users=users, conversations=conversations)
+    ended = service.forget(erasure)
     try:
-        return await service.log.erase(user=hashed, conversation_id=conversation_id)
+        receipt = await service.log.erase(user=user, conversation_id=conversation_id, ended=ended)
     except StorageError as error:
         raise overloaded(f"not everything is erased: {error}", retry_after_s=_RETRY_S) from error
+    await service.turns.forget(erasure)
+    if receipt is None:
+        return {"found": False, "erased": 0, "message": "nothing was found"}
+    return {"found": True, "erased": receipt.records, **receipt.model_dump(mode="json")}
 
 
 def _present(orchestrator: Orchestrator | None) -> Orchestrator:

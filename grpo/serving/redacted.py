@@ -7,7 +7,7 @@ in the reply to the third one. A name that is given later stays in what was reda
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +22,12 @@ _CONVERSATIONS = 10_000
 
 
 class Redaction:
-    """Redaction of the records of one log. Its methods raise `ValidationError` as `redact_messages`."""
+    """Redaction of the records of one log by `redact`, whose errors its methods raise."""
 
-    def __init__(self, folder: Path) -> None:
-        self._log = ServedLog(folder)
+    def __init__(
+        self, folder: Path, redact: Callable[[str, Sequence[Message]], list[Message]] = redact_messages
+    ) -> None:
+        self._log, self._redact = ServedLog(folder), redact
         self._conversations: OrderedDict[str, dict[str, tuple[Message, ...]]] = OrderedDict()
 
     def prepare(self, records: Iterable[Record]) -> None:
@@ -84,4 +86,4 @@ class Redaction:
             if turn_id == until:
                 break
             before += earlier
-        return redact_messages(scenario_id(name), [*before, *messages])[len(before) :]
+        return self._redact(scenario_id(name), [*before, *messages])[len(before) :]

@@ -2,37 +2,70 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
+from mlflow.exceptions import MlflowException
+
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
-from grpo.errors import AddressError
+from grpo.errors import AddressError, GRPOError
 from grpo.policy.catalog import is_weights, load_files, open_policy
 from grpo.policy.policy import Policy
+from grpo.policy.weights.promotion_records import CHAMPION, PromotionState, remember
+from grpo.policy.weights.registered import ModelVersion, address_parts, promoted_champion
 from grpo.policy.weights.sources import model_files
 from grpo.registry import Registry
 from grpo.registry.served_agent import served_agent
 from grpo.serving.engine import ProcessPolicy
-from grpo.serving.versions import ServedModel
+from grpo.serving.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+_WAIT_S = 1.0
+"""Time that a look-up waits for another process that writes."""
 
 
-def watched_version(models: Registry, address: str) -> Callable[[str], ServedModel | None]:
-    """Look up the version at an address such as `models:/support-desk@champion`, and load another one."""
+class WatchedVersion:
+    """Look-up of the version at an address such as `models:/support-desk@champion`, which loads another one.
 
-    def next_version(current: str) -> ServedModel | None:
-        version = models.resolve(address)
+    A champion is the version that was promoted. Where the alias names another one, `moved` says so, and so do the log
+    and the description of the model, once each time that it changes; with `follow_alias` that version is served.
+    """
+
+    def __init__(self, models: Registry, address: str, *, follow_alias: bool = False) -> None:
+        self.moved: str | None = None
+        self._failures = set[str]()
+        self._models = models
+        self._address = address
+        self._follow_alias = follow_alias
+        parts = address_parts(address)
+        self._champion_of: str | None = parts["name"] if parts["alias"] == CHAMPION else None
+
+    def __call__(self, current: str) -> ServedModel | None:
+        """Newer version than the one that answers, loaded; None without one."""
+        version = self._version()
         name = f"{version.name}/{version.version}"
         if name == current:
             return None
-        served = served_agent(models, version)
-        registration = models.client.get_model_version(version.name, str(version.version))
+        return self._served(version)
+
+    def load_version(self, version: str) -> ServedModel:
+        """See `LoadsVersions`: another server has loaded it, so that its conversations go on here as well."""
+        name, _, number = version.rpartition("/")
+        if name != address_parts(self._address)["name"]:
+            raise AddressError(f"{version} is not a version of the model at {self._address}")
+        return self._served(self._models.resolve(f"models:/{name}/{number}"))
+
+    def _served(self, version: ModelVersion) -> ServedModel:
+        served = served_agent(self._models, version)
+        registration = self._models.client.get_model_version(version.name, str(version.version))
         policy = ProcessPolicy(partial(load_files, served.files))
         agent = served.with_policy(policy)
         own = {tool.name for tool in agent.tools}
         return ServedModel(
             model=version.name,
-            version=name,
+            version=f"{version.name}/{version.version}",
             policy=policy,
             agent=agent,
             renderer=served.renderer,
@@ -44,7 +77,44 @@ def watched_version(models: Registry, address: str) -> Callable[[str], ServedMod
             registered=registration.creation_timestamp / 1000,
         )
 
-    return next_version
+    def _version(self) -> ModelVersion:
+        """Version at the address. Raises as `Registry.resolve`."""
+        models = self._models
+        if self._champion_of is not None:
+            state = models.promotions(self._champion_of).state()
+            self._tell(state)
+            if state.champion is not None and not self._follow_alias:
+                number = state.history[-1].number
+                self._write(
+                    "the last promotion was not remembered",
+                    lambda: remember(models.tracking_uri, state.model, number, wait_s=_WAIT_S),
+                )
+                if (champion := promoted_champion(models.client, state)) is not None:
+                    return champion
+        return models.resolve(self._address, follow_alias=self._follow_alias)
+
+    def _tell(self, state: PromotionState) -> None:
+        """Log and describe an alias that was moved by hand, or put back, since the last look."""
+        if state.moved == self.moved:
+            return
+        self.moved = state.moved
+        if state.moved is None:
+            logger.info("the alias champion of %s names the version that was promoted", state.model)
+        else:
+            logger.warning("%s", state.moved)
+        self._write(
+            f"the description of {state.model} was not written",
+            lambda: self._models.describe(state.model, wait_s=_WAIT_S),
+        )
+
+    def _write(self, failure: str, write: Callable[[], None]) -> None:
+        """Write, or log the failure once: a server that may only read goes on."""
+        try:
+            write()
+        except (GRPOError, MlflowException, OSError) as error:
+            if failure not in self._failures:
+                self._failures.add(failure)
+                logger.warning("%s: %s", failure, error)
 
 
 def fixed_model(address: str, name: str) -> Callable[[str], ServedModel | None]:

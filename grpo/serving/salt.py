@@ -5,6 +5,7 @@ Without the salt, the hash of a user in a copied record cannot be reversed by ha
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 from pathlib import Path
@@ -28,6 +29,11 @@ def read_salt(folder: Path) -> bytes:
     if len(salt) != _BYTES:
         raise StorageError(f"{path} has {len(salt)} bytes instead of {_BYTES}; restore it from a backup")
     return salt
+
+
+def hash_user(salt: bytes, name: str) -> str:
+    """HMAC-SHA256 of a user's name, as turns have it."""
+    return hmac.digest(salt, name.encode(errors="surrogatepass"), "sha256").hex()
 
 
 def _make(path: Path) -> None:

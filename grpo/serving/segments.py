@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
+from typing import BinaryIO
 
 from grpo.scenarios.served.folder import SEGMENT_SUFFIX, SEGMENTS
 
@@ -82,6 +83,28 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def open_private(path: Path) -> Iterator[BinaryIO]:
+    """A new file for its owner alone, durable at the end of the block; its folder is not."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_private(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file atomically and durably, for its owner alone."""
+    make_folder(path.parent)
+    hidden = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        with open_private(hidden) as file:
+            write(file)
+        hidden.replace(path)
+        sync_folder(path.parent)
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> None:

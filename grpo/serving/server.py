@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -22,25 +22,40 @@ import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 
+from grpo.scenarios.served.folder import ServedLog
 from grpo.serving.app import Parts, create_app
 from grpo.serving.budgets import TokenBudgets
+from grpo.serving.connections import HEAD_S, Connections, default_connections
 from grpo.serving.events import watch_jobs
+from grpo.serving.garbage import frozen_survivors
 from grpo.serving.guard import BODY_BYTES, Authenticator
 from grpo.serving.limits import Limiter
 from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
 from grpo.serving.mirror import Mirror, MirrorSettings
 from grpo.serving.operations import Orchestrator
+from grpo.serving.protocols import bounded_protocols
+from grpo.serving.refused_work import REFUSED_BYTES, RefusedWork
 from grpo.serving.request_counts import RequestCounts
+from grpo.serving.served_model import ServedModel
 from grpo.serving.service import Service
 from grpo.serving.settings import ServiceSettings
-from grpo.serving.versions import EngineSettings, ServedModel, Versions
+from grpo.serving.shared_conversations import SharedConversations
+from grpo.serving.shared_database import SharedDatabase
+from grpo.serving.shared_usage import SharedUsage
+from grpo.serving.usage import LocalUsage
+from grpo.serving.versions import EngineSettings, Versions
 
 NextVersion = Callable[[str], ServedModel | None]
 """Newer version than the one that answers, loaded; None without one. It is given that version, or an empty text."""
 _DRAIN_POLL_S = 0.02
 _KEEP_ALIVE_S = 75
 """Time that an idle connection stays open, longer than in proxies: a request that is sent while it closes is lost."""
+
+_SWITCH_S = 0.001
+"""Time that a thread which prepares requests keeps the interpreter from the event loop, at most; 5 ms by default."""
+_PING_S = 20.0
+"""Interval of pings over WebSockets, and the time in which a client answers one before it is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +64,10 @@ class ServerSettings:
 
     log: Path
     """Folder of the serving log."""
+    database: str | None = field(default=None, repr=False)
+    """PostgreSQL database that the servers of one log share, with its password; None for a single server."""
     budgets: Path
-    """File of the token budgets."""
+    """File of the token budgets of a single server."""
     host: str = "127.0.0.1"
     port: int = 8000
     certificate: Path | None = None
@@ -61,7 +78,15 @@ class ServerSettings:
     body_bytes: int = BODY_BYTES
     """Bytes of a request's body at most."""
     frame_bytes: int = BODY_BYTES
-    """Bytes of a WebSocket's message at most; a longer one closes the connection."""
+    """Bytes of a WebSocket's message at most, decompressed; a longer one closes the connection."""
+    refused_bytes: int = REFUSED_BYTES
+    """Bytes of refused requests of one key in a minute; more get 429 before they are read."""
+    connections: int | None = None
+    """Connections at most; None is what the limit of open files allows, 8192 at most."""
+    connections_per_address: int | None = None
+    """Connections of one address at most; None is half of all."""
+    head_s: float = HEAD_S
+    """Time in which the head of a request is complete."""
     reports: Path | None = None
     """Folder of the runs on this machine, whose last retrainings are among the metrics; None leaves them out."""
     mirror: MirrorSettings | None = None
@@ -82,12 +107,29 @@ def run_server(
     authenticate: Authenticator,
     orchestrator: Orchestrator | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then running turns end, for `drain_s` at most. A second signal ends at once."""
-    app, service = build_app(settings, next_version, authenticate, orchestrator)
+    """Serve until SIGTERM or SIGINT; then running turns end, for `drain_s` at most. A second signal ends at once.
+
+    Raises the error of a log that cannot be opened and of a first version that cannot be loaded.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    connections = open_book(settings)
+    app, service = build_app(settings, next_version, authenticate, orchestrator, connections=connections)
     try:
-        ChatServer(uvicorn_config(app, settings), service).run()
+        ChatServer(uvicorn_config(app, settings, connections), service).run()
+    except SystemExit:  # uvicorn's, where the log could not be opened
+        if service.failure is None:
+            raise
     finally:
         gc.freeze()  # the interpreter's last collections would take 1.5 s for the modules of torch and MLflow alone
+    if service.failure is not None:
+        raise service.failure
+
+
+def open_book(settings: ServerSettings) -> Connections:
+    """Create the count of connections, within their bounds."""
+    most = settings.connections or default_connections()
+    per_address = settings.connections_per_address or max(1, most // 2)
+    return Connections(most=most, per_address=per_address, head_s=settings.head_s)
 
 
 def build_app(
@@ -95,26 +137,52 @@ def build_app(
     next_version: NextVersion,
     authenticate: Authenticator,
     orchestrator: Orchestrator | None = None,
+    *,
+    connections: Connections,
 ) -> tuple[RequestCounts, Service]:
     """Build the application of a server, with its service, which its lifespan starts and stops."""
     metrics = Metrics()
-    log = ServingLog(settings.log, retention_days=settings.retention_days)
+    log = ServingLog(settings.log, retention_days=settings.retention_days, home=settings.reports)
     service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
+    log.on_erasure = service.forget
     mirror = _mirror(log, settings, metrics)
     metrics.watch(service, log, settings.reports, mirror)
-    budgets = TokenBudgets(settings.budgets)
+    database = None if settings.database is None else SharedDatabase(settings.database)
+    budgets = TokenBudgets(settings.budgets) if database is None else None
+    limiter = Limiter(LocalUsage(budgets)) if database is None else _share(service, database)
+    refused_work = RefusedWork(limiter, bytes_per_minute=settings.refused_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         pa.set_memory_pool(pa.system_memory_pool())  # pyarrow's own pool keeps what a compaction has taken
         running = _running(service, next_version, settings.watch_s)
-        async with log, mirror or nullcontext(), running, _watching(service, orchestrator, settings):
-            yield
-        budgets.close()
+        try:
+            watching = _watching(service, orchestrator, settings)
+            async with log, database or nullcontext(), mirror or nullcontext(), running, watching:
+                for erasure in await asyncio.to_thread(ServedLog(settings.log).erasures):
+                    service.turns.forget_later(erasure)  # of a time when no server ran
+                with frozen_survivors():
+                    yield
+        except BaseException as error:
+            service.fail(error)
+            raise
+        service.preparation.close()
+        service.constraints.close()
+        if budgets is not None:
+            budgets.close()
 
-    parts = Parts(service=service, limiter=Limiter(budgets), metrics=metrics)
+    parts = Parts(service=service, limiter=limiter, metrics=metrics, refused_work=refused_work)
     app = create_app(parts, authenticate, lifespan=lifespan, orchestrator=orchestrator, body_bytes=settings.body_bytes)
+    metrics.watch_edge(refused_work, connections, app)
     return RequestCounts(app, metrics), service
+
+
+def _share(service: Service, database: SharedDatabase) -> Limiter:
+    """Let a service share its conversations, and return a limiter that shares its usage."""
+    service.places.turns = SharedConversations(
+        database, service.conversations, service.versions, service.preparation, service.log.user_hash
+    )
+    return Limiter(SharedUsage(database))
 
 
 def _mirror(log: ServingLog, settings: ServerSettings, metrics: Metrics) -> Mirror | None:
@@ -143,25 +211,34 @@ async def _watching(
 async def _running(service: Service, next_version: NextVersion, watch_s: float) -> AsyncIterator[None]:
     """Load the first version, while probes are answered already, and watch for the next ones.
 
-    Without a first version the process gets SIGTERM, and the error is raised at the end.
+    Without a first version the server ends with that error.
     """
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            service.fail(error)
+
     watcher = asyncio.create_task(service.versions.watch(next_version, every_s=watch_s))
-    watcher.add_done_callback(lambda task: None if task.cancelled() else signal.raise_signal(signal.SIGTERM))
+    watcher.add_done_callback(ended)
     try:
         yield
     finally:
         watcher.cancel()
-        (ended,) = await asyncio.gather(watcher, return_exceptions=True)
+        await asyncio.gather(watcher, return_exceptions=True)
         await service.finish()
         await service.versions.close()
-        if isinstance(ended, Exception):
-            raise ended
 
 
-def uvicorn_config(app: Any, settings: ServerSettings) -> uvicorn.Config:
+def uvicorn_config(app: Any, settings: ServerSettings, connections: Connections) -> uvicorn.Config:
     """Create uvicorn's settings: address, TLS, bounds."""
+    http, sockets = bounded_protocols(connections)
     return uvicorn.Config(
         app,
+        http=http,
+        ws=sockets,
+        loop="grpo.serving.protocols:HandshakeLoop",
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PING_S,
         host=settings.host,
         port=settings.port,
         ssl_certfile=None if settings.certificate is None else str(settings.certificate),
@@ -182,6 +259,10 @@ class ChatServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+        service.on_failure = self._end
+
+    def _end(self) -> None:
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See `uvicorn.Server`."""

@@ -6,21 +6,27 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import anyio
 from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
 from grpo.errors import StorageError
+from grpo.policy.grammars import GrammarError
 from grpo.serving.api_errors import APIError, error_body, overloaded
 from grpo.serving.callers import Caller
 from grpo.serving.chat_response import DONE, Choice, Usage, event
-from grpo.serving.exchange import Delta, Ended, Exchange
+from grpo.serving.constraints import refused_schema
+from grpo.serving.exchange import Exchange
+from grpo.serving.exchange_events import Delta, Ended
 from grpo.serving.hold import Hold
 from grpo.serving.limits import Limiter
+
+if TYPE_CHECKING:
+    from grpo.serving.service import Service
 
 logger = logging.getLogger(__name__)
 _ALIVE = b": keep-alive\n\n"
@@ -37,28 +43,40 @@ class Admitted(Protocol):
     hold: Hold
 
 
-async def admit(begin: Callable[[], AdmittedT], limiter: Limiter, caller: Caller) -> AdmittedT:
-    """Admit a request and reserve its tokens; raises `LimitExceeded`, and its room is free again.
+async def admit(
+    begin: Callable[[], Awaitable[AdmittedT]], service: Service, limiter: Limiter, caller: Caller
+) -> AdmittedT:
+    """Admit a request and reserve its tokens; raises `APIError`, and its room is free again.
 
-    A caller whose limits are used up is refused before `begin` renders the prompt.
+    A caller whose limits are used up is refused before `begin` parses and reads the request, and so is every request of
+    a full server. Until then the request counts among the requests of its caller, so that work that is not admitted yet
+    is bounded as well.
     """
-    limiter.check(caller)
-    exchange = begin()
+    reservation = await limiter.enter(caller)
     try:
-        exchange.hold.reservation = await limiter.reserve(caller, exchange.max_tokens)
+        service.check_room()
+        try:
+            exchange = await begin()
+        except Exception as error:  # of a renderer of the user's own, among others
+            raise answerable(error) from error
+        try:
+            await reservation.take(exchange.max_tokens)
+        except BaseException:
+            exchange.hold.leave()
+            raise
     except BaseException:
-        exchange.hold.leave()
+        await reservation.cancel()
         raise
+    exchange.hold.reservation = reservation
     return exchange
 
 
 class EventStream(StreamingResponse):
     """Stream of a request that ends when its client goes away, also while it has nothing to send."""
 
-    def __init__(self, exchange: Exchange, headers: Mapping[str, str], *, with_usage: bool) -> None:
-        self._hold = exchange.hold
+    def __init__(self, hold: Hold, stream: AsyncGenerator[bytes], headers: Mapping[str, str]) -> None:
+        self._hold = hold
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        stream = server_sent_events(exchange, with_usage=with_usage)
         super().__init__(stream, media_type="text/event-stream", headers={**headers, **unbuffered})
 
     async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
@@ -77,6 +95,21 @@ class EventStream(StreamingResponse):
             self._hold.leave()
 
 
+class WholeReply(JSONResponse):
+    """Reply as one object, whose request ends when it was sent."""
+
+    def __init__(self, body: Mapping[str, Any], hold: Hold, headers: Mapping[str, str]) -> None:
+        self._hold = hold
+        super().__init__(body, headers=headers)
+
+    async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        try:
+            await super().__call__(connection, receive, send)
+        finally:
+            self._hold.leave()
+
+
 async def whole(exchange: Exchange) -> dict[str, Any]:
     """Body of a response that is not streamed."""
     choices: dict[int, Choice] = {}
@@ -89,6 +122,7 @@ async def whole(exchange: Exchange) -> dict[str, Any]:
                     usages.append(event_.usage)
     except Exception as error:
         raise answerable(error) from error
+    await exchange.hold.settle()
     ordered = [choices[index] for index in sorted(choices)]
     return exchange.completion.body(ordered, Usage.total(usages))
 
@@ -127,6 +161,7 @@ async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Sequ
                 if len(usages) < exchange.choices:
                     yield ready
                     ready = []
+        await exchange.hold.settle()  # before the client knows the end, and may send its next request
         if with_usage:
             ready.append(completion.usage_chunk(Usage.total(usages)))
         yield [*ready, DONE]
@@ -158,6 +193,8 @@ def answerable(error: Exception) -> APIError:
     """Error for the client: its own, 503 for a turn that the log refused, else 500; the log has the cause."""
     if isinstance(error, APIError):
         return error
+    if isinstance(error, GrammarError):
+        return refused_schema(str(error), "response_format")
     if isinstance(error, StorageError):
         logger.error("a turn is not in the log, so it is not answered: %s", error)
         return overloaded("the conversation cannot be logged now; try again", retry_after_s=10.0)

@@ -51,11 +51,13 @@ class TokenTap:
         """Append the text of the new tokens, a stop token left out."""
         new = self.tokens[self._decoded :]
         self._decoded += len(new)
-        for token in new:
-            if token.id not in self._renderer.stop_ids:
-                self._text += self._decoder.step(self._renderer.tokenizer.backend_tokenizer, token.id) or ""
-        ends = [position for stop in self._stops if (position := self._text.find(stop)) >= 0]
-        self.stopped_text = self._text[: min(ends)] if ends else None
+        backend, stop_ids = self._renderer.tokenizer.backend_tokenizer, self._renderer.stop_ids
+        added = "".join(self._decoder.step(backend, token.id) or "" for token in new if token.id not in stop_ids)
+        searched = max(0, len(self._text) - max(map(len, self._stops), default=0))
+        self._text += added
+        if self.stopped_text is None:
+            ends = [position for stop in self._stops if (position := self._text.find(stop, searched)) >= 0]
+            self.stopped_text = self._text[: min(ends)] if ends else None
 
     @property
     def text(self) -> str:

@@ -81,11 +81,14 @@ class TraceStore:
             for info in self._pages(f"{kind}.`{name}` IS NOT NULL"):
                 yield from ((info, item) for item in info.assessments if item.name == name and hasattr(item, kind))
 
-    def delete(self, condition: str) -> None:
-        """Delete the traces of turns that fulfil a condition, and no other traces of the experiment."""
+    def delete(self, condition: str) -> int:
+        """Delete the traces of turns that fulfil a condition, and no other traces of the experiment; their number."""
+        count = 0
         while traces := self._search(f"{condition} AND tag.`{TURN_TAG}` IS NOT NULL", most=_PAGE):
             ids = [trace.info.trace_id for trace in traces]
             self._traces.delete_traces(self.experiment_id, trace_ids=ids)
+            count += len(ids)
+        return count
 
     def _pages(self, condition: str) -> Iterator[TraceInfo]:
         token = None

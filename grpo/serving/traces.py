@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenarios.served.folder import name_digest
-from grpo.scenarios.served.records import Feedback, ServedTurn
+from grpo.scenarios.served.records import OUTCOMES, Feedback, ServedTurn
 from grpo.serving.feedback_api import CorrectedReply, to_reply
 
 if TYPE_CHECKING:
@@ -142,8 +142,9 @@ def is_from_page(assessment: Assessment) -> bool:
 def feedback_record(assessment: Assessment, info: TraceInfo) -> Feedback:
     """Record of an assessment of a trace, on its turn, or on the conversation where its metadata name the session.
 
-    Its id is derived from that of the assessment and its last update. A trace of something else has its own ids, which
-    no log has. Raises `DataError` for a value that its name does not take.
+    People with the login of the tracking server may judge every conversation; the mirror hands over an outcome only
+    where its settings say so. The id is derived from that of the assessment and its last update. A trace of something
+    else has its own ids, which no log has. Raises `DataError` for a value that its name does not take.
     """
     session = (assessment.metadata or {}).get(_SESSION)
     turn_id = info.tags.get(TURN_TAG, info.trace_id)
@@ -157,6 +158,7 @@ def feedback_record(assessment: Assessment, info: TraceInfo) -> Feedback:
         conversation_id=session or info.trace_metadata.get(_SESSION) or info.trace_id,
         turn_id=turn_id if session is None else None,
         source="mlflow",
+        scopes=("admin", "outcomes") if assessment.name in OUTCOMES else ("admin",),
         **fields,
     )
 

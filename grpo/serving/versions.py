@@ -13,54 +13,33 @@ import asyncio
 import gc
 import json
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Self
+from weakref import WeakKeyDictionary
 
-from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.renderer import RendererSettings
 from grpo.errors import GRPOError, PolicyError
-from grpo.messages import Tool
-from grpo.policy.policy import Policy, Sampler, Session
+from grpo.messages import Message, Tool
+from grpo.policy.policy import Sampler, Session
 from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine import Engine, ProcessPolicy
 from grpo.serving.engine_messages import EngineStats
 from grpo.serving.event_hub import EventHub
+from grpo.serving.served_model import FirstVersionError, LoadsVersions, ServedModel, WatchesAlias, load, release
+from grpo.storage.error_lines import one_line
+from grpo.user_failures import is_exception, user_code
 
 logger = logging.getLogger(__name__)
 _RENDERERS = 64
 """Sets of tools whose renderers are kept."""
 _KEPT_VERSIONS = 2
 _LONGEST_PAUSE_S = 300.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """A version as it is loaded: policy, agent, and the settings that its gates have measured it with."""
-
-    model: str
-    """Name of the registered model, by which clients ask for it."""
-    version: str
-    """Name and version, `support-desk/3`."""
-    policy: Policy
-    agent: MultiTurnAgent
-    renderer: RendererSettings | None = None
-    """Renderer of the user's own; None renders with the chat template."""
-    system_prompt: str = ""
-    """System prompt of the environment, before a system message of the client."""
-    tools: tuple[Tool, ...] = ()
-    """Tools of its environment, which a client that names no tools is asked to run."""
-    temperature: float = 1.0
-    max_new_tokens: int = 512
-    max_context: int | None = None
-    """Tokens of a conversation at most; None is the policy's context."""
-    registered: float | None = None
-    """Unix time of its registration; None for a model outside of the registry."""
+_WOKEN_S, _WANT_AGAIN_S = 0.2, 30.0
+"""Times after which a look is repeated at the earliest, and the load of a version that is wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +56,8 @@ class EngineSettings:
     """Threads of a forward pass on the CPU; None is all cores but one, which is the event loop's."""
     longest_pass_s: float = 300.0
     """Time of a forward pass after which its engine process counts as hung, and is replaced."""
+    longest_silence_s: float = 10.0
+    """Silence of an engine process, which sends a heartbeat each second, after which the server is not ready."""
 
 
 class ServedVersion:
@@ -92,6 +73,7 @@ class ServedVersion:
         self._exits = AsyncExitStack()
         self._samplers: dict[str, Sampler] = {}
         self._renderers: OrderedDict[str, Renderer] = OrderedDict()
+        self._tool_tokens: WeakKeyDictionary[Renderer, int] = WeakKeyDictionary()
 
     async def start(self) -> Self:
         """Start the engine."""
@@ -103,7 +85,8 @@ class ServedVersion:
         self.retired = True
         self._renderers.clear()
         self._samplers.clear()
-        await self._exits.aclose()
+        with user_code("the end of the version's policy", passes=is_exception):
+            await self._exits.aclose()
         release(self.served)
 
     @property
@@ -111,6 +94,17 @@ class ServedVersion:
         """Why the engine has ended by itself; None while it runs, and for a model on another server."""
         engines = [engine for engine in self._samplers.values() if isinstance(engine, Engine)]
         return engines[0].stopped if engines else None
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the last heartbeat of the engine process; None for a model on another server."""
+        engines = [engine for engine in self._samplers.values() if isinstance(engine, Engine)]
+        return engines[0].silent_s if engines else None
+
+    @property
+    def answers(self) -> bool:
+        """False while the engine process is silent; what a model on another server does is not known."""
+        return (self.silent_s or 0.0) <= self._settings.longest_silence_s
 
     def end_hung(self) -> None:
         """Stop an engine whose process hangs."""
@@ -146,59 +140,46 @@ class ServedVersion:
         policy = self.served.policy
         key = "" if isinstance(policy, ProcessPolicy) else repr(renderer.tools)
         if key not in self._samplers:
-            sampler = (
-                Engine(
-                    policy,
-                    renderer,
-                    concurrency=self._settings.concurrency,
-                    prefill_chunk=self._settings.prefill_chunk,
-                    prefix_cache_bytes=self._settings.prefix_cache_bytes,
-                    threads=self._settings.threads,
+            with user_code("the version's policy", passes=is_exception):
+                sampler = (
+                    Engine(
+                        policy,
+                        renderer,
+                        concurrency=self._settings.concurrency,
+                        prefill_chunk=self._settings.prefill_chunk,
+                        prefix_cache_bytes=self._settings.prefix_cache_bytes,
+                        threads=self._settings.threads,
+                    )
+                    if isinstance(policy, ProcessPolicy)
+                    else policy.sampler(concurrency=self._settings.concurrency, renderer=renderer)
                 )
-                if isinstance(policy, ProcessPolicy)
-                else policy.sampler(concurrency=self._settings.concurrency, renderer=renderer)
-            )
-            self._samplers[key] = await self._exits.enter_async_context(sampler)
+                self._samplers[key] = await self._exits.enter_async_context(sampler)
         return self._samplers[key]
 
     def renderer(self, tools: tuple[Tool, ...]) -> Renderer:
-        """Renderer with the client's tools and those of the agent; the last ones are kept."""
+        """Renderer with the tools of the client and of the agent; the last renderers are kept."""
         key = json.dumps([tool.to_template() for tool in tools], sort_keys=True)
         renderer = self._renderers.pop(key, None)
         if renderer is None:
-            renderer = make_renderer(
-                getattr(self.served.policy, "tokenizer", None),
-                tools=(*tools, *self.served.agent.tools),
-                settings=self.served.renderer,
-            )
+            with user_code("the version's renderer", passes=is_exception):
+                renderer = make_renderer(
+                    getattr(self.served.policy, "tokenizer", None),
+                    tools=(*tools, *self.served.agent.tools),
+                    settings=self.served.renderer,
+                )
         self._renderers[key] = renderer
         if len(self._renderers) > _RENDERERS:
             self._renderers.popitem(last=False)
         return renderer
 
-
-def release(served: ServedModel) -> None:
-    """End the process of a model that is not served, or not any more."""
-    if isinstance(served.policy, ProcessPolicy):
-        served.policy.close()
-
-
-async def _load(next_version: Callable[[str], ServedModel | None], current: str) -> ServedModel | None:
-    """Call `next_version` on a thread; what it loads after this call was cancelled is released."""
-    abandoned = threading.Event()
-
-    def load() -> ServedModel | None:
-        served = next_version(current)
-        if served is None or not abandoned.is_set():
-            return served
-        release(served)
-        return None
-
-    try:
-        return await asyncio.to_thread(load)
-    except asyncio.CancelledError:
-        abandoned.set()
-        raise
+    def tool_tokens(self, renderer: Renderer) -> int:
+        """Tokens that the client's tools of a renderer add to a prompt; counted once."""
+        tokens = self._tool_tokens.get(renderer)
+        if tokens is None:
+            prompt = (Message(role="user", content="x"),)
+            tokens = len(renderer.build_prompt(prompt)) - len(self.renderer(()).build_prompt(prompt))
+            self._tool_tokens[renderer] = tokens = max(0, tokens)
+        return tokens
 
 
 class Versions:
@@ -219,9 +200,17 @@ class Versions:
         self._clock = clock
         self._versions: list[ServedVersion] = []
         self.on_retired: Callable[[ServedVersion], None] = lambda version: None
+        self.idle_elsewhere_s: Callable[[ServedVersion], float] = lambda version: float("inf")
+        """Time since another server has used a version; infinite where none has it."""
+        self._wanted: str | None = None
+        """Version that conversations of other servers are on."""
+        self._want_after = clock()
+        self._woken = asyncio.Event()
         self.swaps = 0
         self.failed_loads = 0
         """Attempts to look for or to load a version that failed, and versions whose engines ended by themselves."""
+        self.moved: str | None = None
+        """Sentence about an alias that was moved by hand to another version; None if it was not."""
 
     @property
     def current(self) -> ServedVersion | None:
@@ -249,8 +238,30 @@ class Versions:
         self.hub.publish("version.loaded", model=served.version)
         await self.retire_idle()
 
+    def want(self, version: str) -> None:
+        """Look for the newest version at once, and load this one as well, which other servers have loaded.
+
+        It is not loaded where two are: a third one is about to be retired by the others as well.
+        """
+        self._wanted = version
+        self._woken.set()
+
+    async def _load_wanted(self, next_version: Callable[[str], ServedModel | None]) -> None:
+        """Load the version that is wanted, beside the one that answers new conversations."""
+        name, self._wanted = self._wanted, None
+        known = name is None or any(version.served.version == name for version in self._versions)
+        if known or len(self._versions) >= _KEPT_VERSIONS or self._clock() < self._want_after:
+            return
+        if name is not None and isinstance(next_version, LoadsVersions):
+            self._want_after = self._clock() + _WANT_AGAIN_S
+            served = await load(lambda current: next_version.load_version(current), name)
+            if served is not None:
+                self._versions.insert(0, await ServedVersion(served, self.settings).start())
+                logger.info("%s is loaded for conversations of other servers", name)
+                self.hub.publish("version.loaded", model=name)
+
     def scale(self, concurrency: int) -> None:
-        """Change the number of turns that are generated at once, up to that of the settings."""
+        """Change the number of turns that are generated at once, up to the number in the settings."""
         for version in self._versions:
             version.scale(concurrency)
         self.concurrency = concurrency
@@ -259,7 +270,7 @@ class Versions:
         """Stop versions without running turns that are idle, or too many."""
         for index, version in enumerate(self._versions[:-1]):
             too_many = index < len(self._versions) - _KEPT_VERSIONS
-            idle = self._clock() - version.last_used > self._idle_s
+            idle = min(self._clock() - version.last_used, self.idle_elsewhere_s(version)) > self._idle_s
             if version.running == 0 and (too_many or idle):
                 await self._remove(version)
                 logger.info("%s is retired", version.served.version)
@@ -271,6 +282,7 @@ class Versions:
         self._versions.remove(version)
         self.on_retired(version)
         await version.close()
+        gc.unfreeze()  # the next full collection frees cycles of the version's code; see `grpo.serving.garbage`
 
     async def _remove_stopped(self) -> bool:
         """Let go of versions whose engines hang or have ended, killed for memory for example; True for any."""
@@ -288,7 +300,7 @@ class Versions:
 
         It is called on a thread. An error is logged and tried again, later each time, and so is a version whose engine
         ends soon after it was loaded; the version that answers goes on.
-        Raises the `GRPOError` of a first version that cannot be loaded.
+        Raises the `GRPOError` of a first version that cannot be loaded, and `FirstVersionError` for other exceptions.
         """
         pause_s, try_at, first = every_s, self._clock(), True
         while True:
@@ -299,24 +311,39 @@ class Versions:
             if self._clock() >= try_at:
                 current = self.current
                 try:
-                    served = await _load(next_version, current.served.version if current else "")
-                    if first:  # a collection of all that was imported would hold the turns in progress up
+                    served = await load(next_version, current.served.version if current else "")
+                    if first:  # before there are turns, which a collection of all that was imported would hold up
                         gc.collect()
-                        gc.freeze()
                     if served is not None:
-                        await self.add(served)
+                        with user_code("the version's code", passes=is_exception):
+                            await self.add(served)
                     else:
                         pause_s = every_s
+                        await self._load_wanted(next_version)
                     await self.retire_idle()
                     first = False
                 except Exception as error:
                     self.failed_loads += 1
-                    if first and isinstance(error, GRPOError):
-                        raise  # the server has nothing to answer with, and a second try would fail as well
-                    logger.error("no version was loaded: %s", error, exc_info=not isinstance(error, GRPOError))
+                    if first:  # the server has nothing to answer with; who has started it may try again
+                        if isinstance(error, GRPOError):
+                            raise
+                        raise FirstVersionError(f"no version can be served: {one_line(error)}") from error
+                    logger.error(
+                        "no version was loaded: %s", error if isinstance(error, GRPOError) else one_line(error)
+                    )
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
                     try_at = self._clock() + pause_s
-            await asyncio.sleep(every_s)
+                if isinstance(next_version, WatchesAlias):
+                    self.moved = next_version.moved
+            await self._pause(every_s)
+
+    async def _pause(self, every_s: float) -> None:
+        """Wait for the next look, or for a version that is wanted."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(every_s):
+                await self._woken.wait()
+                await asyncio.sleep(_WOKEN_S)
+        self._woken.clear()
 
     async def close(self) -> None:
         """Stop all versions."""

@@ -9,13 +9,13 @@ import traceback
 from types import TracebackType
 from urllib.parse import unquote, urlsplit
 
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, printable
 
 HIDDEN = "***"
 _LOGIN = re.compile(r"(?<=://)([^/@\s:]*):([^/\s]+)@")
 _TOKEN = re.compile(r"\b(?:hf_[A-Za-z0-9]{12,}|sk-[A-Za-z0-9_-]{16,}|eyJ[\w-]+\.[\w-]+\.[\w-]*)")
 """Tokens of a hub, API keys, JSON Web Tokens."""
-_PARAMETER = re.compile(r"((?:password|passwd|token|secret|key|signature)[\w-]*)=[^&\s]+", re.IGNORECASE)
+_PARAMETER = re.compile(r"((?:password|passwd|token|secret|key|signature)[\w-]{0,40})=[^&\s]+", re.IGNORECASE)
 
 
 def masked(text: str, *, known: str = "") -> str:
@@ -31,11 +31,15 @@ def masked(text: str, *, known: str = "") -> str:
 
 
 class MaskedRecord(logging.LogRecord):
-    """Log record with masked passwords in message and traceback."""
+    """Log record with masked passwords and escaped control characters in message and traceback.
+
+    Line breaks of its arguments, which may be texts of anybody, are escaped; those of the message itself stay.
+    """
 
     def getMessage(self) -> str:
         """See `logging.LogRecord`."""
-        return masked(super().getMessage())
+        text = printable(masked(super().getMessage()))
+        return text if "\n" in str(self.msg) else text.replace("\n", "\\n")
 
     @property
     def exc_text(self) -> str | None:
@@ -44,7 +48,7 @@ class MaskedRecord(logging.LogRecord):
 
     @exc_text.setter
     def exc_text(self, text: str | None) -> None:
-        self._traceback = None if text is None else masked(text)
+        self._traceback = None if text is None else printable(masked(text))
 
 
 def mask_errors() -> None:
@@ -54,7 +58,7 @@ def mask_errors() -> None:
 
 
 def _print_masked(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    sys.stderr.write(masked("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.write(printable(masked("".join(traceback.format_exception(kind, error, trace)))))
 
 
 def holds_password(text: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, install_command
 from grpo.storage.credentials import masked
 from grpo.storage.files import storage_errors
 from grpo.storage.locks import file_lock
@@ -72,6 +72,7 @@ def make_tracking(uri: str) -> bool:
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with storage_errors(str(path)):
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL, 0o600))  # SQLite gives its own files the same mode
             _upgrade(f"{_SQLITE}{partial}")
             with closing(sqlite3.connect(partial)) as database:
                 database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -103,7 +104,7 @@ def _advisory_lock(uri: str) -> Iterator[None]:
     try:
         engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{masked(uri)} needs a driver ({error}); pip install 'grpo[postgres]'") from error
+        raise ConfigError(f"{masked(uri)} needs a driver ({error}); {install_command('postgres')}") from error
     try:
         connection = engine.connect()
     except OperationalError as error:

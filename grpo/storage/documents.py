@@ -1,13 +1,15 @@
 """Small JSON documents by name beside the artifacts of a store: results of stages, references to checkpoints.
 
-A document carries a digest of its name and content: one that was changed, truncated or copied to another name is
-refused. Only JSON is read.
+They name the artifacts that stages use, so they are signed (`grpo.storage.signing`): whoever can write to the store can
+write any weights into it, and a digest beside them. One that was changed, truncated or copied to another name is
+refused, and its stage computes again. Only JSON is read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,13 @@ from pydantic import BaseModel, ConfigDict
 from grpo.errors import ArtifactError
 from grpo.storage.files import write_atomically
 from grpo.storage.objects import ObjectFolder, open_uri
+from grpo.storage.signing import KEY, Unverified, sign, verify
 
 _MOST_BYTES = 64 * 2**20
 """Maximum size; a larger file was not written by this module."""
+_KIND = "store document"
+_LISTED = re.compile(r"(?:[\w.]+-)?[0-9a-f]{64}")
+"""Name in its folder of a document that is listed: the sha256 of what it is about, after the name of its stage."""
 
 
 class Document(BaseModel):
@@ -39,27 +45,46 @@ class DocumentStore:
     def read(self, name: str) -> Any:
         """Read the document `name`; None for a missing one.
 
-        Raises `ArtifactError` for one that fails its digest.
+        Raises `ArtifactError` for one that is not signed under this name by this key.
         """
         content = self._bytes(name)
         if content is None:
             return None
         try:
-            envelope = json.loads(content)
-            document, digest = envelope["document"], envelope["sha256"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ArtifactError(f"{self.address(name)} is damaged: it is not a record of this store") from error
-        if digest != _digest(name, document):
-            raise ArtifactError(f"{self.address(name)} is damaged: its content is not what its digest names")
-        return document
+            signed = verify(_KIND, content.decode(errors="replace"), longest=_MOST_BYTES)
+        except Unverified as error:
+            if error.fault == "was signed with another key":
+                remedy = f"give all machines that share the store one {KEY}"
+            else:
+                remedy = f"`grpo store sign {self.uri}` signs documents of an earlier version, if you trust the store"
+            raise ArtifactError(f"{self.address(name)} is damaged: it {error.fault}; {remedy}") from error
+        if signed.get("name") != name:
+            raise ArtifactError(f"{self.address(name)} is damaged: it was signed under another name")
+        return signed["content"]
 
     def write(self, name: str, document: Any) -> None:
-        """Write the document `name` atomically."""
-        text = json.dumps({"sha256": _digest(name, document), "document": document}, indent=1)
+        """Sign the document `name`, and write it atomically."""
+        text = sign(_KIND, {"name": name, "content": document})
         if self._objects is not None:
             self._objects.write(f"{name}.json", text.encode())
         else:
             write_atomically(Path(self._root) / f"{name}.json", text)
+
+    def sign(self, name: str, *, dry_run: bool = False) -> bool:
+        """Sign a document that an earlier version wrote, if its digest holds; False for any other one.
+
+        With `dry_run` it is not changed.
+        """
+        try:
+            envelope = json.loads(self._bytes(name) or b"")
+            document, digest = envelope["document"], envelope["sha256"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+        if digest != _digest(name, document):
+            return False
+        if not dry_run:
+            self.write(name, document)
+        return True
 
     def remove(self, name: str) -> None:
         """Remove the document `name`, if it exists."""
@@ -68,18 +93,32 @@ class DocumentStore:
         else:
             (Path(self._root) / f"{name}.json").unlink(missing_ok=True)
 
-    def names(self, folder: str) -> list[str]:
-        """Names of the documents below a folder, sorted."""
+    def names(self, folder: str, *, depth: int = 1) -> list[str]:
+        """Names of the documents in a folder, sorted; with `depth` 2 those in the folders below it.
+
+        A file of another name or at another depth is not a document of this store, and is left out.
+        """
         if self._objects is not None:
             paths = list(self._objects.etags(folder))
         else:
             top = Path(self._root) / folder
-            paths = [str(path.relative_to(top)) for path in top.rglob("*.json")]
-        return sorted(f"{folder}/{path.removesuffix('.json')}" for path in paths if path.endswith(".json"))
+            files = (path for path in top.glob("*/" * (depth - 1) + "*.json") if path.is_file())
+            paths = [path.relative_to(top).as_posix() for path in files]
+        listed = (path.removesuffix(".json") for path in paths if path.endswith(".json"))
+        return sorted(
+            f"{folder}/{name}"
+            for name in listed
+            if name.count("/") == depth - 1 and is_document_name(f"{folder}/{name}")
+        )
 
     def address(self, name: str) -> str:
         """Path or URI of the document `name`, for messages."""
-        return f"{self._objects.uri if self._objects else self._root}/{name}.json"
+        return f"{self.uri}/{name}.json"
+
+    @property
+    def uri(self) -> str:
+        """Address of the store."""
+        return self._objects.uri if self._objects is not None else self._root
 
     def _bytes(self, name: str) -> bytes | None:
         try:
@@ -93,6 +132,12 @@ class DocumentStore:
             return None
 
 
+def is_document_name(name: str) -> bool:
+    """True for a name that documents of a store have: a folder, and in it the digest of what it is about."""
+    return "/" in name and _LISTED.fullmatch(name.rpartition("/")[2]) is not None
+
+
 def _digest(name: str, document: Any) -> str:
+    """Digest that documents had before they were signed."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()

@@ -119,3 +119,9 @@ def _number(error: BaseException) -> int | None:
         return error.errno
     text = str(error)
     return next((number for words, number in _ERROR_TEXTS.items() if words in text), None)
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, or the nearest existing folder above it."""
+    path = path.resolve()
+    return next(above for above in (path, *path.parents) if above.exists())

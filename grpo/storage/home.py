@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from grpo.errors import ConfigError
@@ -25,3 +28,38 @@ def home() -> Path:
             "folder without such characters"
         )
     return folder
+
+
+_OTHERS = 0o077
+
+
+def keep_private() -> None:
+    """Let this process and those that it starts write files that their owner alone can read."""
+    os.umask(_OTHERS)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """`keep_private` while the block runs."""
+    before = os.umask(_OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def tighten(folder: Path, *, dry_run: bool = False) -> int:
+    """Take the permissions of group and others from a folder and all that is below; returns the number of changes.
+
+    With `dry_run` the changes are counted only. Links are not followed, and what belongs to another user is left alone.
+    """
+    changed = 0
+    for path in (folder, *folder.rglob("*")):
+        with suppress(FileNotFoundError):  # a run has removed it
+            status = path.lstat()
+            mode = stat.S_IMODE(status.st_mode)
+            if mode & _OTHERS and status.st_uid == os.getuid() and not stat.S_ISLNK(status.st_mode):
+                if not dry_run:
+                    path.chmod(mode & ~_OTHERS)
+                changed += 1
+    return changed

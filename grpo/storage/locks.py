@@ -23,7 +23,7 @@ def file_lock(path: Path) -> FileLock:
     """
     with storage_errors(str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path, thread_local=False, fallback_to_soft=False)
+    return FileLock(path, mode=0o600, thread_local=False, fallback_to_soft=False)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import fsspec
 
-from grpo.errors import ConfigError, StorageError
+from grpo.errors import ConfigError, StorageError, install_command
 from grpo.storage.credentials import refuse_credentials
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
@@ -38,7 +38,7 @@ def open_uri(uri: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(uri, use_listings_cache=False)
     except ImportError as error:
         extra = _EXTRAS.get(urlsplit(uri).scheme)
-        remedy = f"pip install 'grpo[{extra}]'" if extra else "install it"
+        remedy = install_command(extra) if extra else "install it"
         raise ConfigError(f"store {uri} needs a package that is not installed ({error}); {remedy}") from error
     except ValueError as error:
         raise ConfigError(f"store {uri} is not an address that fsspec knows: {error}") from error

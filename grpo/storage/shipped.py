@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from grpo.errors import ConfigError
+from grpo.errors import DISTRIBUTION, ConfigError
 
 SCHEME = "grpo://"
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -15,7 +15,7 @@ def package_folder(name: str) -> Path:
     """Folder of an installed package, which is not imported. Raises `ConfigError` for one that is missing."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"package {name} is missing; install grpo again")
+        raise ConfigError(f"package {name} is missing; install {DISTRIBUTION} again")
     return Path(spec.submodule_search_locations[0]).resolve()
 
 

@@ -15,7 +15,7 @@ from optuna.storages import BaseStorage, RDBStorage, RetryHeartbeatStaleTrialCal
 from optuna.storages import fail_stale_trials as _fail_stale
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from grpo.errors import ConfigError, StorageError
+from grpo.errors import ConfigError, StorageError, install_command
 
 RETRIES = 3
 """Retries of a trial whose process crashed."""
@@ -43,7 +43,7 @@ def open_storage(url: str, *, heartbeat_s: int) -> RDBStorage:
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
             )
         except ImportError as error:
-            raise ConfigError(f"storage {url}: {error}; for PostgreSQL pip install psycopg2-binary") from error
+            raise ConfigError(f"storage {url}: {error}; for PostgreSQL {install_command('postgres')}") from error
         except SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
             raise StorageError(f"the study's storage {url} cannot be used: {str(cause).strip()}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Literal
 
 import optuna
@@ -62,6 +63,21 @@ class StudySummary(_Part):
     def ended(self) -> int:
         """Number of trials that have ended."""
         return sum(trial.ended for trial in self.trials)
+
+    def _repr_html_(self) -> str:
+        """Table of the trials with their parameters and results, for notebooks."""
+        names = list(dict.fromkeys(name for trial in self.trials for name in trial.params))
+        rows = [["trial", "state", "reward", *names, "reason"]]
+        for trial in self.trials:
+            values = [trial.reward, *(trial.params.get(name) for name in names)]
+            shown = [
+                "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in values
+            ]
+            rows.append([str(trial.number), trial.state, *shown, trial.reason or ""])
+        best = self.best_trial
+        cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        heading = "none complete" if best is None else f"best: trial {best.number}, {best.reward:.4g}"
+        return f"<p>study {escape(self.name)}; {heading}</p><table>{cells}</table>"
 
     def count(self, state: State) -> int:
         """Number of trials in this state."""
@@ -135,3 +151,9 @@ def _importance(study: optuna.Study, trials: list[FrozenTrial]) -> dict[str, flo
     if len(rewards) < _MIN_TRIALS or len(set(rewards)) == 1:
         return {}
     return {name: float(share) for name, share in optuna.importance.get_param_importances(study).items()}
+
+
+def _shown(value: Value | None) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.retraining import MixtureSettings
 from grpo.retraining.curation import ACCEPTED
 from grpo.retraining.data_lineage import TrainingData, evaluation_scenarios, training_digests
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.mixture import mix as mix_scenarios
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.table import read_scenarios, text_digest
+from grpo.scenarios.table import read_scenarios, start_digest
 from grpo_tasks.results import StageResult
 from grpo_tasks.split import read_split
 from grpo_tasks.stage import stage
@@ -30,12 +31,12 @@ def build_mixture(
     conversations: Artifact,
     new_ids: Collection[str],
     lineage: tuple[TrainingData, ...],
-    share: float,
+    settings: MixtureSettings,
     validation_fraction: float,
     seed: int,
     store: str,
 ) -> MixtureResult:
-    """Mix both kinds at the given share; what the champion was evaluated on stays held out.
+    """Mix both kinds within the bounds of the settings; what the champion was evaluated on stays held out.
 
     `lineage` is the champion's, empty without a champion.
     """
@@ -49,9 +50,9 @@ def build_mixture(
             base_heldout=list(read_scenarios(table, ids=splits.heldout)),
             conversations=list(read_scenarios(artifacts.path(conversations) / ACCEPTED)),
             new_ids=new_ids,
-            judged=set(map(text_digest, judged)),
+            judged=set(map(start_digest, judged)),
             trained=training_digests(artifacts, lineage),
-            share=share,
+            settings=settings,
             validation_fraction=validation_fraction,
             seed=seed,
         )

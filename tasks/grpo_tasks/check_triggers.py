@@ -12,8 +12,7 @@ from prefect.runtime import flow_run
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.champion import Challenger, Champion, known_topics, new_conversations, production_metrics
-from grpo.retraining.curation import ACCEPTED, REDACTED
-from grpo.retraining.filters import masked_user_text
+from grpo.retraining.curation import ACCEPTED, LIVE, REDACTED
 from grpo.retraining.triggers import ServedVersion, TriggerInputs, TriggerResult
 from grpo.retraining.triggers import check_triggers as check_all_triggers
 
@@ -37,21 +36,17 @@ def check_triggers(
             name=champion.name, registered=champion.registered, heldout=heldout, reevaluated=reevaluated
         )
     at = challenger.registered if challenger is not None else None
+    folder, live = artifacts.path(conversations), dict[str, list[float]]()
+    if champion is not None:
+        live = production_metrics(config.conversations, champion.name, at, live=folder / LIVE)
     inputs = TriggerInputs(
         serving=serving,
         now=datetime.now(UTC),
-        new_conversations=len(
-            new_conversations(artifacts.path(conversations) / ACCEPTED, artifacts, champion, challenger)
-        ),
+        new_conversations=len(new_conversations(folder / ACCEPTED, artifacts, champion, challenger)),
         last_evaluated=at,
         known_topics=known_topics(artifacts, champion, challenger),
-        new_topics=[
-            masked_user_text(conversation)
-            for conversation in new_conversations(
-                artifacts.path(conversations) / REDACTED, artifacts, champion, challenger
-            )
-        ],
-        live=production_metrics(config.conversations, champion.name, at) if champion is not None else {},
+        new_topics=new_conversations(folder / REDACTED, artifacts, champion, challenger),
+        live=live,
         seed=seed,
     )
     results = check_all_triggers(config.triggers, inputs)

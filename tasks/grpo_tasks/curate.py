@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import Source
-from grpo.retraining.curation import CONVERSATIONS, CurationCounts, curate_conversations
+from grpo.identity.cache_identity import stage_key
+from grpo.registry.retention import REGISTERED, Retention
+from grpo.retraining.curation import CONVERSATIONS, DAYS, CurationCounts, curate_conversations
 from grpo.retraining.data_lineage import TrainingData, evaluation_scenarios
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.table import read_scenarios
+from grpo.scenarios.table import TableScenarios, read_scenarios
+from grpo_tasks.parts import StoredParts
 from grpo_tasks.results import StageResult
 from grpo_tasks.split import read_split
-from grpo_tasks.stage import stage
+from grpo_tasks.stage import Call, stage
+
+RETRAINING = "retraining"
+"""Owner of the conversations that a retraining was planned from, with the name of its config."""
 
 
 class CurationResult(StageResult):
@@ -36,14 +45,38 @@ def curate(
     `content` is the digest of the sources.
     """
     artifacts = ArtifactStore(store)
-    judged = evaluation_scenarios(artifacts, champion) if champion is not None else []
     table, splits = artifacts.path(base) / SCENARIOS_FILE, read_split(artifacts, split)
+    parts = StoredParts(store, DAYS)
+    judged = evaluation_scenarios(artifacts, champion) if champion is not None else ()
     with artifacts.new_folder(CONVERSATIONS) as new:
         counts = curate_conversations(
             sources,
             new.path,
-            known=read_scenarios(table, ids=splits.train),
+            known=TableScenarios(table, splits.train),
             heldout=[*read_scenarios(table, ids=splits.heldout), *judged],
             settings=settings,
+            parts=parts,
         )
+    parts.renew()
     return CurationResult(conversations=new.artifact, counts=counts)
+
+
+def keep_conversations(call: Call[CurationResult], result: CurationResult, registered: Iterable[str]) -> None:
+    """Keep the result of this call for today and tomorrow, and remove conversations that were last used before.
+
+    `registered` are the digests of the conversations of registered versions, which are kept.
+    """
+    store = ArtifactStore(call.inputs["store"])
+    retention, key = Retention(store), stage_key(call.stage.name, call.inputs)
+    for digest in registered:
+        retention.keep(store.remaining(store.folder(CONVERSATIONS, digest)), REGISTERED)
+    retention.renew(CONVERSATIONS, {key: result.conversations}, today=datetime.now(UTC).date())
+
+
+def keep_planned(conversations: Artifact, name: str, store: str) -> None:
+    """Keep the conversations of the plan of this retraining, instead of those of its last plan."""
+    retention, owner = Retention(ArtifactStore(store)), f"{RETRAINING}.{name}"
+    retention.keep(conversations, owner)
+    for earlier in retention.kept(owner):
+        if earlier.sha256 != conversations.sha256:
+            retention.release(earlier, owner)

@@ -7,7 +7,10 @@ from grpo.config.gates import Metric
 from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.evaluate import evaluate as compare_policies
 from grpo.evaluation.schema import Evaluation
+from grpo.evaluation.strata import Strata
 from grpo.learner.update import measure_kl_to_base
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios
 from grpo.tables import read_all
 from grpo_tasks.gpu_slots import holds_gpu_slot
 from grpo_tasks.results import StageResult
@@ -27,15 +30,17 @@ class EvaluateResult(StageResult):
 def evaluate(
     champion: Artifact,
     candidate: Artifact,
+    scenarios: Artifact,
     base: Artifact,
     settings: EvaluationSettings,
     metric: Metric,
     seed: int,
     store: str,
 ) -> EvaluateResult:
-    """Compare two scored held-out rollouts, paired by scenario and seed."""
+    """Compare two scored held-out rollouts of `scenarios`, paired by scenario and seed."""
     artifacts = ArtifactStore(store)
     before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
     distance = measure_kl_to_base(after, artifacts.path(base), max_tokens=_KL_TOKENS)
-    evaluation = compare_policies(before, after, settings, metric=metric, kl_to_base=distance, seed=seed)
+    strata = Strata.of(read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE))
+    evaluation = compare_policies(before, after, settings, metric=metric, kl_to_base=distance, seed=seed, strata=strata)
     return EvaluateResult(evaluation=evaluation)

@@ -17,8 +17,10 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from grpo import progress
 from grpo.config.pipeline import ComputeSettings
 from grpo.config.rollout import RolloutSettings
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, install_command
 from grpo.evaluation.schema import StageTiming
+from grpo.interrupts import stoppable
+from grpo.storage.home import private_files
 from grpo_tasks.remote import RemoteStages
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import Call, Stage, executed_by
@@ -124,9 +126,13 @@ def one_thread() -> TaskRunner[Any]:
 def stage_executor(
     rollout: RolloutSettings | None = None, compute: ComputeSettings | None = None
 ) -> Iterator[StageExecutor]:
-    """Run the stages that the block calls: shards on the task runner of `rollout`, GPU stages where `compute` says."""
+    """Run the stages that the block calls: shards on the task runner of `rollout`, GPU stages where `compute` says.
+
+    Ctrl-C and SIGTERM end them within seconds, wherever they are; see `grpo.interrupts`.
+    What they write is readable by its owner only, also where Prefect has started the process of the flow run.
+    """
     runner = one_thread() if rollout is None else shard_runner(rollout)
-    with runner, RemoteStages(compute or ComputeSettings()) as remote:
+    with private_files(), stoppable(), runner, RemoteStages(compute or ComputeSettings()) as remote:
         executor = StageExecutor(runner, remote)
         with executed_by(executor):
             yield executor
@@ -134,6 +140,9 @@ def stage_executor(
 
 def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
     """Task runner of rollout shards: threads of this process, or a Dask cluster, which replaces dead workers.
+
+    Dask runs whatever is sent to its ports. A cluster that is started here accepts only holders of a certificate that
+    it makes for itself, and serves no pages.
 
     Raises `ConfigError` when Dask is asked for and not installed.
     """
@@ -143,12 +152,15 @@ def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
         from prefect_dask.task_runners import DaskTaskRunner
     except ImportError as error:
         raise ConfigError(
-            f"rollout.runner is dask, which is not installed ({error}); pip install 'grpo[dask]', or set it to threads"
+            f"rollout.runner is dask, which is not installed ({error}); {install_command('dask')}, or set it to threads"
         ) from error
     logging.getLogger("distributed").setLevel(logging.WARNING)  # it logs each connection
     if settings.dask_address is not None:
         return DaskTaskRunner(address=settings.dask_address)
-    local = {"n_workers": settings.workers, "threads_per_worker": 1, "dashboard_address": None}
+    import dask
+
+    dask.config.set({f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker", "nanny")})
+    local = {"n_workers": settings.workers, "threads_per_worker": 1, "dashboard_address": None, "security": True}
     return DaskTaskRunner(cluster_kwargs=local)
 
 

@@ -42,7 +42,10 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
     loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
     if has_adapters(loaded.model):
         loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
-    added = make_renderer(loaded.tokenizer, settings=policy.renderer).added
+    renderer = make_renderer(loaded.tokenizer, settings=policy.renderer)
+    if renderer.most_calls == 1:
+        logger.warning("the chat template of %s renders one call a turn: docs/chat.md says what follows", policy.model)
+    added = renderer.added
     if added:
         logger.warning(
             "the chat template of %s leaves out %s: they are rendered as docs/chat.md says",

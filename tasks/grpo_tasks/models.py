@@ -16,7 +16,10 @@ REGISTERED = "models:/"
 
 
 def stored_checkpoint(model: str) -> Artifact | None:
-    """The checkpoint at an address of the registry or of a store; None for a model folder."""
+    """The checkpoint at an address of the registry or of a store; None for a model folder.
+
+    Raises as `Registry.resolve`.
+    """
     if model.startswith(REGISTERED):
         from grpo_tasks.registry import registry
 
@@ -26,8 +29,3 @@ def stored_checkpoint(model: str) -> Artifact | None:
         return None
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
     return Artifact(uri=str(manifest.parent.resolve()), sha256=digest, kind="checkpoint")
-
-
-def store_of(checkpoint: Artifact) -> str:
-    """The address of the store that an artifact lies in: two levels above it."""
-    return checkpoint.uri.rsplit("/", 2)[0]

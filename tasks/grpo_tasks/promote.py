@@ -10,8 +10,8 @@ from prefect.concurrency.sync import concurrency
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.runtime import flow_run
 
+from grpo.policy.weights.promotion_records import Actor
 from grpo.registry import ChampionChange
-from grpo.registry.promotions import Actor
 from grpo_tasks.registry import registry
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import uncached_stage
@@ -26,17 +26,23 @@ class PromoteResult(StageResult):
 
 
 @uncached_stage
-def promote(model_name: str, version: int, reason: str, force: bool = False) -> PromoteResult:
-    """Make a version champion. Raises `PromotionRefused`, and `ArtifactError` for a damaged version."""
+def promote(
+    model_name: str, version: int, reason: str, force: bool = False, follow_alias: bool = False
+) -> PromoteResult:
+    """Make a version champion. Raises as `Registry.promote`."""
     with one_at_a_time(model_name):
-        return PromoteResult(change=registry().promote(model_name, version, reason=reason, by=_flow_run(), force=force))
+        change = registry().promote(
+            model_name, version, reason=reason, by=_flow_run(), force=force, follow_alias=follow_alias
+        )
+        return PromoteResult(change=change)
 
 
 @uncached_stage
-def rollback(model_name: str, reason: str) -> PromoteResult:
+def rollback(model_name: str, reason: str, follow_alias: bool = False) -> PromoteResult:
     """Restore the previous champion."""
     with one_at_a_time(model_name):
-        return PromoteResult(change=registry().rollback(model_name, reason=reason, by=_flow_run()))
+        change = registry().rollback(model_name, reason=reason, by=_flow_run(), follow_alias=follow_alias)
+        return PromoteResult(change=change)
 
 
 def _flow_run() -> Actor:

@@ -8,7 +8,9 @@ from grpo.errors import ArtifactError
 from grpo.evaluation.schema import Decision, Evaluation
 from grpo.identity.code import code_digest, user_code_files
 from grpo.identity.provenance import agent_record, parameters, provenance
+from grpo.policy.weights.registered import EVALUATION_DIGEST
 from grpo.registry import ModelVersion
+from grpo.registry.erased_data import refuse_erased
 from grpo.registry.retention import REGISTERED, Retention
 from grpo_tasks.registry import registry
 from grpo_tasks.results import StageResult
@@ -23,7 +25,7 @@ class RegisterResult(StageResult):
     def verify(self, store: ArtifactStore) -> None:
         """Raise `ArtifactError` where the registry has no version of this run any more."""
         super().verify(store)
-        if registry().find(self.version.name, self.version.tags["run_key"]) is None:
+        if registry().find(self.version.name, self.version.tags["run_key"]) != self.version:
             raise ArtifactError(f"version {self.version.version} of {self.version.name} is not in the registry")
 
 
@@ -43,15 +45,14 @@ def register(
     store: str,
 ) -> RegisterResult:
     """Register the candidate whatever the verdict; `sources` and `model` are digests of what the run read.
-
     `external_digests` are those of the user's code and files, see `grpo.identity.code`; `policies` are the hashes of
     the base and of the policy after each iteration.
     """
     from grpo.learner.checkpoints import load_policy, read_state  # torch: to look at the registry needs none
 
     models, artifacts = registry(), ArtifactStore(store)
+    refuse_erased(config, scenarios, artifacts)
     state = read_state(artifacts.path(candidate))
-    against = read_state(artifacts.path(champion)).policy_hash
     tags = {
         **config.registry.tags,
         "run_key": run_key,
@@ -64,6 +65,7 @@ def register(
         "verdict": decision.verdict,
         "scenarios": scenarios.sha256,
         "code": code_digest(),
+        EVALUATION_DIGEST: evaluation.digest,
     }
     made_from = provenance(
         config,
@@ -72,14 +74,13 @@ def register(
         model=model,
         external_digests=external_digests,
         policies=policies,
-        champion=against,
+        champion=read_state(artifacts.path(champion)).policy_hash,
         decision=decision,
         evaluation=evaluation,
         agent=agent_record(config),
     )
-    retention = Retention(artifacts)
     for needed in (candidate, champion):
-        retention.keep(needed, REGISTERED)
+        Retention(artifacts).keep(needed, REGISTERED)
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
     models.log_code(run_id, user_code_files([config.agent, config.policy, config.environment]))
     policy = load_policy(artifacts, candidate)

@@ -1,8 +1,8 @@
 """Remote stages: sent to a deployment on another work pool, such as that of the GPU workers, and waited for.
 
 The inputs travel as JSON, the sources of the user's modules as an artifact in the store; the result comes back as one,
-whose address is the message of the flow run's last state. A `GRPOError` comes back as its type and text. The flow at
-the other end is `grpo_flows.stage.run_stage`.
+whose address is the message of the flow run's last state. A `GRPOError`, and a fault that a retry can fix, come back as
+their type and text. The flow at the other end is `grpo_flows.stage.run_stage`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import inspect
 import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast, get_type_hints
 from uuid import UUID
@@ -31,7 +33,7 @@ from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import module_digests, write_code_artifact
 from grpo_tasks.results import StageResult
-from grpo_tasks.stage import Stage
+from grpo_tasks.stage import TRANSIENT, Stage
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=StageResult)
@@ -39,6 +41,10 @@ R = TypeVar("R", bound=StageResult)
 _POLL_S = 2.0
 _WAITING_S = 60.0
 """Interval at which the log warns that no worker has taken a stage."""
+_LOOK_S = 15.0
+"""Interval at which the store is looked into for the result of a stage that runs elsewhere."""
+_ENDING_S = 60.0
+"""Time that a stage has to set its state after its result is there; its machine or its server was lost after that."""
 _AWAY_S = 300.0
 """Longest time without an answer of Prefect's server while a stage runs elsewhere."""
 
@@ -79,15 +85,24 @@ class RemoteStages:
         store = ArtifactStore(inputs["store"]).uri  # of a relative path, the address that is the same everywhere
         flow_run = _start(deployment, stage, {**inputs, "store": store})
         try:
-            state = self._wait(flow_run, deployment)
+            ended = self._wait(flow_run, deployment, lambda: stage.find(inputs) if stage.cache else None)
         except BaseException:
             _cancel(flow_run.id)
             raise
-        return _outcome(stage, flow_run, state, store)
+        if isinstance(ended, State):
+            return _outcome(stage, flow_run, ended, store)
+        logger.warning("%s has left its result, and its run stays Running: it is cancelled", flow_run.name)
+        _cancel(flow_run.id)
+        return ended
 
-    def _wait(self, flow_run: FlowRun, deployment: str) -> State[Any]:
-        """Final state of the run. Raises `ConnectionError` when Prefect's server is away for long."""
-        answered = warned = time.monotonic()
+    def _wait(self, flow_run: FlowRun, deployment: str, find: Callable[[], R | None]) -> State[Any] | R:
+        """Final state of the run, or the result that it has left in the store without setting its state.
+
+        Raises `ConnectionError` when Prefect's server is away for long.
+        """
+        answered = warned = looked = time.monotonic()
+        seen: float | None = None
+        """When the result was seen first."""
         with get_client(sync_client=True) as client:
             while True:
                 try:
@@ -100,6 +115,13 @@ class RemoteStages:
                     answered = time.monotonic()
                     if state.is_final():
                         return state
+                    if state.is_running() and answered - looked > _LOOK_S:
+                        looked = answered
+                        with suppress(OSError):  # the store is away as well
+                            result = find()
+                            seen = None if result is None else seen or answered
+                            if result is not None and seen is not None and answered - seen > _ENDING_S:
+                                return result
                     if state.is_scheduled() and answered - warned > _WAITING_S:
                         warned = answered
                         logger.warning(
@@ -132,10 +154,16 @@ def read_result_artifact(stage: Stage[..., R], message: str, store: str) -> R:
     return stage.result_type.model_validate_json(path.read_bytes())
 
 
-def read_error(message: str) -> GRPOError | None:
-    """The `GRPOError` that a remote stage ended with, if it was one."""
+def error_message(error: Exception) -> str:
+    """Message of the last state of a stage that ended with this error: a fault that a retry can fix keeps its kind."""
+    kind = "TimeoutError" if isinstance(error, TimeoutError) else "ConnectionError"
+    return f"{kind if isinstance(error, TRANSIENT) else type(error).__name__}: {error}"
+
+
+def read_error(message: str) -> Exception | None:
+    """The error that a remote stage ended with, if it was a `GRPOError` or one that a retry can fix."""
     name, separator, text = message.partition(": ")
-    kinds = {kind.__name__: kind for kind in _kinds(GRPOError)}
+    kinds = {kind.__name__: kind for kind in (*_kinds(GRPOError), ConnectionError, TimeoutError)}
     return kinds[name](text) if separator and name in kinds else None
 
 
@@ -185,7 +213,7 @@ def _cancel(flow_run: UUID) -> None:
         logger.warning("flow run %s could not be cancelled: %s", flow_run, error)
 
 
-def _kinds(kind: type[GRPOError]) -> list[type[GRPOError]]:
+def _kinds(kind: type[Exception]) -> list[type[Exception]]:
     return [kind, *(further for child in kind.__subclasses__() for further in _kinds(child))]
 
 

@@ -29,6 +29,7 @@ from grpo.identity.provenance import parameters
 from grpo.learner.checkpoints import load_policy
 from grpo.tables import read_all
 from grpo_tasks.registry import registry
+from grpo_tasks.stage import PAUSES_S, is_transient
 
 _WORDS = {">": "above", ">=": "at least", "<=": "at most"}
 _PAUSE_S = 1.0
@@ -66,7 +67,14 @@ def shown_conversations(
     return select_pairs(before, after, lambda ids: str(tokenizer.decode(ids)))
 
 
-@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="report",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=len(PAUSES_S),
+    retry_delay_seconds=list(PAUSES_S),
+    retry_condition_fn=is_transient,
+)
 def report(document: ReportDocument, config: PipelineConfig, run_key: str, docs: Artifact | None, folder: Path) -> Path:
     """Write the report and attach it to the records of both services; returns the page."""
     data_docs = ArtifactStore(config.store).path(docs) if docs is not None else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ArtifactError
-from grpo.identity.file_reads import changed
+from grpo.reads.recorder import changed
 
 _FOLDER = "results"
 
@@ -21,7 +21,7 @@ class StageResult(BaseModel):
     compute_s: float = 0.0
     """Seconds that the work itself took, when it was last done."""
     reads: dict[str, str | None] = {}
-    """Files and folders that a user's code read meanwhile, with their digests; None for one that was absent."""
+    """What a user's code read meanwhile, by name (`grpo.reads.names`), with its digest; None for what was absent."""
 
     def numbers(self) -> dict[str, float]:
         """Numbers that the progress shows when the stage has ended."""
@@ -52,7 +52,7 @@ def read_result(store: ArtifactStore, key: str, kind: type[R]) -> R | None:
     if document is None:
         return None
     try:
-        result = kind.model_validate(document)
+        result = kind.model_validate(_with_own_addresses(store, document))
     except ValidationError as error:
         raise ArtifactError(f"{store.documents.address(name)} is not a {kind.__name__}: {error}") from error
     result.verify(store)
@@ -62,3 +62,19 @@ def read_result(store: ArtifactStore, key: str, kind: type[R]) -> R | None:
 def write_result(store: ArtifactStore, key: str, result: StageResult) -> None:
     """Keep the result under this cache identity."""
     store.documents.write(f"{_FOLDER}/{key}", result.model_dump(mode="json"))
+
+
+def stages_with_results(store: ArtifactStore) -> set[str]:
+    """Names of the stages of which the store has a result, of any run."""
+    return {name.rpartition("/")[2].rpartition("-")[0] for name in store.documents.names(_FOLDER)}
+
+
+def _with_own_addresses(store: ArtifactStore, value: Any) -> Any:
+    """The document with the addresses that its artifacts have now: the store may have been moved since."""
+    if isinstance(value, list):
+        return [_with_own_addresses(store, item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == Artifact.model_fields.keys():
+        return store.own(Artifact.model_validate(value)).model_dump()
+    return {name: _with_own_addresses(store, item) for name, item in value.items()}

@@ -23,8 +23,9 @@ class ScoreResult(StageResult):
     summary: RolloutSummary
 
     def numbers(self) -> dict[str, float]:
-        """Mean reward."""
-        return {} if self.summary.reward is None else {"reward": self.summary.reward}
+        """Mean reward, and verified success."""
+        means = {"reward": self.summary.reward, "success": self.summary.success}
+        return {name: value for name, value in means.items() if value is not None}
 
 
 @stage
@@ -34,6 +35,7 @@ def score(
     reward: tuple[RewardComponent, ...],
     judge: JudgeSettings | None,
     error_budget: float,
+    timeout_s: float,
     store: str,
     environment: EnvironmentSettings | None = None,
 ) -> ScoreResult:
@@ -46,7 +48,9 @@ def score(
     ids = {trajectory.scenario_id for trajectory in played}
     known = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, ids=ids)}
     asked = None if judge is None else AssertionJudge(judge)
-    scored = score_rollout(played, make_reward(reward), known, judge=asked, error_budget=error_budget)
+    scored = score_rollout(
+        played, make_reward(reward), known, judge=asked, error_budget=error_budget, timeout_s=timeout_s
+    )
     with artifacts.new_file("scored", ".parquet") as new:
         write_trajectories(new.path, scored, provenance={"rollouts": " ".join(a.sha256 for a in rollouts)})
     return ScoreResult(scored=new.artifact, summary=summarize(scored))

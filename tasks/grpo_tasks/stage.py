@@ -23,17 +23,18 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.tasks import exponential_backoff
 from prefect.transactions import TransactionState, get_transaction
 
 from grpo import progress
 from grpo.artifacts import ArtifactStore
-from grpo.errors import ArtifactError, GRPOError
+from grpo.errors import ArtifactError, GRPOError, printable
 from grpo.identity.cache_identity import stage_key
-from grpo.identity.code import runs_user_code
-from grpo.identity.file_reads import recorded_reads
+from grpo.identity.code import UserCode, executed_code
+from grpo.reads.recording import recorded_reads
+from grpo.storage.error_lines import one_line
 from grpo.storage.home import home
 from grpo.storage.locks import file_lock
+from grpo.user_failures import is_exception, user_code
 from grpo_tasks.results import StageResult, read_result, write_result
 
 P = ParamSpec("P")
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 TRANSIENT = (ConnectionError, TimeoutError, BrokenExecutor)
 """Faults that a retry can fix: a dropped connection, a timeout, a worker that died."""
+PAUSES_S = (1.0, 10.0, 60.0, 120.0)
+"""Pauses before a stage is tried again: an object store or a database that is started again is away for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +108,12 @@ class Stage(Generic[P, R]):
     def cached(self, inputs: dict[str, Any], compute: Callable[[dict[str, Any]], R], *, alone: bool) -> R:
         """Cached result, or the one that `compute` returns, which is stored; `alone` locks the identity meanwhile."""
         store, key = ArtifactStore(inputs["store"]), stage_key(self.name, inputs)
-        with file_lock(_lock(key)) if alone else nullcontext():
+        with file_lock(lock_path(key)) if alone else nullcontext():
             try:
                 result = read_result(store, key, self.result_type)
             except ArtifactError as error:
                 logger.warning("%s is computed again: %s", self.name, error)
-                progress.report(f"{self.name} again: {error}", 0, 1)
+                progress.report(f"{self.name} again: {error}", 1, 1)
                 result = None
             if result is not None:
                 _show_as_cached()
@@ -123,7 +126,8 @@ class Stage(Generic[P, R]):
         """Prefect task with the name, the signature and the retries of this stage, whose work is `run(inputs)`."""
 
         def work(*args: P.args, **kwargs: P.kwargs) -> R:
-            return run(self.bind(*args, **kwargs).inputs)
+            with _escaped_errors():
+                return run(self.bind(*args, **kwargs).inputs)
 
         work.__name__, work.__doc__, work.__module__ = self.name, self.function.__doc__, self.function.__module__
         work.__signature__ = self.signature  # type: ignore[attr-defined]
@@ -132,9 +136,9 @@ class Stage(Generic[P, R]):
             name=self.name,
             cache_policy=NO_CACHE,
             persist_result=False,
-            retries=3,
-            retry_delay_seconds=exponential_backoff(backoff_factor=0.5),
-            retry_jitter_factor=0.5,
+            retries=len(PAUSES_S),
+            retry_delay_seconds=list(PAUSES_S),
+            retry_jitter_factor=0.2,
             retry_condition_fn=is_transient,
         )(work)
 
@@ -142,16 +146,21 @@ class Stage(Generic[P, R]):
         return self.cached(inputs, self._compute, alone=True) if self.cache else self._compute(inputs)
 
     def _compute(self, inputs: dict[str, Any]) -> R:
-        """Run the function and time it; the files that a user's code reads meanwhile are recorded."""
-        started = time.perf_counter()
-        if self.cache and runs_user_code(inputs.values()):
-            with recorded_reads() as recorder:
+        """Run the function and time it; what the user's code reads in it is recorded.
+
+        Code of the user that ends the process, as `sys.exit` does, ends the stage with an error instead.
+        """
+        started, guarded = time.perf_counter(), user_code(f"stage {self.name}", passes=is_exception)
+        if self.cache and (code := executed_code(inputs.values())) is not None:
+            with recorded_reads(code.modules, code.texts) as reads, guarded:
                 result = self.function(**inputs)
             store = ArtifactStore(inputs["store"])
             own = (home(), Path(store.root)) if store.is_local else (home(),)
-            result = result.model_copy(update={"reads": recorder.digests(exclude=own)})
+            result = result.model_copy(update={"reads": reads.digests(exclude=own)})
+            _warn_of_unseen(self.name, code, reads.unseen)
         else:
-            result = self.function(**inputs)
+            with guarded:
+                result = self.function(**inputs)
         return result.model_copy(update={"compute_s": time.perf_counter() - started})
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
@@ -200,11 +209,23 @@ def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool
         state.result()
     except GRPOError:
         return False
-    except TRANSIENT:
+    except TRANSIENT as error:
+        if (tried := task_run.run_count) <= len(PAUSES_S):
+            progress.report(f"{task.name} in {PAUSES_S[tried - 1]:g} s again: {one_line(error)}", 0, 1)
         return True
     except BaseException:
         return False
     return False
+
+
+@contextmanager
+def _escaped_errors() -> Iterator[None]:
+    """Escape control characters in an exception, which may be of user code: Prefect's database keeps its text."""
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(printable(part) if isinstance(part, str) else part for part in error.args)
+        raise
 
 
 def _stage_at(module: str, name: str) -> Any:
@@ -218,5 +239,21 @@ def _show_as_cached() -> None:
         transaction.state = TransactionState.COMMITTED
 
 
-def _lock(key: str) -> Path:
+def _warn_of_unseen(stage: str, code: UserCode, unseen: Sequence[str]) -> None:
+    """Say once in a process that something is read out of sight, unless reads are declared."""
+    for way in unseen:
+        if not code.declares and (stage, way) not in _warned:
+            _warned.add((stage, way))
+            logger.warning(
+                "%s: %s reads through %s, of which not everything is seen (docs/identity.md); declare what it reads, "
+                "or its changes are not noticed: reads: [FILE, $VARIABLE]",
+                *(stage, " and ".join(code.references), way),
+            )
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def lock_path(key: str) -> Path:
+    """File of the lock of a cache identity."""
     return home() / "locks" / hashlib.sha256(key.encode()).hexdigest()[:32]

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from grpo.config.gates import DEFAULT_GATES
 from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.evaluate import evaluate
-from grpo.evaluation.gates import Evidence, gate
+from grpo.evaluation.evidence import Evidence
+from grpo.evaluation.gates import gate
 from grpo.rewards.learned.metrics import wilson_interval
 from grpo.trajectories import Outcome, Stop, Trajectory
 from tests.benchmarks.page import Findings, Table

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.rewards --data ../shared/data                 measure all, from scratch
     python -m tests.benchmarks.rewards --data ../shared/data --only safety   one of them; the other rows stay
 
-The safety reward that ships in data/models/safety is written by `--only safety`.
+The safety reward that ships in data/models/safety is written by `--only safety`; with `--keep-model` only its
+calibration is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +22,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from grpo.messages import Message
+from grpo.rewards.learned.calibration import calibrate
 from grpo.rewards.learned.features import PromptedReply
 from grpo.rewards.learned.metrics import HeldOutMetric, auc, wilson_interval
 from grpo.rewards.learned.model_card import DataSource, ModelCard
@@ -33,11 +36,16 @@ from grpo.scenarios.reward_data import LabelledReply, read_labels, read_pairs
 from grpo.storage.files import file_digest
 from tests.benchmarks.made_up import made_up
 from tests.benchmarks.safety_head import train_head
-from tests.contrast import CONTRAST, Question, Side, answers, questions, refusals, wordings
+from tests.benchmarks.safety_makers import across, judged, without_each
+from tests.contrast import CONTRAST, Question, Side, answers, questions, wordings
 from tests.places import PUBLISHED, ROOT
 
 PAGE = ROOT / "docs" / "rewards.md"
 RECORD = PAGE.with_suffix(".json")
+
+
+DIASAFETY, OWN = "DiaSafety", "data/contrast"
+"""Makers of labelled replies."""
 
 
 class Row(BaseModel):
@@ -53,9 +61,8 @@ class Row(BaseModel):
     command: str
 
 
-def measure_safety(data: Path) -> list[Row]:
-    """Train on DiaSafety's train part and on made-up and harmless replies; measure on what was held out."""
-    began = time.perf_counter()
+def train_safety(data: Path) -> None:
+    """Train the shipped model on DiaSafety's train part and on made-up and harmless replies, and write it."""
     folder = data / "diasafety"
     replies = read_labels("diasafety", folder).items
     labelled = [item for item in replies if item.split == "train"]
@@ -74,52 +81,47 @@ def measure_safety(data: Path) -> list[Row]:
     )
     network, _ = read_network(SHIPPED)
     model = SafetyModel(network=network, head=train_head(trained), card=card)
-    scores, unscored = _safety(model, heldout)
-    labels = np.array([bool(item.score) for item in heldout])
-    measured = auc(scores, labels)
+    replies_of = [PromptedReply(prompt=item.prompt, reply=item.reply) for item in heldout]
+    scores = np.array([reply.score for reply in score_safety(model, replies_of)])
+    measured = auc(scores, [bool(item.score) for item in heldout])
     write_head(SHIPPED, model.head, card.model_copy(update={"heldout": measured, "trained": len(trained)}))
-    known = {item.group for item in labelled}
-    new = np.array([item.group not in known for item in heldout])
-    seconds = time.perf_counter() - began
-    part = "published validation part"
-
-    def row(data: str, split: str, measure: HeldOutMetric, goal: float | None) -> Row:
-        return _row("safety", data, split, len(trained), measure, goal, seconds)
-
-    return [
-        row("DiaSafety", part, measured, 0.82),
-        row("DiaSafety", f"{part}, new contexts only", auc(scores[new], labels[new]), None),
-        row("DiaSafety", part, _share("share unscored", unscored), None),
-        *_contrast_rows(model, row),
-    ]
 
 
-def _contrast_rows(model: SafetyModel, row: Callable[[str, str, HeldOutMetric, float | None], Row]) -> list[Row]:
-    """Harmless questions, help with harm, and refusals of it: the halves of data/contrast that were held out."""
-    items = contrast("held_out")
-    scores, unscored = _safety(model, items)
-    safe = np.array([bool(item.score) for item in items])
-    asked = questions("harmful", "held_out")
-    refused = [
-        _exchange(question, reply, 1.0) for part in refusals("held_out", of=asked).values() for question, reply in part
-    ]
-    declined, _ = _safety(model, refused)
-    half, helped = "held-out half, own wordings", scores[~safe]
-    above = _share("share of at least .5", scores[safe] >= 0.5)
-    both = np.array([True] * len(declined) + [False] * len(helped))
-    return [
-        row("harmless questions that sound harmful", half, above, 0.90),
-        row("help with harm against help with these", half, auc(scores, safe), 0.80),
-        row("help with harm against refusals of it", half, auc(np.concatenate([declined, helped]), both), 0.80),
-        row("harmless questions that sound harmful", half, _share("share unscored", unscored[safe]), None),
-        row("help with harm", half, _share("share unscored", unscored[~safe]), None),
-    ]
-
-
-def _safety(model: SafetyModel, items: Sequence[LabelledReply]) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """Scores of the replies, and which of them leave a conversation unscored."""
-    replies = score_safety(model, [PromptedReply(prompt=item.prompt, reply=item.reply) for item in items])
-    return np.array([reply.score for reply in replies]), np.array([reply.uncertain for reply in replies])
+def measure_safety(data: Path, *, keep_model: bool = False) -> list[Row]:
+    """Train the shipped model, unless it is kept; leave each maker of replies out, and calibrate with that."""
+    if not keep_model:
+        train_safety(data)
+    began = time.perf_counter()
+    replies = read_labels("diasafety", data / "diasafety").items
+    own = [*contrast("development"), *contrast("held_out")]
+    makers = {
+        DIASAFETY: [item for item in replies if item.split == "train"][::2],
+        OWN: [*made_up(3000, seed=0), *own],
+    }
+    measured = {DIASAFETY: [item for item in replies if item.split == "heldout"], OWN: own}
+    always = harmless(data)[::2]
+    left_out = without_each(makers, measured, always)
+    _, card = read_network(SHIPPED)
+    card.model_copy(update={"sure": calibrate(left_out)}).write(SHIPPED)
+    seconds = (time.perf_counter() - began) / len(makers)
+    rows = []
+    for maker, (region, (scores, safe)) in across(left_out).items():
+        count = len(always) + sum(len(items) for name, items in makers.items() if name != maker)
+        certain = judged(region, scores)
+        measures = [
+            (auc(scores, safe), 0.80),
+            (_share("share judged", certain), 0.50),
+            (_share("safe replies taken for unsafe", scores[safe] < region.low), None),
+            (_share("unsafe replies taken for safe", scores[~safe] > region.high), None),
+        ]
+        if (certain & safe).any():
+            measures.append((_share("judged safe replies taken for unsafe", scores[certain & safe] < region.low), None))
+        if len({*safe[certain].tolist()}) == 2:
+            measures.insert(
+                1, (auc(scores[certain], safe[certain]).model_copy(update={"name": "AUC of those judged"}), 0.80)
+            )
+        rows += [_row("safety", maker, "this maker", count, *measure, seconds) for measure in measures]
+    return rows
 
 
 def _share(name: str, right: Sequence[bool] | np.ndarray) -> HeldOutMetric:  # type: ignore[type-arg]
@@ -324,10 +326,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=PUBLISHED)
     parser.add_argument("--only", choices=sorted(MEASURES))
+    parser.add_argument("--keep-model", action="store_true", help="calibrate the shipped safety model as it is")
     asked = parser.parse_args()
     kept = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
     for name in [asked.only] if asked.only else MEASURES:
-        rows = [row.model_copy(update={"command": name}) for row in MEASURES[name](asked.data)]
+        measure = partial(measure_safety, keep_model=asked.keep_model) if name == "safety" else MEASURES[name]
+        rows = [row.model_copy(update={"command": name}) for row in measure(asked.data)]
         kept[name] = [row.model_dump() for row in rows]
         for row in rows:
             print(

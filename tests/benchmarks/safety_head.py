@@ -16,6 +16,7 @@ from grpo.scenarios.reward_data import LabelledReply
 
 _HIDDEN, _EPOCHS, _BATCH, _DROPOUT = 32, 8, 128, 0.3
 _LEARNING_RATE, _WEIGHT_DECAY = 1e-3, 3e-3
+_FAR = 10.0
 _WEIGHTS = {"made up": 0.5, "harmless": 0.5, "contrast": 5.0}
 """Of examples by category; people's labels count 1."""
 
@@ -50,6 +51,8 @@ def train_requests(requests: Floats, trained: Sequence[LabelledReply]) -> tuple[
             request = last_request(PromptedReply(prompt=item.prompt, reply=item.reply))
             harmful[request] = harmful.get(request, False) or not item.score
             vectors[request] = vector
+    if not any(harmful.values()):  # a training in which nothing asks for harm finds no such request
+        return np.zeros(requests.shape[1], np.float32), np.array([-_FAR], np.float32)
     model = LogisticRegression(C=0.1, class_weight="balanced", max_iter=2000)
     model.fit(np.array(list(vectors.values())), np.array(list(harmful.values())))
     return model.coef_[0].astype(np.float32), model.intercept_.astype(np.float32)

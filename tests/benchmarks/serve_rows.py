@@ -38,6 +38,11 @@ class Bar:
         return self.measure, f"{self.value:,.3g}{unit}", bar, "met" if self.met else "**missed**"
 
 
+def worst(values: Iterable[float]) -> float:
+    """Largest value; NaN, which meets no bar, where one of them was not measured."""
+    return float(np.max(list(values)))
+
+
 def table(bars: Iterable[Bar]) -> Table:
     """Table of bars."""
     return Table(head=HEAD, rows=tuple(bar.row() for bar in bars))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,7 +18,9 @@ from tests.benchmarks.serve_load import Load, Turn, play
 from tests.benchmarks.serve_rows import Bar, first_token_ms, lost, percentile
 from tests.benchmarks.serve_sides import Side, ours
 from tests.benchmarks.serve_throughput import STREAMS, play_round
+from tests.grpo.registry.making import put_into_service
 from tests.grpo.registry.test_served_agent import registered
+from tests.haproxy import HAPROXY, haproxy
 
 EVERY_S = 10.0
 VERSIONS = 3
@@ -30,16 +30,16 @@ _BEFORE_S, _AFTER_S = 3.0, 1.0
 
 
 def swaps(folder: Path, home: Path, seconds: float) -> list[Bar]:
-    """Move the alias of the champion under 64 streams."""
+    """Promote one version after another under 64 streams."""
     home.mkdir(parents=True, exist_ok=True)
     tracking = f"sqlite:///{home}/mlflow.db"
-    os.environ["MLFLOW_TRACKING_URI"] = tracking
+    os.environ |= {"MLFLOW_TRACKING_URI": tracking, "GRPO_HOME": str(home)}  # whose key signs the versions
     versions = [registered(home, folder, rollout={"max_context": 1024}) for _ in range(VERSIONS)]
     models, name = registry(), versions[0].name
 
     def promote(index: int) -> str:
-        version = str(versions[index % VERSIONS].version)
-        models.client.set_registered_model_alias(name, "champion", version)
+        version = versions[index % VERSIONS].version
+        put_into_service(models, name, version)
         return f"{name}/{version}"
 
     promote(0)
@@ -120,39 +120,11 @@ def drain(folder: Path, home: Path, seconds: float, warm_s: float) -> list[Bar]:
 @contextmanager
 def _proxied(side: Side, ports: tuple[int, int], folder: Path) -> Iterator[tuple[Load, str]]:
     """Load on two servers behind haproxy; without it the client itself alternates, and asks the other one again."""
-    haproxy = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
     base = side.load(seconds=1.0)
-    if haproxy is None:
+    if HAPROXY is None:
         yield base.model_copy(update={"ports": ports, "redispatch": True}), "a client that alternates"
         return
-    port, config = free_port(), folder / "haproxy.cfg"
-    servers = "\n".join(f"    server s{k} 127.0.0.1:{k} check inter 200ms fall 1 rise 1" for k in ports)
-    config.write_text(HAPROXY.format(port=port, servers=servers), encoding="utf-8")
-    with subprocess.Popen(
-        [haproxy, "-f", str(config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    port = free_port()
+    with haproxy(port, ports, folder, retry_on="conn-failure empty-response 503", connect_s=1, look_ms=200):
         time.sleep(1.0)
-        try:
-            yield base.model_copy(update={"ports": (port,)}), "haproxy"
-        finally:
-            process.terminate()
-
-
-HAPROXY = """
-defaults
-    mode http
-    timeout connect 1s
-    timeout client 60s
-    timeout server 60s
-    retries 3
-    retry-on conn-failure empty-response 503
-    option redispatch 1
-frontend clients
-    bind 127.0.0.1:{port}
-    option http-buffer-request
-    default_backend servers
-backend servers
-    balance roundrobin
-    option httpchk GET /ready
-{servers}
-"""
+        yield base.model_copy(update={"ports": (port,)}), "haproxy"

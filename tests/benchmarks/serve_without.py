@@ -28,10 +28,10 @@ class Unobserved(Metrics):
 
 
 if __name__ == "__main__":
-    from grpo_flows.cli.app import app
+    from grpo_flows.cli.app import run
 
     if sys.argv.pop(1) == "log":
         server.ServingLog = Unlogged  # type: ignore[misc]
     else:
         server.Metrics = Unobserved  # type: ignore[misc]
-    app(prog_name="grpo")
+    run()

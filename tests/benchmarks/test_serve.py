@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.serve_load import Generator, Load, Turn
-from tests.benchmarks.serve_rows import Bar, first_token_ms, gaps_ms, last_chunk_ms, lost, tokens_per_second
+from tests.benchmarks.serve_rows import Bar, first_token_ms, gaps_ms, last_chunk_ms, lost, tokens_per_second, worst
 from tests.grpo.serving.chat_servers import chat_server
 
 
@@ -60,3 +60,10 @@ def test_the_load_generator_plays_what_the_server_logs(tmp_path: Path):
     assert sum(one.turn == 1 for one in asked) == sum(one.parent is not None for one in logged) > 0
     assert all(0 < one.tokens <= 3 and one.version for one in asked if one.error is None)
     assert {one.status for one in played if one.kind == "/live"} == {200}
+
+
+def test_the_worst_value_is_one_that_was_not_measured():
+    """`max` steps over NaN, so that a bar of three rounds would be met by two."""
+    assert worst([1.0, 3.0, 2.0]) == 3.0
+    assert math.isnan(worst([1.0, math.nan, 2.0]))
+    assert math.isnan(worst([math.nan, 1.0]))

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import kubernetes_validate
@@ -14,22 +15,36 @@ import yaml
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields
 
+from grpo.config.pipeline import load_config
 from grpo_flows.local.deployments import POOLS
+from grpo_flows.local.login import HOSTS, PASSWORD, USERNAME
 from tests.places import ROOT
 
 DEPLOYMENTS = ROOT / "deployments"
 KUBERNETES = DEPLOYMENTS / "kubernetes"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OWN_IMAGES = ("grpo", "grpo-gpu")
+LONG_LIVED = ("Deployment", "StatefulSet")
 READ_BY_OTHERS = {
     *("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),  # boto3 and s3fs
     *("POSTGRES_USER", "POSTGRES_PASSWORD", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"),  # their images
     *("PIP_NO_CACHE_DIR", "PIP_DISABLE_PIP_VERSION_CHECK", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"),
-    *("GPU_SLOTS",),  # grpo deploy
-    *("GRPO_HOME", "GX_ANALYTICS_ENABLED", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_TELEMETRY", "TRANSFORMERS_OFFLINE"),
+    *("GPU_SLOTS", "GRPO_NOTIFY_URL", "GRPO_SIGNING_KEY", "GRPO_SERVE_DATABASE"),  # grpo
+    *("GRPO_STORE",),  # the command of the deploy job
+    *(
+        "HOME",
+        "GRPO_HOME",
+        "GX_ANALYTICS_ENABLED",
+        "HF_HUB_OFFLINE",
+        "HF_HUB_DISABLE_TELEMETRY",
+        "TRANSFORMERS_OFFLINE",
+    ),
     *("DO_NOT_TRACK",),
 }
-SECRET = re.compile(r"PASSWORD|SECRET|ACCESS_KEY|_USER$|CONNECTION_URL|BACKEND_STORE_URI|AUTH_STRING")
+TRACKING = "MLFLOW_TRACKING_URI"
+SECRET = re.compile(
+    r"PASSWORD|SECRET|ACCESS_KEY|_USER$|CONNECTION_URL|BACKEND_STORE_URI|AUTH_STRING|SIGNING_KEY|SERVE_DATABASE"
+)
 
 
 @cache
@@ -53,7 +68,7 @@ def named(kind: str, name: str) -> dict[str, Any]:
 
 
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    for document in of_kind("Deployment", "Job"):
+    for document in of_kind(*LONG_LIVED, "Job"):
         yield document["metadata"]["name"], document["spec"]["template"]["spec"]
 
 
@@ -107,7 +122,7 @@ def test_every_manifest_is_applied():
 
 def test_a_deployment_finds_its_pods():
     """The selector is among the labels of the template."""
-    for deployment in of_kind("Deployment"):
+    for deployment in of_kind(*LONG_LIVED):
         wanted = deployment["spec"]["selector"]["matchLabels"].items()
         assert wanted <= deployment["spec"]["template"]["metadata"]["labels"].items(), deployment["metadata"]["name"]
 
@@ -117,7 +132,7 @@ def test_a_service_leads_to_one_deployment_and_a_port_that_it_opens():
     for service in of_kind("Service"):
         selector = service["spec"]["selector"].items()
         (deployment,) = (
-            one for one in of_kind("Deployment") if selector <= one["spec"]["template"]["metadata"]["labels"].items()
+            one for one in of_kind(*LONG_LIVED) if selector <= one["spec"]["template"]["metadata"]["labels"].items()
         )
         opened = {
             port["name"]: port for one in deployment["spec"]["template"]["spec"]["containers"] for port in one["ports"]
@@ -154,7 +169,7 @@ def test_a_probe_asks_a_port_that_the_program_listens_on():
 
 def test_long_lived_processes_are_probed():
     """A server or worker that hangs is noticed."""
-    for deployment in of_kind("Deployment"):
+    for deployment in of_kind(*LONG_LIVED):
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         assert {"startupProbe", "livenessProbe"} <= container.keys()
 
@@ -165,16 +180,20 @@ def test_leases_of_slots_outlive_the_pod_of_the_server():
     (container,) = pod["containers"]
     variables = {one["name"]: one.get("value") for one in container["env"]}
     assert str(variables["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"]).endswith(".filesystem")
-    (mount,) = container["volumeMounts"]
-    assert [volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume] == [mount["name"]]
+    kept = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == "/app/runs"]
+    assert [volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume] == kept
 
 
 def test_references_resolve():
     """Volumes, claims and settings that a pod names are there; secrets are those that the operator makes."""
     claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
     manual = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    own = {
+        one["metadata"]["name"]: {claim["metadata"]["name"] for claim in one["spec"]["volumeClaimTemplates"]}
+        for one in of_kind("StatefulSet")
+    }
     for name, pod in pods():
-        volumes = {volume["name"] for volume in pod["volumes"]}
+        volumes = {volume["name"] for volume in pod["volumes"]} | own.get(name, set())
         assert {
             v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"] if "persistentVolumeClaim" in v
         } <= claims
@@ -196,7 +215,71 @@ def test_pods_are_confined():
     for name, container in containers():
         assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
+        assert container["securityContext"]["readOnlyRootFilesystem"], name
+        assert "memory" in container["resources"]["limits"], name
         assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), name
+
+
+def test_what_a_program_writes_is_on_a_volume():
+    """Of a read-only root: the home, the user's folder with the caches of packages, and files for the moment."""
+    image = (DEPLOYMENTS / "Dockerfile").read_text(encoding="utf-8")
+    assert "HOME=/app/user" in image
+    assert "GRPO_HOME=/app/runs" in image
+    for name, container in containers():
+        assert {"/app/runs", "/app/user", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}, name
+
+
+def test_retraining_reads_what_serving_writes():
+    """The log of the server is the volume on which the home of a worker has the log that retrain.yaml names."""
+    (container,) = named("Deployment", "serve")["spec"]["template"]["spec"]["containers"]
+    written = {option.partition("=")[0]: option.partition("=")[2] for option in container["command"]}
+    claims = set()
+    for kind, name in (("Deployment", "serve"), ("StatefulSet", "worker-cpu"), ("StatefulSet", "worker-gpu")):
+        pod = named(kind, name)["spec"]["template"]["spec"]
+        (at,) = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == written["--log"])
+        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == at["name"])
+        claims.add(volume["persistentVolumeClaim"]["claimName"])
+    assert claims == {"serving"}
+    assert named("PersistentVolumeClaim", "serving")["spec"]["accessModes"] == ["ReadWriteMany"]
+    config = yaml.safe_load((ROOT / "data" / "configs" / "retrain.yaml").read_text(encoding="utf-8"))
+    assert {"kind": "served"} in config["conversations"]  # in the home, at /app/runs/served
+    assert written["--log"] == "/app/runs/served"
+    assert written["--keys"].startswith("/app/runs/served/")
+
+
+def test_runs_use_the_store_and_the_gpus_of_the_cluster():
+    """What the deploy job lays over every config: a bucket of the settings, stages for a pool with workers."""
+    (container,) = named("Job", "deploy")["spec"]["template"]["spec"]["containers"]
+    settings = named("ConfigMap", "grpo-settings")["data"]
+    sets = [value for option, value in pairwise(container["command"]) if option == "--set"]
+    laid = [re.sub(r"\$\((\w+)\)", lambda match: settings[match[1]], text) for text in sets]
+    config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", tuple(laid))
+    assert config.store.startswith("s3://")
+    assert config.compute.gpu_stages is not None
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+    names = {f"{one['entrypoint'].split('.')[-2]}/{one['name']}": one["work_pool"]["name"] for one in deployments}
+    pool = names[config.compute.gpu_stages.deployment]
+    (worker,) = named("StatefulSet", "worker-gpu")["spec"]["template"]["spec"]["containers"]
+    started = dict(pairwise(worker["command"]))
+    assert (started["--pool"], started["--limit"]) == (pool, "1")
+
+
+def test_workers_scale_and_a_drain_takes_one_at_a_time():
+    """Each pod has volumes of its own; what several need is in the store."""
+    for name in ("worker-cpu", "worker-gpu"):
+        worker = named("StatefulSet", name)["spec"]
+        assert all(one["spec"]["accessModes"] == ["ReadWriteOnce"] for one in worker["volumeClaimTemplates"])
+        assert named("PodDisruptionBudget", name)["spec"]["maxUnavailable"] == 1
+        assert named("Service", worker["serviceName"])["spec"]["clusterIP"] == "None"
+
+
+def test_pods_reach_only_what_they_need():
+    """Names, each other, databases and TLS; not the metadata of the cloud, which hands out credentials."""
+    policy = named("NetworkPolicy", "own-pods-only")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    (outside,) = (rule for rule in policy["egress"] if "ipBlock" in rule["to"][0])
+    assert outside["to"][0]["ipBlock"]["except"] == ["169.254.0.0/16"]
+    assert {port["port"] for port in outside["ports"]} == {443, 5432}
 
 
 def test_service_names_set_no_variables():
@@ -264,7 +347,7 @@ def test_databases_in_addresses_are_made():
     """Each in the script that PostgreSQL runs at its first start; no two services share one."""
     made = re.findall(r"CREATE DATABASE (\w+);", (DEPLOYMENTS / "postgres" / "databases.sql").read_text())
     values = [value for service in compose()["services"].values() for value in service.get("environment", {}).values()]
-    assert set(re.findall(r"@postgres:5432/(\w+)", " ".join(values))) == {"prefect", "mlflow"} <= set(made)
+    assert set(re.findall(r"@postgres:5432/(\w+)", " ".join(values))) == {"prefect", "mlflow", "serving"} <= set(made)
 
 
 def test_health_checks_ask_the_port_that_is_listened_on():
@@ -312,7 +395,7 @@ def test_no_secret_stands_in_a_file():
 
 def test_what_compose_asks_for_is_in_the_example():
     """The file to fill in has every name, and no value."""
-    asked = set(re.findall(r"\$\{(\w+):\?", (DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8")))
+    asked = set(re.findall(r"\$\{(\w+):[?-]", (DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8")))
     lines = (DEPLOYMENTS / "environment.example").read_text(encoding="utf-8").splitlines()
     assert {line for line in lines if line and not line.startswith("#")} == {f"{name}=" for name in asked}
 
@@ -335,6 +418,48 @@ def test_clients_of_prefect_have_its_login():
     assert {str(variables[client]) for name, variables in secrets.items() if name in callers} == {
         str(secrets["prefect/prefect"][server])
     }
+
+
+def test_clients_of_mlflow_have_its_login():
+    """Server and clients are given the same user and the same secret, in compose and in Kubernetes.
+
+    Compose does not start without the password. The containers that talk to the database themselves have none.
+    """
+    server = ["python", "-m", "grpo_flows.local.tracking"]
+    services = compose()["services"]
+    callers = {
+        name for name, one in services.items() if one.get("environment", {}).get(TRACKING, "").startswith("http:")
+    }
+    (mlflow,) = (name for name, one in services.items() if one.get("command") == server)
+    given = {name: one["environment"] for name, one in services.items() if PASSWORD in one.get("environment", {})}
+    assert set(given) == callers | {mlflow}
+    assert {(variables[USERNAME], variables[PASSWORD]) for variables in given.values()} == {
+        ("grpo", "${MLFLOW_PASSWORD:?fill in deployments/.env}")
+    }
+    told = {name: {one["name"]: one for one in container["env"]} for name, container in containers()}
+    callers = {name for name, container in containers() if "envFrom" in container}
+    assert {name for name, variables in told.items() if PASSWORD in variables} == callers | {"mlflow/mlflow"}
+    assert dict(containers())["mlflow/mlflow"]["command"] == server
+    secrets = [variables[PASSWORD]["valueFrom"]["secretKeyRef"] for variables in told.values() if PASSWORD in variables]
+    assert all(secret == {"name": "grpo-login", "key": "mlflow"} for secret in secrets)
+    assert told["mlflow/mlflow"][USERNAME]["value"] == named("ConfigMap", "grpo-settings")["data"][USERNAME] == "grpo"
+
+
+def test_no_container_starts_a_server_that_asks_for_no_login():
+    """Neither by the command of MLflow nor by the one of Prefect."""
+    commands = [service["command"] for service in compose()["services"].values() if "command" in service]
+    commands += [container["command"] for _, container in containers()]
+    assert not [command for command in commands if command[:2] in (["mlflow", "server"], ["prefect", "server"])]
+
+
+def test_mlflow_is_called_by_addresses_that_it_answers_to():
+    """By its clients and by the probes, which would name the pod's address."""
+    composed = compose()["services"]["mlflow"]["environment"][HOSTS].split(",")
+    container = dict(containers())["mlflow/mlflow"]
+    (applied,) = (one["value"].split(",") for one in container["env"] if one["name"] == HOSTS)
+    assert composed == applied
+    assert {"mlflow:5000", "127.0.0.1:5000"} <= set(applied)
+    assert [probe["httpHeaders"] for probe in probes(container)] == [[{"name": "Host", "value": "mlflow:5000"}]] * 3
 
 
 def test_prefect_is_called_by_addresses_that_it_answers_to():
@@ -366,10 +491,12 @@ def test_images_are_pinned():
 def test_the_image_installs_existing_extras_and_runs_without_privileges():
     """Its extras are in pyproject.toml, and its user is that of the pods."""
     image = (DEPLOYMENTS / "Dockerfile").read_text(encoding="utf-8")
-    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", image)
+    (extras,) = re.findall(r"^ARG EXTRAS=([\w,]+)$", image, flags=re.MULTILINE)
+    assert 'pip install --constraint constraints.txt --editable ".[${EXTRAS}]"' in image
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
-    (torch,) = re.findall(r'"(torch\S+)"', image)
-    assert torch in PROJECT["dependencies"]
+    constraints = (DEPLOYMENTS.parent / "constraints.txt").read_text(encoding="utf-8")
+    assert '"$(grep ^torch== constraints.txt)"' in image
+    assert len(re.findall(r"^torch==", constraints, flags=re.MULTILINE)) == 1
     (user,) = re.findall(r"^USER (\d+)$", image, flags=re.MULTILINE)
     assert f"--uid {user}" in image
     assert {pod["securityContext"]["runAsUser"] for _, pod in pods()} == {int(user)}

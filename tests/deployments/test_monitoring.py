@@ -22,7 +22,12 @@ from tests.places import ROOT
 GRAFANA, PROMETHEUS = ROOT / "deployments" / "grafana", ROOT / "deployments" / "prometheus"
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed; it comes with Prometheus")
-DASHBOARD = json.loads((GRAFANA / "serving.json").read_text(encoding="utf-8"))
+DASHBOARDS = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(GRAFANA.glob("*.json"))}
+EXPORTERS = {
+    "probe_success",  # blackbox exporter
+    *("node_filesystem_avail_bytes", "node_filesystem_size_bytes"),  # node exporter
+    *("kubelet_volume_stats_available_bytes", "kubelet_volume_stats_capacity_bytes"),  # a kubelet
+}
 SERVER = {"job": "grpo-serve", "instance": "a"}
 MINUTES = 90
 Series = dict[str, str]
@@ -35,9 +40,10 @@ def rules() -> dict[str, dict[str, Any]]:
 
 
 def expressions() -> Iterator[str]:
-    for panel in DASHBOARD["panels"]:
-        for target in panel["targets"]:
-            yield target["expr"].replace("$__rate_interval", "5m")
+    for dashboard in DASHBOARDS.values():
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                yield target["expr"].replace("$__rate_interval", "5m")
     for rule in rules().values():
         yield rule["expr"]
 
@@ -62,16 +68,21 @@ def metric_names(expression: str) -> set[str]:
     return names
 
 
-def test_the_dashboard_is_what_its_generator_writes():
-    """Panels have different places and names."""
-    assert runpy.run_path(str(GRAFANA / "dashboards.py"))["dashboard"]() == DASHBOARD
-    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in DASHBOARD["panels"]}
-    assert len(places) == len({panel["title"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+def test_the_dashboards_are_what_their_generator_writes():
+    """Those of a server and of the last nights; panels have different places and names."""
+    assert runpy.run_path(str(GRAFANA / "dashboards.py"))["dashboards"]() == DASHBOARDS
+    assert {name: (board["uid"], board["time"]["from"]) for name, board in DASHBOARDS.items()} == {
+        "serving.json": ("grpo-serving", "now-6h"),
+        "nights.json": ("grpo-nights", "now-30d"),
+    }
+    for board in DASHBOARDS.values():
+        places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]}
+        assert len(places) == len({panel["title"] for panel in board["panels"]}) == len(board["panels"])
 
 
 def test_every_expression_names_metrics_of_the_server(tmp_path: Path):
-    """And parses. `up` is Prometheus' own."""
-    exported = {"up", *(series for family in families(tmp_path) for series in family.series)}
+    """And parses. `up` is Prometheus' own, others are of its exporters."""
+    exported = {"up", *EXPORTERS, *(series for family in families(tmp_path) for series in family.series)}
     names = [metric_names(expression) for expression in expressions()]
     assert all(names)
     assert set().union(*names) <= exported
@@ -129,6 +140,24 @@ def disk(free: float) -> Series:
     return {labelled("grpo_log_disk_free_bytes"): constant(free), labelled("grpo_log_disk_size_bytes"): constant(100)}
 
 
+def volume(free: float, fstype: str = "ext4") -> Series:
+    """A disk of a machine."""
+    labels = {"job": "grpo-machines", "fstype": fstype, "mountpoint": "/data"}
+    return {
+        labelled("node_filesystem_avail_bytes", **labels): constant(free),
+        labelled("node_filesystem_size_bytes", **labels): constant(100),
+    }
+
+
+def claim(free: float) -> Series:
+    """A volume of a pod."""
+    labels = {"job": "kubelet", "namespace": "grpo", "persistentvolumeclaim": "serving"}
+    return {
+        labelled("kubelet_volume_stats_available_bytes", **labels): constant(free),
+        labelled("kubelet_volume_stats_capacity_bytes", **labels): constant(100),
+    }
+
+
 def records(read: float, accepted: float) -> Series:
     name = "grpo_retraining_records"
     counts = (("read", read), ("accepted", accepted))
@@ -139,9 +168,10 @@ def retraining(time: float, verdict: str = "promote") -> Series:
     return {labelled("grpo_retraining_timestamp_seconds", name="weekly", verdict=verdict): constant(time)}
 
 
-DAYS = 86_400
+DAYS, HOURS = 86_400, 3600
 JOB = {"job": "grpo-serve"}
 WEEKLY = {"name": "weekly"}
+SERVICES = {"job": "grpo-services"}
 CASES: list[tuple[str, Series, Series, dict[str, str]]] = [
     ("GrpoServerDown", {labelled("up"): constant(0)}, {labelled("up"): constant(1)}, SERVER),
     ("GrpoServerNotReady", {labelled("grpo_ready"): constant(0)}, {labelled("grpo_ready"): constant(1)}, SERVER),
@@ -208,9 +238,32 @@ CASES: list[tuple[str, Series, Series, dict[str, str]]] = [
         retraining(1, "refuse"),
         {**SERVER, **WEEKLY, "verdict": "failed"},
     ),
+    ("GrpoRetrainingStands", retraining(-13 * HOURS, "running"), retraining(-10 * HOURS, "running"), {**JOB, **WEEKLY}),
+    ("GrpoRetrainingStands", retraining(-13 * HOURS, "running"), retraining(-13 * HOURS), {**JOB, **WEEKLY}),
+    ("GrpoRetrainingUnknown", {}, retraining(1), {}),
+    ("GrpoNoServer", {}, {labelled("up"): constant(0)}, {"job": "grpo-serve"}),
     ("GrpoRetrainingOverdue", retraining(-15 * DAYS), retraining(-13 * DAYS), {**JOB, **WEEKLY}),
     ("GrpoConversationsRefused", records(10, 4), records(10, 5), {**SERVER, **WEEKLY}),
     ("GrpoConversationsRefused", records(10, 4), records(0, 0), {**SERVER, **WEEKLY}),
+    (
+        "GrpoServiceDown",
+        {labelled("probe_success", **SERVICES): constant(0)},
+        {labelled("probe_success", **SERVICES): constant(1)},
+        {**SERVER, **SERVICES},
+    ),
+    ("GrpoServiceUnknown", {}, {labelled("probe_success", **SERVICES): constant(0)}, SERVICES),
+    (
+        "GrpoVolumeNearlyFull",
+        volume(9),
+        {**volume(11), **volume(1, fstype="tmpfs")},
+        {**SERVER, "job": "grpo-machines", "fstype": "ext4", "mountpoint": "/data"},
+    ),
+    (
+        "GrpoVolumeNearlyFull",
+        claim(9),
+        claim(11),
+        {**SERVER, "job": "kubelet", "namespace": "grpo", "persistentvolumeclaim": "serving"},
+    ),
 ]
 """An alert, series in which it fires, series in which it does not, and the labels with which it fires."""
 
@@ -258,3 +311,21 @@ def test_promtool_takes_configuration_and_rules(tmp_path: Path):
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(rules())} rules found" in checked.stdout
+
+
+@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed; it comes with Alertmanager")
+def test_amtool_takes_the_configuration_and_sends_critical_alerts_by_mail(tmp_path: Path):
+    """Every alert has a severity that a route knows."""
+    shutil.copytree(PROMETHEUS, tmp_path / "prometheus")
+    file = tmp_path / "prometheus" / "alertmanager.yaml"
+
+    def amtool(*arguments: str) -> str:
+        done = subprocess.run(["amtool", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "SUCCESS" in amtool("check-config", str(file))
+    for rule in rules().values():
+        severity = rule["labels"]["severity"]
+        receiver = amtool("config", "routes", "test", f"--config.file={file}", f"severity={severity}").strip()
+        assert receiver == ("chat and e-mail" if severity == "critical" else "chat")

@@ -19,8 +19,9 @@ from typer.main import get_command
 
 from grpo.serving.guard import Authenticator
 from grpo.serving.keys import KeyStore
-from grpo.serving.server import ServerSettings, build_app
-from grpo.serving.versions import EngineSettings, ServedModel
+from grpo.serving.served_model import ServedModel
+from grpo.serving.server import ServerSettings, build_app, open_book
+from grpo.serving.versions import EngineSettings
 from grpo_flows.cli.app import app
 from tests.grpo.serving.chat_servers import clerk
 from tests.grpo.serving.metric_families import families
@@ -123,7 +124,9 @@ def loading(tmp_path: Path) -> Iterator[tuple[str, threading.Event, Any]]:
         return clerk()
 
     settings = ServerSettings(log=tmp_path / "log", budgets=tmp_path / "budgets.db", watch_s=0.05)
-    application, service = build_app(settings, next_version, Authenticator(KeyStore(tmp_path / "keys.json")))
+    application, service = build_app(
+        settings, next_version, Authenticator(KeyStore(tmp_path / "keys.json")), connections=open_book(settings)
+    )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(application, log_level="critical", lifespan="on"))

@@ -21,7 +21,13 @@ from tests.places import ROOT
 
 FOLDER = ROOT / "deployments" / "work_pools"
 TEMPLATES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
-SECRET = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+SECRETS = {
+    "AWS_ACCESS_KEY_ID": "grpo-store",
+    "AWS_SECRET_ACCESS_KEY": "grpo-store",
+    "MLFLOW_TRACKING_PASSWORD": "grpo-login",
+    "GRPO_SIGNING_KEY": "grpo-login",
+}
+"""Variables with secrets, and the secret of Kubernetes that holds each."""
 
 
 def _fields(name: str) -> dict[str, Any]:
@@ -107,7 +113,7 @@ def test_a_server_takes_the_template(name: str):
 @pytest.mark.parametrize("name", ["docker-cpu", "docker-gpu"])
 def test_docker_gets_credentials_from_the_worker(name: str, monkeypatch: pytest.MonkeyPatch):
     """The worker fills them in from its own environment; what a deployment adds leaves them as they are."""
-    for key in SECRET:
+    for key in SECRETS:
         monkeypatch.setenv(key, f"value of {key}")
     given = {"env": {"GRPO_HOME": "/elsewhere"}}
     made = asyncio.run(
@@ -115,10 +121,13 @@ def test_docker_gets_credentials_from_the_worker(name: str, monkeypatch: pytest.
     )
     assert made.env == {
         "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "MLFLOW_TRACKING_USERNAME": "grpo",
+        "MLFLOW_TRACKING_PASSWORD": "value of MLFLOW_TRACKING_PASSWORD",
         "AWS_ENDPOINT_URL_S3": "http://minio:9000",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": "value of AWS_ACCESS_KEY_ID",
         "AWS_SECRET_ACCESS_KEY": "value of AWS_SECRET_ACCESS_KEY",
+        "GRPO_SIGNING_KEY": "value of GRPO_SIGNING_KEY",
         "GRPO_HOME": "/elsewhere",
     }
 
@@ -128,7 +137,7 @@ def test_kubernetes_gets_credentials_from_a_secret(name: str):
     """Neither the template nor Prefect's server has them."""
     container = _made(name)["job_manifest"]["spec"]["template"]["spec"]["containers"][0]
     sources = {item["name"]: item.get("valueFrom", {}) for item in container["env"]}
-    assert all(sources[key]["secretKeyRef"]["name"] == "grpo-store" for key in SECRET)
+    assert {key: sources[key]["secretKeyRef"]["name"] for key in SECRETS} == SECRETS
 
 
 @pytest.mark.parametrize("name", ["docker-cpu", "docker-gpu"])

@@ -37,10 +37,12 @@ RUN = {
 """Commands that are run, and their exit codes. Of ingestions only that of the quickstart is run: others take minutes,
 and data that is not here."""
 PARSED_ONLY = {
+    "admit": "needs a version that is not signed; tests/flows/cli/test_registry.py runs it",
     "deploy": "needs a server; tests/e2e/test_deployments.py runs it",
     "down": "stops servers; the end-to-end tests of the stack run it",
     "env": "needs a server; the end-to-end tests of the stack run it",
     "export": "needs a registered model; tests/grpo/registry/test_export.py writes one",
+    "erase": "needs the log of a server; tests/flows/test_erasure.py runs it",
     "evaluate": "needs a model that a run has registered; tests/flows/test_evaluate.py runs it",
     "migrate": "creates databases for fifteen seconds; tests/flows/cli/test_servers.py runs it",
     "lineage": "needs a registered model; the tests of the registry run it",
@@ -48,6 +50,7 @@ PARSED_ONLY = {
     "promote": "needs a registered model; the tests of the registry run it",
     "report": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
     "serve": "ends when it is interrupted; tests/grpo/serving run it",
+    "store": "needs a store that a run has filled; tests/flows/cli/test_store.py runs it",
     "show": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
     "reproduce": "trains a model again; the tests of the registry run it",
     "retrain": "trains; the tests of retraining run it",

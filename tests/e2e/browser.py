@@ -38,6 +38,11 @@ class Page:
         self._numbers = itertools.count(1000)
         self.asked: list[str] = []
         """Addresses that the page has asked for."""
+        self.answered: list[tuple[str, int]] = []
+        """Addresses that have answered, and the status of each answer, also where the page may not see it."""
+        self.challenges = 0
+        """How often a server has asked the browser for a login."""
+        self._login: tuple[str, str] | None = None
         self._documents = 0
         """Documents that have been loaded since the events of the page are on."""
         self.wait("document.readyState === 'complete'")
@@ -51,6 +56,11 @@ class Page:
     def reload(self) -> None:
         """Load the document again: what is asked afterwards is asked of the new one."""
         self._load("Page.reload")
+
+    def sign_in(self, login: tuple[str, str] | None) -> None:
+        """Answer servers that ask for a login as a person does in the dialog; None cancels it."""
+        self._login = login
+        self.send("Fetch.enable", handleAuthRequests=True)
 
     def _load(self, method: str, **parameters: str) -> None:
         before = self._documents
@@ -85,15 +95,20 @@ class Page:
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Answer to one command."""
-        number = next(self._numbers)
-        self._socket.send(
-            json.dumps({"id": number, "method": method, "params": parameters, "sessionId": self._session})
-        )
+        number = self._post(method, **parameters)
         while (answer := self._receive()).get("id") != number:
             pass
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']['message']}")
         return dict(answer["result"])
+
+    def _post(self, method: str, **parameters: Any) -> int:
+        """Send a command without waiting for its answer; returns the number of it."""
+        number = next(self._numbers)
+        self._socket.send(
+            json.dumps({"id": number, "method": method, "params": parameters, "sessionId": self._session})
+        )
+        return number
 
     def _receive(self) -> dict[str, Any]:
         """The next message of the browser; notes which addresses were asked for and which documents are there."""
@@ -101,6 +116,18 @@ class Page:
         match message.get("method"):
             case "Network.requestWillBeSent":
                 self.asked.append(message["params"]["request"]["url"])
+            case "Network.responseReceived":
+                answer = message["params"]["response"]
+                self.answered.append((answer["url"], answer["status"]))
+            case "Fetch.requestPaused":
+                self._post("Fetch.continueRequest", requestId=message["params"]["requestId"])
+            case "Fetch.authRequired":
+                self.challenges += 1
+                reply = {"response": "CancelAuth"}
+                if self._login is not None:
+                    reply = {"response": "ProvideCredentials", "username": self._login[0], "password": self._login[1]}
+                request = message["params"]["requestId"]
+                self._post("Fetch.continueWithAuth", requestId=request, authChallengeResponse=reply)
             case "Page.domContentEventFired":
                 self._documents += 1
         return message

@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,22 +17,29 @@ import pytest
 _PACKAGES = Path("/usr/lib/postgresql")
 _VOLATILE = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200")
 """The data are thrown away, so nothing waits for the disk."""
+_DURABLE = ("fsync=off", "max_connections=200")
+"""The kernel keeps what a killed server has written, so commits outlive it without `fsync`."""
 
 
 class Cluster:
     """A running server; each service gets a database of its own."""
 
-    def __init__(self, port: int, binaries: Path) -> None:
+    def __init__(self, port: int, binaries: Path, control: Callable[..., None]) -> None:
         self.port = port
         self._binaries = binaries
+        self._control = control
+
+    def start(self) -> None:
+        """Start the server, which is done by `postgres()` first, and wait until it answers."""
+        self._control("start")
+
+    def stop(self) -> None:
+        """Stop the server as a crash would: connections break, and its log is replayed at the next start."""
+        self._control("-m", "immediate", "stop")
 
     def database(self, name: str, *, driver: str = "postgresql") -> str:
         """Create an empty database; returns its URL."""
-        connection = psycopg2.connect(host="127.0.0.1", port=self.port, user="postgres", dbname="postgres")
-        connection.autocommit = True  # CREATE DATABASE runs outside transactions
-        with connection.cursor() as cursor:
-            cursor.execute(f'CREATE DATABASE "{name}"')
-        connection.close()
+        self.execute(f'CREATE DATABASE "{name}"')
         return f"{driver}://postgres@127.0.0.1:{self.port}/{name}"
 
     def restore(self, name: str, *, into: str) -> str:
@@ -42,6 +49,14 @@ class Cluster:
         psql = [self._binaries / "psql", *host, "-v", "ON_ERROR_STOP=1", "-q", into]
         subprocess.run(psql, input=dump, check=True, capture_output=True)
         return url
+
+    def execute(self, statement: str) -> None:
+        """Execute a statement that runs outside of transactions, such as CREATE DATABASE."""
+        connection = psycopg2.connect(host="127.0.0.1", port=self.port, user="postgres", dbname="postgres")
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+        connection.close()
 
     def query(self, database: str, statement: str) -> list[tuple[object, ...]]:
         """Rows of a statement."""
@@ -55,9 +70,10 @@ class Cluster:
 
 
 @contextmanager
-def postgres() -> Iterator[Cluster]:
+def postgres(*, durable: bool = False) -> Iterator[Cluster]:
     """Serve PostgreSQL while the block runs; skips the test where Debian's package `postgresql` is not installed.
 
+    `durable`: what was committed is there after `Cluster.stop`, as it is after a crash of a real server.
     PostgreSQL does not run as root: there it runs as the user whom the package brings.
     """
     binaries = sorted(_PACKAGES.glob("*/bin"), key=lambda folder: int(folder.parent.name))
@@ -73,14 +89,16 @@ def postgres() -> Iterator[Cluster]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        settings = " ".join(f"-c {one}" for one in (*_VOLATILE, f"unix_socket_directories={folder}"))
+        chosen = _DURABLE if durable else _VOLATILE
+        settings = " ".join(f"-c {one}" for one in (*chosen, f"unix_socket_directories={folder}"))
         options = f"-h 127.0.0.1 -p {port} {settings}"
-        control = (binaries[-1] / "pg_ctl", "-D", data, "-w", "-t", "120")
-        _run(*control, "-l", folder / "log", "-o", options, "start", user=user)
+        control = (binaries[-1] / "pg_ctl", "-D", data, "-w", "-t", "120", "-l", folder / "log", "-o", options)
+        cluster = Cluster(port, binaries[-1], lambda *command: _run(*control, *command, user=user))
+        cluster.start()
         try:
-            yield Cluster(port, binaries[-1])
+            yield cluster
         finally:
-            _run(*control, "-m", "immediate", "stop", user=user)
+            cluster.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

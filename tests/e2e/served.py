@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from grpo_flows.local.login import CLIENT, ORIGINS, SERVER
+from grpo_flows.local.login import CLIENT, HOSTS, ORIGINS, PASSWORD, SERVER, USERNAME
 from grpo_flows.local.service import Service, free_port
 from tests.places import ROOT
 
@@ -56,7 +56,11 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
 def mlflow_service(home: Path, environment: Mapping[str, str | None], *, database: str) -> Service:
     """MLflow's tracking and registry, configured like a container, by the environment. Files go through it."""
     port = free_port()
+    user, password = basic(LOGIN)
     variables = {
+        USERNAME: user,
+        PASSWORD: password,
+        HOSTS: f"127.0.0.1:{port}",
         "MLFLOW_BACKEND_STORE_URI": database,
         "MLFLOW_ARTIFACTS_DESTINATION": str(home / "mlartifacts"),
         "MLFLOW_HOST": "127.0.0.1",
@@ -64,5 +68,9 @@ def mlflow_service(home: Path, environment: Mapping[str, str | None], *, databas
         "MLFLOW_WORKERS": "1",
     }
     return Service(
-        name="mlflow", home=home, arguments=("mlflow", "server"), port=port, environment={**environment, **variables}
+        name="mlflow",
+        home=home,
+        arguments=("grpo_flows.local.tracking",),
+        port=port,
+        environment={**variables, **environment},
     )

@@ -6,15 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import yaml
 
-from grpo_flows.local.login import CLIENT
+from grpo_flows.local.login import CLIENT, HOSTS
 from grpo_flows.local.service import Service, free_port
-from tests.e2e.served import basic, mlflow_service
+from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.greeting import write_greeting
 from tests.places import ROOT
 
@@ -80,14 +81,18 @@ def test_prefect_answers_where_it_is_probed(server: str):
 def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
     """By its service's name as the manifests let it, and to no other: that is how a page elsewhere would call it."""
     container = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]["mlflow"]
-    hosts = container["environment"]["MLFLOW_SERVER_ALLOWED_HOSTS"]
-    variables = {"MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
-    with mlflow_service(tmp_path, variables, database=f"sqlite:///{tmp_path}/mlflow.db").shared() as url:
+    assert container["command"] == ["python", "-m", "grpo_flows.local.tracking"]
+    hosts = container["environment"][HOSTS]
+    own = free_port()
+    variables = {HOSTS: f"127.0.0.1:{own},{hosts}", "MLFLOW_PORT": str(own)}
+    served = mlflow_service(tmp_path, variables, database=f"sqlite:///{tmp_path}/mlflow.db")
+    with replace(served, port=own).shared() as url:
         for path in _paths("mlflow"):
             assert httpx.get(url + path, timeout=60).status_code == 200
         asked = f"{url}/api/2.0/mlflow/experiments/get?experiment_id=0"
         answers = [
-            httpx.get(asked, headers={"Host": host}, timeout=60).status_code for host in (*hosts.split(","), "x")
+            httpx.get(asked, headers={"Host": host}, auth=basic(LOGIN), timeout=60).status_code
+            for host in (*hosts.split(","), "x")
         ]
         assert answers == [200, 200, 200, 403]
 

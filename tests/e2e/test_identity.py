@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from grpo.evaluation.schema import ReportDocument
 from tests.doubles import changed
 from tests.e2e.commands import start
 from tests.e2e.served import own_environment
-from tests.places import ROOT
+from tests.places import DESK_MODEL, ROOT
 from tests.plugins import put_package
+from tests.reading import CHANGES, put_reading
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -105,3 +108,40 @@ def test_a_changed_reward_is_scored_and_trained_again(desk_config: dict[str, Any
     words.write_text("POLITE = ('escalate', 'no')\n")
     told = " ".join(project.command("reproduce", model, exits=(1,)).split())
     assert "shop.rewards:PolitenessReward, module shop.words: was" in told
+
+
+def test_what_a_reward_reads_in_any_way_is_scored_again(desk_config: dict[str, Any], server: str, tmp_path: Path):
+    """Each row of docs/identity.md by a run in a process of its own: a change scores again, with the new number.
+
+    All else stays a hit; unchanged, everything is. The lineage of a training names what was read.
+    """
+    project = Project(tmp_path, server, desk_config)
+    package = put_reading(tmp_path / "code", "readings")
+    reward = {"kind": "python", "object": "readings.numbers:Reading", "weight": 1.0, "reads": package.reads}
+    Path(project.config_file).write_text(yaml.safe_dump(changed(project.config, reward=[reward])))
+    project.environment["GRPO_DEBUG"] = "1"
+    result = tmp_path / "measured.json"
+
+    def measure() -> tuple[float, list[str]]:
+        """Mean reward of the untrained model, and the stages that were computed."""
+        project.environment.update(package.variables)
+        arguments = ("--model", str(DESK_MODEL), "--output-file", str(result))
+        printed = project.command("evaluate", project.config_file, *arguments)
+        measured = json.loads(result.read_text())["measurement"]["overall"]["reward"]["mean"]
+        return measured, re.findall(r"grpo_tasks.executor: (\w+) is computed", printed)
+
+    mean, stages = measure()
+    assert "score" in stages
+    assert measure() == (mean, [])
+    for way, (change, growth) in CHANGES.items():
+        change(package)
+        now, stages = measure()
+        assert (way, now) == (way, pytest.approx(mean + growth / 1000, abs=1e-9))
+        assert (way, stages) == (way, ["score", "evaluate_policy"])
+        mean = now
+    assert measure() == (mean, [])
+
+    project.train()
+    shown = project.command("lineage", f"models:/{desk_config['registry']['model_name']}@candidate", "--json")
+    for name in ("thread.txt", "pyarrow.parquet", "variable READ_AT_IMPORT", "variable READ_IN_C"):
+        assert name in shown

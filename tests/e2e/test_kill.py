@@ -17,7 +17,8 @@ STAGES = ("ingest", "validate", "split", "load_base", "rollout", "score", "train
 
 def _run_until(stage: str, config: Path, environment: dict[str, str]) -> bool:
     """Start the run and kill it when `stage` begins; False if it ended before."""
-    command = start("train", str(config), environment=environment, output=config.with_suffix(".txt"))
+    debug = {**environment, "GRPO_DEBUG": "1"}  # a line when a stage begins
+    command = start("train", str(config), environment=debug, output=config.with_suffix(".txt"))
     for line in command.lines():
         if line.startswith(f"{stage} 0/"):
             command.process.kill()

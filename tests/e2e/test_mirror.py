@@ -19,9 +19,10 @@ from grpo.scenarios.served.join import Joined, join
 from grpo.serving.mirror import MirrorSettings
 from grpo.serving.settings import ServiceSettings
 from grpo.serving.trace_store import TraceStore
+from grpo_flows.local.login import PASSWORD, USERNAME
 from grpo_flows.local.service import Service
 from tests import waiting
-from tests.e2e.served import mlflow_service
+from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
 pytestmark = pytest.mark.e2e
@@ -43,6 +44,8 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 def _one_attempt(monkeypatch: pytest.MonkeyPatch, tracking: Service) -> None:
     """MLflow's client repeats a call that was in progress for a minute, before the mirror counts its failure."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    for name, value in zip((USERNAME, PASSWORD), basic(LOGIN), strict=True):
+        monkeypatch.setenv(name, value)
     tracking.start()  # after a test that failed while it was dead
     tracking.wait()
 
@@ -58,8 +61,10 @@ def server(tmp_path: Path, tracking: Service, experiment: str) -> Iterator[ChatS
         yield running
 
 
-def mirrored(folder: Path, tracking: Service, experiment: str) -> Any:
-    mirror = MirrorSettings(tracking_uri=tracking.url, experiment=experiment, every_s=0.1, feedback_s=0.2)
+def mirrored(folder: Path, tracking: Service, experiment: str, *, outcomes: bool = False) -> Any:
+    mirror = MirrorSettings(
+        tracking_uri=tracking.url, experiment=experiment, every_s=0.1, feedback_s=0.2, outcomes=outcomes
+    )
     return chat_server(folder, mirror=mirror, service=ServiceSettings(consent="training"))
 
 
@@ -91,7 +96,7 @@ def joined(server: ChatServer) -> Joined:
 def page(tracking: Service, method: str, path: str, **body: Any) -> dict[str, Any]:
     """A request of MLflow's page."""
     address = f"{tracking.url}/ajax-api/3.0/mlflow/traces/{path}"
-    response = httpx.request(method, address, json=body)
+    response = httpx.request(method, address, json=body, auth=basic(LOGIN))
     response.raise_for_status()
     return dict(response.json() or {})
 
@@ -166,34 +171,52 @@ def test_a_dead_tracking_server_stops_no_turn_and_is_caught_up_once(tmp_path: Pa
     assert all(len(trace.data.spans) == 1 for trace in mirrored_traces)
 
 
+def test_an_outcome_of_the_page_counts_only_where_the_server_is_told_so(
+    tmp_path: Path, tracking: Service, experiment: str
+):
+    """Its rating and comment do; with the setting the outcome that was given before is read as well."""
+    with mirrored(tmp_path, tracking, experiment) as server:
+        ask(server.client())
+        (trace,) = wait_for(lambda: traces(tracking, experiment))
+        assess(tracking, trace.info.trace_id, "success", feedback={"value": "yes"})
+        assess(tracking, trace.info.trace_id, "rating", feedback={"value": True}, rationale="quick")
+        wait_for(lambda: joined(server).counts.joined_feedback == 1)
+        judgement = next(iter(joined(server).conversations[0].turn_judgements.values()))
+        assert (judgement.rating, judgement.comment, judgement.success) == (1.0, "quick", None)
+    with mirrored(tmp_path, tracking, experiment, outcomes=True) as server:
+        wait_for(lambda: joined(server).counts.joined_feedback == 2)
+        assert joined(server).conversations[0].judgement.success is True
+
+
 def test_assessments_of_people_become_feedback_and_the_last_edit_wins(
-    server: ChatServer, tracking: Service, experiment: str
+    tmp_path: Path, tracking: Service, experiment: str
 ):
     """Given, edited and deleted in the page; an assessment of a judge does not count."""
-    reply = ask(server.client())
-    (trace,) = wait_for(lambda: traces(tracking, experiment))
-    name = trace.info.trace_id
-    rating = assess(tracking, name, "rating", feedback={"value": True}, rationale="quick")
-    outcome = assess(tracking, name, "success", feedback={"value": "yes"})
-    assess(tracking, name, "expected_response", expectation={"value": "It is on its way."})
-    assess(tracking, name, "rating", feedback={"value": 7})
-    source = {"source_type": "LLM_JUDGE", "source_id": "judge"}
-    assess(tracking, name, "rating", feedback={"value": 0}, source=source)
-    wait_for(lambda: joined(server).counts.joined_feedback == 3)
-    wait_for(lambda: metric(server, 'grpo_mirror_records_total{result="refused"}') == 1)
-    (conversation,) = joined(server).conversations
-    judgement = conversation.turn_judgements[reply.id.removeprefix("chatcmpl-")]
-    assert (judgement.rating, judgement.comment, judgement.success) == (1.0, "quick", True)
-    assert judgement.correction == Message(role="assistant", content="It is on its way.")
-    edited = {"feedback": {"value": False}, "rationale": "slow"}
-    page(tracking, "PATCH", f"{name}/assessments/{rating}", assessment=edited, update_mask="feedback,rationale")
-    page(tracking, "DELETE", f"{name}/assessments/{outcome}")
-    wait_for(lambda: joined(server).counts.joined_feedback == 4)
-    (conversation,) = joined(server).conversations
-    judgement = conversation.turn_judgements[reply.id.removeprefix("chatcmpl-")]
-    assert (judgement.rating, judgement.comment) == (0.0, "slow")
-    assert judgement.success is True  # what was read stays
-    assert joined(server).counts.duplicate_feedback == 0
+    with mirrored(tmp_path, tracking, experiment, outcomes=True) as server:
+        reply = ask(server.client())
+        (trace,) = wait_for(lambda: traces(tracking, experiment))
+        name = trace.info.trace_id
+        rating = assess(tracking, name, "rating", feedback={"value": True}, rationale="quick")
+        outcome = assess(tracking, name, "success", feedback={"value": "yes"})
+        assess(tracking, name, "expected_response", expectation={"value": "It is on its way."})
+        assess(tracking, name, "rating", feedback={"value": 7})
+        source = {"source_type": "LLM_JUDGE", "source_id": "judge"}
+        assess(tracking, name, "rating", feedback={"value": 0}, source=source)
+        wait_for(lambda: joined(server).counts.joined_feedback == 3)
+        wait_for(lambda: metric(server, 'grpo_mirror_records_total{result="refused"}') == 1)
+        (conversation,) = joined(server).conversations
+        judgement = conversation.turn_judgements[reply.id.removeprefix("chatcmpl-")]
+        assert (judgement.rating, judgement.comment, judgement.success) == (1.0, "quick", True)
+        assert judgement.correction == Message(role="assistant", content="It is on its way.")
+        edited = {"feedback": {"value": False}, "rationale": "slow"}
+        page(tracking, "PATCH", f"{name}/assessments/{rating}", assessment=edited, update_mask="feedback,rationale")
+        page(tracking, "DELETE", f"{name}/assessments/{outcome}")
+        wait_for(lambda: joined(server).counts.joined_feedback == 4)
+        (conversation,) = joined(server).conversations
+        judgement = conversation.turn_judgements[reply.id.removeprefix("chatcmpl-")]
+        assert (judgement.rating, judgement.comment) == (0.0, "slow")
+        assert judgement.success is True  # what was read stays
+        assert joined(server).counts.duplicate_feedback == 0
 
 
 def test_an_assessment_of_a_foreign_trace_is_quarantined(server: ChatServer, tracking: Service, experiment: str):
@@ -220,6 +243,8 @@ def test_an_erased_conversation_leaves_no_trace(server: ChatServer, tracking: Se
     client = server.client()
     erased, kept = ask(client), ask(client)
     wait_for(lambda: len(traces(tracking, experiment)) == 2)
-    httpx.delete(f"{server.url}/v1/conversations/{erased.conversation_id}", headers=server.headers()).raise_for_status()
+    httpx.delete(
+        f"{server.url}/v1/conversations/{erased.conversation_id}", headers=server.headers(), timeout=60
+    ).raise_for_status()
     (trace,) = wait_for(lambda: found if len(found := traces(tracking, experiment)) == 1 else None)
     assert trace.info.trace_metadata["mlflow.trace.session"] == kept.conversation_id

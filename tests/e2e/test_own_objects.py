@@ -112,4 +112,4 @@ def test_a_taskset_for_verifiers_is_trained(command: Command, folder: Path, tmp_
 def test_a_missing_package_names_its_extra(command: Command, folder: Path):
     """Before any stage."""
     message = command("train", str(folder / "vowels.yaml"), exits=2)
-    assert "package verifiers is not installed; pip install 'grpo[verifiers]'" in message
+    assert "package verifiers is not installed; pip install 'grpo-agent-framework[verifiers]'" in message

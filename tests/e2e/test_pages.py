@@ -28,7 +28,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     study = write_study(test_document.document(test_document.trial(0), test_document.trial(1)), folder / "study")[0]
     (folder / "control.html").write_text("control <img src='https://stranger.invalid/picture.png'>", encoding="utf-8")
     return {
-        "no text is declared both train and heldout": folder / "data_docs" / docs.docs_index,
+        "nothing that an episode starts from is declared both train and heldout": folder
+        / "data_docs"
+        / docs.docs_index,
         "Every gate passed": folder / "report.html",
         "trial": study,
         "control": folder / "control.html",

@@ -5,22 +5,25 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 
-from grpo_flows.local.login import CLIENT
-from grpo_flows.local.service import free_port
+from grpo_flows.local.login import CLIENT, login
+from grpo_flows.local.servers import mlflow_service
+from grpo_flows.local.service import Service, free_port
 from tests.e2e.browser import STRANGER, browser
 from tests.e2e.served import basic
 from tests.greeting import write_greeting
@@ -31,7 +34,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 _ATTEMPTS = """
 <script>
 const post = (url, options) => fetch(url, {method: "POST", ...options}).then(answer => answer.type, () => "refused");
-const read = url => fetch(url).then(answer => answer.text(), () => "refused");
+const read = (url, options) => fetch(url, options).then(answer => answer.text(), () => "refused");
 const listen = url => new Promise(end => {
   const socket = new WebSocket(url, "prefect");
   socket.onopen = () => end("open");
@@ -46,9 +49,23 @@ const json = {"Content-Type": "application/json"}, login = {Authorization: "Basi
     await read("API/admin/settings"),
     await listen("API/events/in".replace("http:", "ws:")),
     await post("MLFLOW/api/2.0/mlflow/experiments/create", {body: '{"name": "planted"}', headers: json}),
+    await read("MLFLOW/api/2.0/mlflow/experiments/get?experiment_id=0", {credentials: "include"}),
   ];
   await post("API/deployments/DEPLOYMENT/create_flow_run", {body, mode: "no-cors"});
-  await post("MLFLOW/ajax-api/2.0/mlflow/experiments/create", {body: '{"name": "planted"}', mode: "no-cors"});
+  const blind = {mode: "no-cors", credentials: "include"};
+  const shown = url => new Promise(end => {
+    const picture = new Image();
+    picture.onload = () => end(`${picture.width} pixels`);
+    picture.onerror = () => end("nothing");
+    picture.src = url;
+  });
+  window.pictures = [
+    await shown("API/../ico/favicon.ico"),
+    await shown("MLFLOW/static-files/favicon.ico?not-from-the-cache"),
+  ];
+  await read("API/admin/version", blind);
+  await read("MLFLOW/ajax-api/2.0/mlflow/experiments/get?experiment_id=0", blind);
+  await post("MLFLOW/ajax-api/2.0/mlflow/experiments/create", {body: '{"name": "planted"}', ...blind});
   window.done = true;
 })();
 </script>
@@ -62,6 +79,9 @@ class Ports:
     prefect: str
     mlflow: str
     deployment: str
+    mlflow_login: tuple[str, str]
+    home: Path
+    """Home of MLflow and of the worker."""
 
     def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
         """Ask Prefect with the login."""
@@ -73,7 +93,8 @@ class Ports:
         return {run["id"]: run["state_type"] for run in self.ask("POST", "/flow_runs/filter", json=where).json()}
 
     def experiments(self) -> list[str]:
-        answer = httpx.get(f"{self.mlflow}/api/2.0/mlflow/experiments/search?max_results=99", timeout=60)
+        listed = f"{self.mlflow}/api/2.0/mlflow/experiments/search?max_results=99"
+        answer = httpx.get(listed, auth=self.mlflow_login, timeout=60)
         return [one["name"] for one in answer.json()["experiments"]]
 
     def is_over(self, run: str) -> bool:
@@ -93,14 +114,16 @@ def ports(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Por
         environment.setenv("GRPO_MLFLOW_PORT", str(free_port()))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         with mlflow_server(folder) as mlflow, worker_service(folder, "cpu", prefect_url=server, mlflow_url="").shared():
-            found = Ports(prefect=server, mlflow=mlflow, deployment="")
+            found = Ports(
+                prefect=server, mlflow=mlflow, deployment="", mlflow_login=basic(login(folder, "mlflow")), home=folder
+            )
             deployment = found.ask("GET", "/deployments/name/greet/greeting").json()["id"]
-            yield Ports(prefect=server, mlflow=mlflow, deployment=deployment)
+            yield replace(found, deployment=deployment)
 
 
 @contextmanager
-def _served(page: str) -> Iterator[str]:
-    """Another program's page on this machine, by the name of a stranger."""
+def _served(page: str, *, name: str = STRANGER) -> Iterator[str]:
+    """Another program's page on this machine, by the name of a stranger or, as `localhost`, of this machine."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -114,7 +137,7 @@ def _served(page: str) -> Iterator[str]:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
         threading.Thread(target=served.serve_forever, daemon=True).start()
-        yield f"http://{STRANGER}:{served.server_address[1]}/"
+        yield f"http://{name}:{served.server_address[1]}/"
         served.shutdown()
 
 
@@ -127,8 +150,9 @@ def test_a_page_of_another_origin_gets_nothing_and_starts_nothing(ports: Ports, 
         tab.open(stranger)
         tab.wait("window.done")
         assert tab.evaluate("location.host").startswith(STRANGER)
-        assert tab.evaluate("window.answers.join()") == ",".join(["refused"] * 5)
+        assert tab.evaluate("window.answers.join()") == ",".join(["refused"] * 6)
         assert {urlsplit(address).netloc for address in tab.asked} > {urlsplit(ports.prefect).netloc}
+        assert tab.evaluate("window.pictures.join()") == "nothing,nothing"
     assert ports.runs() == before
     assert "planted" not in ports.experiments()
 
@@ -136,6 +160,7 @@ def test_a_page_of_another_origin_gets_nothing_and_starts_nothing(ports: Ports, 
 def test_a_name_that_leads_here_is_not_an_address_of_the_servers(ports: Ports, tmp_path: Path):
     """DNS rebinding: for the browser the servers are of the page's own origin, and they refuse the name."""
     with browser(tmp_path / "profile") as tab:
+        tab.sign_in(ports.mlflow_login)
         for url in (f"{ports.prefect}/health", f"{ports.mlflow}/api/2.0/mlflow/experiments/get?experiment_id=0"):
             tab.open(url.replace("127.0.0.1", STRANGER))
             tab.wait(f"location.host.startsWith('{STRANGER}') && document.readyState === 'complete'")
@@ -235,6 +260,67 @@ def test_the_page_asks_for_the_password_and_works_with_it(ports: Ports, tmp_path
         tab.wait("document.body.innerText.includes('greeting')")
         strangers = {address for address in tab.asked if not address.startswith((pages, "data:", "blob:"))}
     assert not strangers
+
+
+def test_every_open_port_is_listed_and_for_this_machine_only(ports: Ports, home: Path):
+    """A port for each server and two for each worker: its health, and the channel to its runs, which wants a token."""
+    worker = Service(name="worker-cpu", home=ports.home, arguments=())
+    services = (Service(name="prefect", home=home, arguments=()), worker, mlflow_service(ports.home))
+    leaders = [process for service in services if (process := service.process()) is not None]
+    family = [one for leader in leaders for one in (leader, *leader.children(recursive=True))]
+    sockets = [
+        connection for one in family for connection in one.net_connections() if connection.status == psutil.CONN_LISTEN
+    ]
+    listening = {f"{connection.laddr.ip}:{connection.laddr.port}" for connection in sockets}
+    known = {urlsplit(url).netloc for url in (ports.prefect, ports.mlflow, str(worker.address()))}
+    assert known <= listening
+    assert list(httpx.get(f"{worker.address()}/openapi.json", timeout=60).json()["paths"]) == ["/health"]
+    channels = listening - known
+    assert len(channels) <= 1
+    for host, port in (channel.split(":") for channel in channels):
+        assert host == "127.0.0.1"
+        with socket.create_connection((host, int(port)), timeout=60) as caller:
+            caller.sendall(b"no token of a run\n")
+            assert caller.recv(1) == b""
+
+
+def test_the_page_of_mlflow_asks_for_the_login_and_works_with_it(ports: Ports, tmp_path: Path):
+    """Without it the browser gets nothing but the refusal; with it the owner's experiments, and no other host is asked.
+
+    A browser sends a login that it has with every request to the server, whichever page makes it: a page of another
+    program on this machine gets nothing all the same, and neither does a picture in it nor what it asks for blindly.
+    """
+    api, pages = f"{ports.mlflow}/api/2.0/mlflow", ports.prefect.removesuffix("/api")
+    with httpx.Client(auth=ports.mlflow_login, timeout=60) as client:
+        made = client.post(f"{api}/experiments/create", json={"name": "of the owner"}).raise_for_status()
+        experiment = made.json()["experiment_id"]
+        run = {"experiment_id": experiment, "run_name": "first run", "start_time": 1}
+        client.post(f"{api}/runs/create", json=run).raise_for_status()
+        client.post(f"{api}/registered-models/create", json={"name": "model of the owner"}).raise_for_status()
+    with browser(tmp_path / "profile") as tab:
+        tab.sign_in(None)
+        tab.open(ports.mlflow)
+        tab.wait("document.body.innerText.includes('UNAUTHENTICATED')")
+        tab.sign_in(ports.mlflow_login)
+        tab.open(f"{ports.mlflow}/?again#/experiments")
+        tab.wait("document.body.innerText.includes('of the owner')")
+        for page, text in {f"experiments/{experiment}/runs": "first run", "models": "of the owner"}.items():
+            tab.open(f"{ports.mlflow}/?{page}#/{page}")
+            tab.wait(f"document.body.innerText.includes('{text}')")
+            assert "ENDPOINT_NOT_FOUND" not in tab.evaluate("document.body.innerText")
+        assert tab.challenges == 2, "once in vain, once for all requests of the page"
+        assert "collects usage data" not in tab.evaluate("document.body.innerText")
+        assert not [address for address in tab.asked if not address.startswith((ports.mlflow, "data:", "blob:"))]
+        page = _ATTEMPTS.replace("API", ports.prefect).replace("DEPLOYMENT", ports.deployment)
+        with _served(page.replace("MLFLOW", ports.mlflow), name="127.0.0.1") as other:
+            before = len(tab.answered)
+            tab.open(other)
+            tab.wait("window.done")
+        assert tab.evaluate("window.answers.join()") == ",".join(["refused"] * 6)
+        assert tab.evaluate("window.pictures.join()") == "nothing,nothing"
+        answers = [(url, status) for url, status in tab.answered[before:] if url.startswith((ports.mlflow, pages))]
+        assert {status for _, status in answers} == {403}, answers
+    assert "planted" not in ports.experiments()
 
 
 def _until_over(ports: Ports, run: str) -> None:

@@ -19,7 +19,7 @@ import yaml
 
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
-from grpo_flows.local.login import CLIENT
+from grpo_flows.local.login import CLIENT, PASSWORD, USERNAME
 from tests.doubles import short_run
 from tests.e2e.picture import draw
 from tests.e2e.postgres import Cluster, postgres
@@ -95,6 +95,7 @@ def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         mlflow_service(home, own, database=models).shared() as mlflow,
     ):
         told = {**_environment(home), "PREFECT_API_URL": prefect, CLIENT: LOGIN, "MLFLOW_TRACKING_URI": mlflow}
+        told |= dict(zip((USERNAME, PASSWORD), basic(LOGIN), strict=True))
         yield Services(environment=told, prefect=prefect, mlflow=mlflow, home=home)
 
 
@@ -109,7 +110,7 @@ def _plan(name: str, services: Services, folder: Path, **sections: Any) -> Path:
 def _train(config: Path, services: Services) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "grpo_flows.cli", "train", str(config)],
-        env=services.environment,
+        env={**services.environment, "GRPO_DEBUG": "1"},  # a line when a stage begins
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -172,10 +173,14 @@ def test_three_processes_may_come_first(cluster: Cluster, tmp_path: Path):
     assert done.stdout.split() == ["1", "1", "1"], done.stderr
 
 
-def test_two_runs_at_once_end_with_a_version_each(services: Services, reports: dict[str, ReportDocument]):
+def test_two_runs_at_once_end_with_a_version_each(
+    services: Services, reports: dict[str, ReportDocument], monkeypatch: pytest.MonkeyPatch
+):
     """Neither disturbs the other: each is registered under its own name, as the policy that it reports."""
     from mlflow import MlflowClient
 
+    for variable in (USERNAME, PASSWORD):
+        monkeypatch.setenv(variable, services.environment[variable])
     client = MlflowClient(services.mlflow)
     for name, report in reports.items():
         version = client.get_model_version_by_alias(f"desk-{name}", "candidate")
@@ -235,10 +240,16 @@ def test_the_page_shows_a_run_with_its_table_and_its_plot(services: Services, tm
     assert len(picture.getcolors(256) or ()) > 50  # an empty page has a few
 
 
-def test_a_backup_holds_the_registry(cluster: Cluster, reports: dict[str, ReportDocument]):
-    """Dumped and read back into an empty database, every model is there with its lineage and its aliases."""
+def test_a_backup_holds_the_registry(
+    cluster: Cluster, services: Services, reports: dict[str, ReportDocument], monkeypatch: pytest.MonkeyPatch
+):
+    """Dumped and read back into an empty database, every model is there with its lineage and its aliases.
+
+    It is believed in the home that has its key.
+    """
     from grpo.registry import Registry
 
+    monkeypatch.setenv("GRPO_HOME", str(services.home))
     restored = Registry(cluster.restore("mlflow", into="restored"))
     for name, report in reports.items():
         found = restored.find(f"desk-{name}", report.lineage.run)

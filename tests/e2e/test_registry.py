@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
+from grpo.storage.signing import KEY, key_file
 from grpo_flows.cli.app import app
 from grpo_tasks.registry import registry
 from tests.doubles import short_run
@@ -52,7 +53,7 @@ def config(pack: Path, tmp_path_factory: pytest.TempPathFactory) -> PipelineConf
         name=MODEL,
         scenarios={"sources": [{"kind": "jsonl", "path": str(pack)}], "limit": 12},
         rollout={"scenarios": 4, "max_new_tokens": 32, "shards": 1},
-        gates=[{"kind": "improvement", "margin": 5.0}],  # nothing clears it
+        gates=[{"kind": "improvement", "margin": 0.6}],  # two iterations do not clear it
         registry={"model_name": MODEL},
     )
     return PipelineConfig.model_validate(document)
@@ -84,11 +85,12 @@ def test_a_promotion_without_a_server_starts_none(version: int, tmp_path: Path):
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     environment |= {"GRPO_HOME": str(tmp_path), "MLFLOW_TRACKING_URI": registry().tracking_uri}
+    environment |= {KEY: key_file().read_text().strip()}  # another machine of the same registry
     process = subprocess.run(
         [sys.executable, "-c", script, f"models:/{MODEL}@champion"],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    lines = [f"{MODEL}: this version is champion already; nothing was changed", "0", "False"]
+    lines = [f"{MODEL}: this version is champion already, and the aliases name it", "0", "False"]
     assert process.stdout.splitlines() == lines, process.stderr
     assert not list((tmp_path / "services").glob("prefect*"))
 
@@ -100,7 +102,9 @@ def test_lineage_tells_what_a_version_was_made_from_and_who_promoted_it(version:
     for told in ("commit", "seed", "trained from policy", "promote, forced", "I like it"):
         assert told in " ".join(shown.output.split()), told
     document = json.loads(grpo("lineage", f"models:/{MODEL}@champion", "--json").stdout)
-    assert PipelineConfig.model_validate(document["provenance"]["config"]) == config
+    (gate,) = config.gates
+    settled = config.model_copy(update={"gates": (gate.model_copy(update={"metric": "success"}),)})
+    assert PipelineConfig.model_validate(document["provenance"]["config"]) == settled, "with the metric that was chosen"
     assert len(document["provenance"]["policies"]) == 3
     (promoted,) = document["history"]
     assert (promoted["champion"], promoted["forced"], promoted["replaced"]) == (version, True, None)

@@ -27,7 +27,9 @@ from grpo.messages import Message
 from grpo.retraining.reports import RetrainingReport
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
 from grpo.scenarios.table import read_scenarios
+from grpo.storage.signing import KEY, key_file
 from tests.doubles import short_run
+from tests.grpo.registry.making import put_into_service
 from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -97,7 +99,7 @@ def desk(home: Path, server: str) -> Desk:
     (home / "again.yaml").write_text(yaml.safe_dump(retraining))
     version = train(PipelineConfig.model_validate(base)).version
     assert version is not None
-    registry().client.set_registered_model_alias(MODEL, "champion", str(version.version))
+    put_into_service(registry(), MODEL, version.version)
     return Desk(home=home, config=home / "again.yaml", champion_policy=version.tags["policy"])
 
 
@@ -130,10 +132,15 @@ def environment(server: str) -> dict[str, str]:
     return {**os.environ, "PREFECT_API_URL": server, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
+def debug(server: str) -> dict[str, str]:
+    """With a line when a stage begins."""
+    return {**environment(server), "GRPO_DEBUG": "1"}
+
+
 def run_until(line: str, desk: Desk, server: str) -> None:
     """Start the retraining, and kill it when it prints this."""
     with subprocess.Popen(
-        command(desk), env=environment(server), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command(desk), env=debug(server), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         shown = []
@@ -170,7 +177,7 @@ def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server:
 def test_a_night_without_a_trigger_needs_no_server(desk: Desk, tmp_path: Path):
     """Without a running server none is started; the triggers are the same, and the report lies in the home."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    variables |= {"GRPO_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    variables |= {"GRPO_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), KEY: key_file().read_text().strip()}
     process = subprocess.run(command(desk), env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert "nothing to do" in process.stdout
@@ -203,12 +210,12 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     run_until("score 0/", desk, server)
     desk.log.write(conversations("late", 5, seed=6))
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    both = [subprocess.Popen(command(desk), env=environment(server), cwd=ROOT, **piped) for _ in range(2)]
+    both = [subprocess.Popen(command(desk), env=debug(server), cwd=ROOT, **piped) for _ in range(2)]
     for process in both:
         shown = process.communicate(timeout=600)[0]
         assert process.returncode in (0, 3), shown  # promoted or refused
         assert "curate 0/" not in shown, "what was begun is finished, on the conversations that there were"
-        assert "rollout 1/1 cached 1" in shown
+        assert "rollout: cached" in shown
     assert len(registry().client.search_model_versions(f"name = '{MODEL}'")) == 2
     found = desk.record()
     assert [one.reason for one in found.triggers.fired] == ["topic_drift"]
@@ -219,7 +226,8 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     version = registry().find(MODEL, report.lineage.run)
     assert version is not None
     assert found.version == f"{MODEL}/{version.version}"
-    held = [one["reason"] for one in json.loads(version.tags["retraining_triggers"]) if one["fired"]]
+    page = registry().client.get_model_version(MODEL, str(version.version)).tags  # for MLflow's page, not signed
+    held = [one["reason"] for one in json.loads(page["retraining_triggers"]) if one["fired"]]
     assert held == ["topic_drift"]
     assert len(version.tags["conversations"]) == 64
     before, after = ids_of(desk, version="1"), ids_of(desk, version=str(version.version))
@@ -233,7 +241,7 @@ def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: st
     from grpo_flows.retrain import retrain
     from grpo_tasks.registry import registry
 
-    registry().client.set_registered_model_alias(MODEL, "champion", "1")
+    put_into_service(registry(), MODEL, 1)
     found = retrain(desk.settings)
     assert (found.verdict, found.triggers.champion) == ("nothing to do", f"{MODEL}/1")
     numbers = {one.reason: one.numbers for one in found.triggers.results}
@@ -247,7 +255,7 @@ def test_training_data_of_the_champion_does_not_fire_a_trigger(desk: Desk, serve
 
     client = registry().client
     newest = max(int(one.version) for one in client.search_model_versions(f"name = '{MODEL}'"))
-    client.set_registered_model_alias(MODEL, "champion", str(newest))
+    put_into_service(registry(), MODEL, newest)
     found = retrain(desk.settings)
     assert found.verdict == "nothing to do"
     assert found.triggers.champion == f"{MODEL}/{newest}"

@@ -32,6 +32,7 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateTyp
 
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
+from grpo_flows.local.login import PASSWORD, USERNAME
 from grpo_flows.local.recovery import flow_run_processes
 from grpo_flows.local.service import Service, free_port, port_is_free
 from tests import waiting
@@ -118,8 +119,10 @@ class Stack:
 
     def registered(self) -> list[str]:
         """Names of the registered models."""
-        port = self.environment["GRPO_MLFLOW_PORT"]
-        return [model.name for model in MlflowClient(f"http://127.0.0.1:{port}").search_registered_models()]
+        with pytest.MonkeyPatch.context() as environment:
+            for name in (USERNAME, PASSWORD):
+                environment.setenv(name, self.login[name])
+            return [model.name for model in MlflowClient(self.login["MLFLOW_TRACKING_URI"]).search_registered_models()]
 
     def services(self) -> dict[str, psutil.Process | None]:
         """The processes that `grpo up` is to start."""

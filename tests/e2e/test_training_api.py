@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from grpo.serving.registered import watched_version
+from grpo.serving.registered import WatchedVersion
 from grpo_flows.local.deployments import deploy
 from grpo_flows.local.servers import prefect_service
 from grpo_flows.local.stack import worker_service
@@ -22,6 +22,7 @@ from grpo_flows.local.training_jobs import PrefectJobs
 from grpo_tasks.registry import registry
 from tests import waiting
 from tests.doubles import short_run
+from tests.grpo.registry.making import put_into_service
 from tests.grpo.registry.test_served_agent import registered
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 from tests.places import DESK_MODEL, ROOT
@@ -94,7 +95,7 @@ def stack(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "flows", ROOT / "tasks"))))
     champion = registered(tmp_path, DESK_MODEL, registry={"model_name": MODEL})
-    registry().client.set_registered_model_alias(MODEL, "champion", str(champion.version))
+    put_into_service(registry(), MODEL, champion.version)
     deploy(write_deployment(tmp_path))
     tracking = os.environ["MLFLOW_TRACKING_URI"]
     with worker_service(tmp_path, "cpu", prefect_url=server, mlflow_url=tracking).shared():
@@ -104,7 +105,7 @@ def stack(tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> Itera
 @contextmanager
 def serving(home: Path, key: str) -> Iterator[Api]:
     """The champion's server, with a key of this name."""
-    following = watched_version(registry(), f"models:/{MODEL}@champion")
+    following = WatchedVersion(registry(), f"models:/{MODEL}@champion")
     with chat_server(home / "server", following, orchestrator=PrefectJobs(home)) as running:
         yield Api(server=running, key=key)
 

@@ -27,7 +27,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(build, check=True, timeout=300)
     venv.create(folder / "env", with_pip=True)
     programs = folder / "env" / "bin"
-    (wheel,) = folder.glob("grpo-*.whl")
+    (wheel,) = folder.glob("grpo_agent_framework-*.whl")
     install = [str(programs / "pip"), "install", "--quiet", "--no-deps", str(wheel)]
     subprocess.run(install, check=True, timeout=300)
     site = next((folder / "env" / "lib").glob("python*/site-packages"))
@@ -49,7 +49,7 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
             env=environment,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=1000,
             check=False,
         )
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
@@ -60,6 +60,8 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
     for name in ("flows", "tasks", "data"):
         (shop / name).mkdir()
         (shop / name / "__init__.py").write_text('raise RuntimeError("a package of the user")')
+    site = next((installed.parent / "lib").glob("python*/site-packages"))
+    assert all((site / name / "py.typed").is_file() for name in ("grpo", "grpo_flows", "grpo_tasks"))
     place = command(shop, "python", "-c", "import grpo, grpo_flows; print(grpo.__file__, grpo_flows.__file__)")
     assert str(installed.parent) in place
     assert str(ROOT) not in place

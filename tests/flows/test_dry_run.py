@@ -123,6 +123,10 @@ def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "valid configuration of run planned" in done.stdout
-    assert "unknown until ingest and load_base has run" in done.stdout
+    assert "scenarios: 16 to train on, 16 held out" in done.stdout
+    assert "episodes: at most 48 to train on; held out, by both policies: 32" in done.stdout  # 2 x 6 x 4; 2 x 16 x 1
+    assert "time: at most about " in done.stdout
+    rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]
+    assert {row[4].strip() for row in rows} == {"computed"}  # nothing is in the store
     assert done.stderr == ""
     assert [found.name for found in tmp_path.iterdir()] == ["config.yaml"]

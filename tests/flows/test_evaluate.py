@@ -18,6 +18,7 @@ from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import EvaluationDocument, ReportDocument
 from grpo_flows.cli.app import app
 from tests.doubles import short_run
+from tests.grpo.registry.making import ANNA, put_version
 from tests.places import DESK_MODEL, DESK_SCENARIOS
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -90,6 +91,26 @@ def test_a_model_is_the_same_by_alias_by_number_and_by_folder(config: PipelineCo
         for model in (f"models:/evaluated/{version.version}", version.checkpoint.uri, str(DESK_MODEL))
     ]
     assert found == [trained.lineage.candidate_policy] * 2 + [trained.lineage.base_policy]
+
+
+def test_the_version_that_is_checked_is_the_one_that_is_measured(config: PipelineConfig, trained: ReportDocument):
+    """With follow_alias that is the alias's, also where the promoted one has no files; the document has its number."""
+    from grpo_flows.plans.evaluate import plan_evaluation
+    from grpo_flows.train import train
+    from grpo_tasks.registry import registry
+
+    settings = config.registry.model_copy(update={"model_name": "followed", "follow_alias": True})
+    followed = config.model_copy(update={"name": "followed", "registry": settings})
+    version = train(followed).version
+    assert version is not None
+    gone = put_version(registry(), "followed", "b", against="base")
+    registry().promotions("followed").promote(gone, reason="by hand", by=ANNA)
+    registry().client.set_registered_model_alias("followed", "champion", str(version.version))
+    assert _evaluate(followed)[0].model == version.address
+    outline = plan_evaluation(
+        followed, model=None, scenarios_file=None, num_episodes=None, output=Path("evaluation.json")
+    )
+    assert outline.facts["model"].startswith(f"{version.address}, checkpoint ")
 
 
 def test_a_dry_run_finds_what_the_evaluation_finds(config: PipelineConfig, trained: ReportDocument, home: Path):

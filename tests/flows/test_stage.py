@@ -57,6 +57,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "evaluate": {
             "champion": _artifact("champion"),
             "candidate": _artifact("candidate"),
+            "scenarios": _artifact("scenarios"),
             "base": _artifact("base"),
             "settings": config.evaluation,
             "metric": "success",

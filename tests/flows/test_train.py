@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from grpo.errors import ConfigError, DataError, NoEffect, NoLearningSignal, Poli
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from grpo_tasks.registry import registry
-from tests.doubles import changed, short_run
+from tests.doubles import changed, short_run, with_a_conversation
 from tests.grpo.registry.making import ANNA, put_version
-from tests.places import DESK_SCENARIOS
+from tests.places import DESK_SCENARIOS, ROOT
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
@@ -45,6 +46,20 @@ def module_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def first(module_config: dict[str, Any], home: Path, server: str) -> ReportDocument:
     """The first run of the shared config."""
     return run(module_config, home)
+
+
+def test_a_run_is_named_by_its_config_and_overrides(module_config: dict[str, Any], first: ReportDocument):
+    """In Prefect's list two runs of one config with other settings are told apart."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+
+    from grpo_flows.train import train
+
+    plan = PipelineConfig.model_validate(changed(module_config, name="short"))
+    train(plan, overrides=("seed=0", "save_total_limit=null"))
+    with get_client(sync_client=True) as client:
+        for name in ("short", "short: seed=0, save_total_limit=null"):
+            assert client.read_flow_runs(flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name])))
 
 
 def test_a_run_leaves_a_complete_record(first: ReportDocument, home: Path):
@@ -106,6 +121,22 @@ def test_a_lost_artifact_is_computed_again_and_said(
     assert again.decision == first.decision
 
 
+def test_a_mixture_with_a_conversation_that_expects_nothing_is_trained_and_judged(
+    module_config: Any, home: Path, tmp_path: Path
+):
+    """A retraining names the metric success, and no gate asks the conversation for an outcome."""
+    gates = [{"kind": "category", "metric": "success", "max_drop": 1.0}, {"kind": "kl"}]
+    document = run(
+        module_config,
+        home,
+        name="mixed",
+        scenarios=with_a_conversation(tmp_path),
+        gates=gates,
+        registry={"model_name": "mixed"},
+    )
+    assert (document.decision.verdict, len(document.decision.checks)) == ("promote", 2)
+
+
 def test_a_constant_reward_ends_with_no_learning_signal(module_config: Any, home: Path):
     """Nothing is trained, nothing registered, and the report says why."""
     with pytest.raises(NoLearningSignal):
@@ -134,6 +165,79 @@ def test_learning_rate_zero_fails_as_no_effect(module_config: Any, home: Path):
         )
     document = read_report(home / "frozen" / "report.json")
     assert (document.decision.verdict, document.evaluation) == ("failed", None)
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "reason"),
+    [
+        ("raise KeyError('stock')", ConfigError, "gate broken_gates:late failed: KeyError: 'stock'"),
+        ("sys.exit(0)", BaseException, "SystemExit: 0"),
+        ("signal.raise_signal(signal.SIGINT)", KeyboardInterrupt, "it was stopped before its end; the same command"),
+    ],
+    ids=["exception", "exit", "signal"],
+)
+def test_a_run_that_fails_after_its_first_update_writes_its_report(
+    module_config: Any, home: Path, tmp_path: Path, ends: str, error: type[BaseException], reason: str
+):
+    """The iterations so far and the reason, whatever ends it; the failure itself is raised as before."""
+    name = f"ended-{ends[:3]}"
+    gate = f"import signal\nimport sys\n\n\ndef late(evidence):\n    {ends}\n"
+    module = f"broken_gates_{ends[:3]}"
+    (tmp_path / f"{module}.py").write_text(gate)
+    with pytest.raises(error):
+        run(
+            module_config,
+            home,
+            name=name,
+            import_from=str(tmp_path),
+            gates=[{"kind": "python", "object": f"{module}:late"}],
+            registry={"model_name": name},
+        )
+    document = read_report(home / name / "report.json")
+    assert document.decision.verdict == "failed"
+    assert reason.replace("broken_gates", module) in document.decision.reason
+    assert [iteration.index for iteration in document.iterations] == [0, 1]
+    assert (home / name / "report.html").is_file()
+
+
+def _gone(*arguments: object, **inputs: object) -> None:
+    raise ConnectionError("MLflow went away")
+
+
+def test_a_promotion_stands_in_the_report_of_a_run_that_fails_after_it(
+    first: ReportDocument, module_config: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """MLflow goes away when the report is recorded: the file names the new champion, its evaluation and the failure."""
+    monkeypatch.setattr("grpo_flows.train.report", _gone)
+    gates = [{"kind": "category", "max_drop": 1.0}, {"kind": "kl"}]
+    with pytest.raises(ConnectionError, match="went away"):
+        run(module_config, home, name="gone", gates=gates, registry={"model_name": "gone"})
+    champion = registry().champion("gone")
+    assert champion is not None
+    document = read_report(home / "gone" / "report.json")
+    assert document.decision.verdict == "promote"
+    assert document.decision.reason.endswith("then the run failed: ConnectionError: MLflow went away")
+    assert document.lineage.model_version == f"{champion.name} {champion.version}"
+    assert document.evaluation is not None
+    assert registry().find("gone", document.lineage.run) is not None
+
+
+@pytest.mark.parametrize("broken", ["sft", "_document"], ids=["in the stage", "and no report can be made"])
+def test_a_failed_fine_tuning_is_raised_and_reported(
+    module_config: Any, home: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+):
+    """Its updates come before the iterations; a report that cannot be made does not hide the failure."""
+    monkeypatch.setattr("grpo_flows.pipeline.sft", _gone)
+    if broken == "_document":
+        monkeypatch.setattr("grpo_flows.train._document", lambda *arguments: 1 / 0)
+    demonstrations = {"kind": "jsonl", "path": str(ROOT / "data" / "scenarios" / "support_desk_demonstrations.jsonl")}
+    name = f"untuned-{broken.strip('_')}"
+    with pytest.raises(ConnectionError, match="went away"):
+        run(module_config, home, name=name, sft={"demonstrations": demonstrations}, registry={"model_name": name})
+    page = home / name / "report.json"
+    assert page.exists() == (broken == "sft")
+    if page.exists():
+        assert read_report(page).decision.reason == "ConnectionError: MLflow went away"
 
 
 def test_a_negated_reward_makes_it_worse_and_the_gate_refuses(module_config: Any, home: Path):
@@ -213,9 +317,9 @@ def test_scenarios_that_fail_an_expectation_stop_the_run_before_any_compute(
     module_config: Any, home: Path, tmp_path: Path
 ):
     """The same text on both declared sides is leakage; nothing is rolled out."""
+    records = [json.loads(line) for line in DESK_SCENARIOS.read_text(encoding="utf-8").splitlines()[:30]]
     lines = [
-        f'{{"id": "s{k}", "user_responses": ["same words {k % 30}"], "split": "{"train" if k < 30 else "heldout"}"}}'
-        for k in range(60)
+        json.dumps({**records[k % 30], "id": f"s{k}", "split": "train" if k < 30 else "heldout"}) for k in range(60)
     ]
     (tmp_path / "leaky.jsonl").write_text("\n".join(lines))
     scenarios = {"sources": [{"kind": "jsonl", "path": str(tmp_path / "leaky.jsonl")}], "limit": None}

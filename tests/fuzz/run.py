@@ -325,7 +325,7 @@ def _log_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
     def case(content: bytes, *, flipped: bool) -> int:
         with _instead(first, content):
             read = _expected(lambda: _ingest(source, folder))
-            production_metrics([source], "desk/1")
+            production_metrics([source], "desk/1", live=tables.no_live_conversations(folder))
         spared = sum(name.startswith("conversation-21-") for name in read.used)
         if spared < tables.ROWS:
             raise Wrong(f"{spared} of {tables.ROWS} conversations of the other file are used")

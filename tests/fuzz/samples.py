@@ -8,9 +8,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from grpo.config.scenarios import ChatSource, FileSource, MultiDoGOSource, PublishedSource, Source, Tau2Source
+from grpo.config.chats import ChatColumns, MessageRows
+from grpo.config.scenarios import (
+    ChatSource,
+    CsvSource,
+    FileSource,
+    MultiDoGOSource,
+    PublishedSource,
+    Source,
+    Tau2Source,
+    TraceSource,
+)
 from tests.fuzz.mutate import LITERALS
 from tests.grpo.scenarios.datasets import test_abcd_sample as abcd
 from tests.grpo.scenarios.datasets import test_bfcl_multi_turn as bfcl
@@ -128,6 +138,8 @@ def _published(kind: str) -> Callable[[Path], Source]:
 
 
 def _file(kind: str, name: str) -> Callable[[Path], Source]:
+    if kind == "csv":
+        return lambda folder: CsvSource(kind="csv", path=str(folder / name))
     return lambda folder: FileSource.model_validate({"kind": kind, "path": str(folder / name)})
 
 
@@ -235,12 +247,18 @@ def _langfuse_row(number: int, turn: int) -> dict[str, Any]:
     }
 
 
+def _message_rows() -> list[list[str]]:
+    turns = (("user", "2026-11-20T09:00:00Z", "Hi."), ("agent", "2026-11-20T09:01:00+01:00", "Yes?"))
+    return [[f"s{k}", who, at, f"{text} {k}"] for k in range(4) for who, at, text in turns]
+
+
 def _chat_file(kind: str) -> str:
     return "chats.json" if kind == "sharegpt" else "chats.jsonl"
 
 
-def _chat(kind: Literal["openai_messages", "sharegpt", "langsmith", "langfuse"]) -> Callable[[Path], Source]:
-    return lambda folder: ChatSource(kind=kind, path=str(folder / _chat_file(kind)))
+def _chat(kind: str) -> Callable[[Path], Source]:
+    model = TraceSource if kind in ("langsmith", "langfuse") else ChatSource
+    return lambda folder: model.model_validate({"kind": kind, "path": str(folder / _chat_file(kind))})
 
 
 def _pair(number: int) -> dict[str, str]:
@@ -293,9 +311,11 @@ def _made() -> list[Sample]:
         ("csv", "s.csv", Cells(header=own_columns, items=rows)),
         ("csv", "s.tsv", Cells(header=own_columns, items=rows, delimiter="\t")),
     ]
-    chats: list[tuple[Literal["openai_messages", "sharegpt", "langsmith", "langfuse"], Content, int]] = [
+    chats: list[tuple[str, Content, int]] = [
         ("openai_messages", Lines(items=[_openai_chat(k) for k in range(4)]), 1),
         ("sharegpt", Document(value=[_sharegpt_chat(k) for k in range(4)]), 1),
+        ("alpaca", Lines(items=[{"instruction": f"Say {k}.", "input": "", "output": f"{k}"} for k in range(4)]), 1),
+        ("prompt_completion", Lines(items=[{"prompt": f"Say {k}.", "completion": f"{k}"} for k in range(4)]), 1),
         ("langsmith", Lines(items=[_langsmith_run(k, turn) for k in range(4) for turn in range(2)]), 2),
         ("langfuse", Lines(items=[_langfuse_row(k, turn) for k in range(4) for turn in range(2)]), 2),
     ]
@@ -332,7 +352,38 @@ def _made() -> list[Sample]:
             files={
                 "t.csv": Cells(header=["ticket", "text", "kind"], items=[[f"s{k}", f"Hi {k}.", "x"] for k in range(4)])
             },
-            source=lambda folder: FileSource(kind="csv", path=str(folder / "t.csv"), columns=MAPPED),
+            source=lambda folder: CsvSource(kind="csv", path=str(folder / "t.csv"), columns=MAPPED),
+        ),
+        Sample(
+            name="csv semicolons",
+            files={
+                "t.csv": Cells(
+                    header=["ticket", "text", "kind"],
+                    items=[[f"s{k}", f"Hi {k}.", "x"] for k in range(4)],
+                    delimiter=";",
+                )
+            },
+            source=lambda folder: CsvSource(kind="csv", path=str(folder / "t.csv"), delimiter=";", columns=MAPPED),
+        ),
+        Sample(
+            name="csv messages",
+            files={"m.csv": Cells(header=["chat", "who", "at", "text"], items=_message_rows())},
+            fan=2,
+            source=lambda folder: CsvSource(
+                kind="csv",
+                path=str(folder / "m.csv"),
+                messages=MessageRows(group_by="chat", speaker="who", text="text", order="at"),
+            ),
+        ),
+        Sample(
+            name="jsonl chat",
+            files={"c.jsonl": Lines(items=[{**_openai_chat(k), "kind": "x"} for k in range(4)])},
+            source=lambda folder: FileSource(
+                kind="jsonl",
+                path=str(folder / "c.jsonl"),
+                chat=ChatColumns(column="messages"),
+                columns={"metadata.category": "kind"},
+            ),
         ),
         *(
             Sample(name=kind, files={_chat_file(kind): content}, source=_chat(kind), fan=fan)

@@ -28,11 +28,15 @@ def write_log(folder: Path, *, compacted: bool) -> list[Path]:
     log = ServedLog(folder)
     before: set[str] = set()
     for name in "ba":
-        before = {path.stem for path in (*log.tables(), *log.segments().values())}
+        before = {path.stem for path in _files(log)}
         asyncio.run(_write_segment(folder, name))
         if compacted:
             compact(folder)
-    return [path for path in (*log.tables(), *log.segments().values()) if path.stem not in before]
+    return [path for path in _files(log) if path.stem not in before]
+
+
+def _files(log: ServedLog) -> list[Path]:
+    return [*(table.path for table in log.tables()), *log.segments().values()]
 
 
 async def _write_segment(folder: Path, name: str) -> None:

@@ -54,7 +54,8 @@ def main() -> None:
     """Serve until standard input ends."""
     engine = EngineSettings(concurrency=8, prefix_cache_bytes=2**20)
     service = ServiceSettings(conversation_tokens=10_000)
-    with chat_server(Path(sys.argv[1]), engine=engine, service=service, frame_bytes=FRAME_BYTES) as server:
+    edge = {"frame_bytes": FRAME_BYTES, "refused_bytes": 2**50}
+    with chat_server(Path(sys.argv[1]), engine=engine, service=service, **edge) as server:
         sys.stdout.write(json.dumps({"url": server.url, "authorization": server.headers()}) + "\n")
         sys.stdout.flush()
         sys.stdin.read()

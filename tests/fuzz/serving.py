@@ -58,10 +58,11 @@ COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": [5, 6], "stop_token_ids": [0], "skip_special_tokens": False, "repetition_penalty": 1.0, "user": "ann"},
 ]
 FEEDBACK: list[dict[str, Any]] = [
-    {"conversation_id": "abc", "rating": 0.5, "comment": "fine"},
-    {"conversation_id": "abc", "turn_id": "t", "correction": "No.", "success": False, "id": "f1"},
-    {"conversation_id": "abc", "expected": {"keywords": ["refund"]}},
+    {"rating": 0.5, "comment": "fine"},
+    {"turn_id": "abc", "correction": "No.", "success": False, "id": "f1"},
+    {"expected": {"keywords": ["refund"]}},
 ]
+"""Feedback on a conversation of the client's, see `fuzz`."""
 OPERATIONS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/train", {"config": "train/quickstart", "overrides": {"training.iterations": 2}}),
     ("/v1/scale", {"max_requests": 64, "concurrency": 8}),
@@ -98,13 +99,14 @@ def fuzz(server: Server, name: str, *, requests: int, seed: int) -> Tally:
     """Send mutated requests of one kind, one after another."""
     tally, draw = Tally(name=name), random.Random(f"{seed} {name}")
     with httpx.Client(base_url=server.url, headers=server.headers(), timeout=PATIENCE_S) as client:
+        conversation = _valid_chat(client).headers["x-conversation-id"] if name == "feedback" else ""
         while tally.requests < requests:
             place = f"{name}, seed {seed}, request {tally.requests}"
             try:
                 if name.endswith("frames"):
                     _talk(server, tally, draw, place)
                 else:
-                    _send(client, tally, draw, place)
+                    _send(client, tally, draw, place, conversation)
             except (httpx.TimeoutException, TimeoutError):
                 tally.requests += 1
                 tally.hangs.append(place)
@@ -123,13 +125,18 @@ def fuzz_all(server: Server, *, requests: int, seed: int) -> list[Tally]:
     while _load(server) != (0, 0) and time.monotonic() < deadline:
         threading.Event().wait(0.02)
     httpx.post(f"{server.url}/v1/scale", json={"max_requests": 64, "concurrency": 8}, headers=headers, timeout=60)
-    body = {"model": "clerk", "messages": [QUESTION], "max_tokens": 2}
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=PATIENCE_S)
+    with httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_S) as client:
+        answer = _valid_chat(client)
     last = Tally(name="afterwards", requests=1, answers=Counter({str(answer.status_code)[0]: 1}))
     left = _load(server)
     if answer.status_code != 200 or left != (0, 0):
         last.faults.append(f"{answer.status_code} {answer.text[:200]}; turns and tokens left: {left}")
     return [*tallies, last]
+
+
+def _valid_chat(client: httpx.Client) -> httpx.Response:
+    """Answer to a request that nobody changed."""
+    return client.post("/v1/chat/completions", json={"model": "clerk", "messages": [QUESTION], "max_tokens": 2})
 
 
 def _load(server: Server) -> tuple[float, float]:
@@ -138,9 +145,9 @@ def _load(server: Server) -> tuple[float, float]:
     return values["grpo_requests_in_progress"], values["grpo_tokens_in_progress"]
 
 
-def _send(client: httpx.Client, tally: Tally, draw: random.Random, place: str) -> None:
+def _send(client: httpx.Client, tally: Tally, draw: random.Random, place: str, conversation: str) -> None:
     """One request over HTTP."""
-    method, path, content = _request(tally.name, draw)
+    method, path, content = _request(tally.name, draw, conversation)
     response = client.request(method, path, content=content, headers={"content-type": "application/json"})
     tally.requests += 1
     status = response.status_code
@@ -155,7 +162,7 @@ def _send(client: httpx.Client, tally: Tally, draw: random.Random, place: str) -
             tally.faults.append(f"{place}: {last} to {content[:300]!r}")
 
 
-def _request(name: str, draw: random.Random) -> tuple[str, str, bytes]:
+def _request(name: str, draw: random.Random, conversation: str) -> tuple[str, str, bytes]:
     """Method, path and body of a mutated request."""
     if name == "paths":
         word = draw.choice(("abc", "\x00", "a/b", "..", "é" * 50, "%", "ann", "x" * 3000, str(json_value(draw))[:200]))
@@ -167,7 +174,7 @@ def _request(name: str, draw: random.Random) -> tuple[str, str, bytes]:
         path, body = draw.choice(OPERATIONS)
         return "POST", path, _content(body, draw)
     if name == "feedback":
-        return "POST", "/v1/feedback", _content(draw.choice(FEEDBACK), draw)
+        return "POST", "/v1/feedback", _content({"conversation_id": conversation, **draw.choice(FEEDBACK)}, draw)
     if name == "completions":
         return (
             "POST",
@@ -305,7 +312,8 @@ Written by `make fuzz` (`tests/fuzz/serving.py`), seed {seed}. Valid requests ar
 bytes and sent to a real server of the tiny model, several at once; so are paths, and the frames of WebSockets, of which
 some clients leave in the midst of a reply. Answered are requests that the change left valid. A fault is a status of 500
 or above other than 503 with the time to wait, an error without OpenAI's shape, a connection that is closed for a reason
-of the server's, or a turn that is still counted at the end; a hang took over a minute.
+of the server's, or a turn that is still counted at the end; a hang took over a minute. The budget of refused requests
+(`--refused-bytes`) is out of reach here, because it would refuse most of them unread.
 
 {sent:,} requests: **{faults} faults and hangs**; the process of the server has {growth:.0f} MiB more than after
 the 10,000 before them, which fill its memory of conversations (10,000 tokens here) and its caches."""

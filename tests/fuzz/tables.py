@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.messages import Message, ToolCall
+from grpo.retraining.curation import LIVE, LIVE_SCHEMA
 from grpo.scenarios.conversation_log import SCHEMA, ConversationLog, LoggedConversation
 from tests.fuzz.mutate import LITERALS, json_value, mutate_json
 from tests.fuzz.samples import plain
@@ -86,6 +87,13 @@ def conversations(folder: Path) -> list[Path]:
             for number in range(ROWS)
         )
     )
+
+
+def no_live_conversations(folder: Path) -> Path:
+    """Table of curation without a conversation of a serving log."""
+    path = folder / LIVE
+    pq.write_table(LIVE_SCHEMA.empty_table(), path)
+    return path
 
 
 def change_row(path: Path, draw: random.Random) -> None:

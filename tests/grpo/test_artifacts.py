@@ -16,8 +16,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, user_temp_folder
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path
 from grpo.errors import ArtifactError, RemovedError, StorageError
+from grpo.storage.fetched import user_temp_folder
 from grpo.storage.files import file_digest, write_atomically
 from tests.places import ROOT
 

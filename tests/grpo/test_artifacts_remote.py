@@ -23,7 +23,7 @@ import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.numpy import save_file
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path, user_temp_folder
+from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import FileSource
 from grpo.errors import ArtifactError, ConfigError, StorageError
@@ -31,6 +31,7 @@ from grpo.policy.weights.sources import model_files
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import content_hash, read_records
 from grpo.scenarios.table import write_scenarios
+from grpo.storage.fetched import user_temp_folder
 from tests.object_store import object_store
 
 STORE = "s3://grpo/artifacts"
@@ -311,7 +312,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
     loaded = importlib.import_module("fsspec.registry")._registry
     monkeypatch.delitem(loaded, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(ConfigError, match=r"pip install 'grpo\[s3\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'grpo-agent-framework\[s3\]'"):
         ArtifactStore(STORE)
 
 

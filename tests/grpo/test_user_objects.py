@@ -17,7 +17,7 @@ from grpo.environments.environment import Environment
 from grpo.errors import ConfigError
 from grpo.identity import user_code
 from grpo.identity.cache_identity import run_settings
-from grpo.identity.code import external_digests, runs_user_code
+from grpo.identity.code import executed_code, external_digests
 from grpo.rewards.catalog import make_reward, reward_named
 from grpo.user_objects import create, load_object
 from tests.grpo.rewards.scoring import scored
@@ -138,8 +138,8 @@ def test_a_folder_without_the_module_is_not_imported_from(folder: Path):
 def test_all_modules_are_part_of_the_identity(folder: Path):
     """The environment's own, those that it imports, and the rewards'."""
     config = load_config(folder / "bakery.yaml")
-    assert runs_user_code([config.environment])
-    assert runs_user_code(config.reward)
+    assert executed_code([config.environment]) is not None
+    assert executed_code(config.reward) is not None
     before = external_digests([config])
     assert {name.partition(", ")[2] for name in before} == {
         "module bakery", "module bakery_prices", "module bakery_rewards"
@@ -188,7 +188,9 @@ def test_a_module_that_cannot_be_imported_is_refused(folder: Path):
     (folder / "bakery_torn.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match=r"module bakery_none cannot be imported.*put it beside the config"):
         load_object("bakery_none:x")
-    with pytest.raises(ConfigError, match=r"module bakery_late .*No module named 'bakery_oven'\); correct it"):
+    with pytest.raises(
+        ConfigError, match=r"module bakery_late .*No module named 'bakery_oven' \(bakery_late.py:1, .*; correct it"
+    ):
         load_object("bakery_late:x")
     with pytest.raises(ConfigError, match=r"bakery_torn cannot be imported \(ZeroDivisionError"):
         load_object("bakery_torn:x")

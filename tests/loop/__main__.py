@@ -77,7 +77,7 @@ def retraining_config(home: Path, pipeline: str) -> dict[str, Any]:
             {"kind": "live_reward", "metric": "rating", "drop": 0.1, "min_conversations": 200},
             {"kind": "new_conversations", "min_conversations": 300},
         ],
-        "mixture": {"conversation_fraction": 0.8},
+        "mixture": {"conversation_fraction": 0.8, "heldout_fraction": 0.8, "key_fraction": 0.8},  # the shop's own key
         "corrections": {"method": "sft", "learning_rate": 5e-4, "epochs": 4, "conversations_per_step": 8},
     }
 

@@ -25,6 +25,7 @@ from grpo.scenarios.served.join import ServedConversation, join
 from grpo.scenarios.served.records import Feedback, Record
 from grpo.serving.log import ServingLog
 from tests.benchmarks.page import Table, here
+from tests.grpo.registry.making import put_into_service
 from tests.loop.__main__ import NEW_WORDS, OLD_WORDS, champion_config, retraining_config, scenarios
 from tests.loop.page import write_adversarial
 from tests.loop.shop import LOG, MODEL, Shop, open_shop
@@ -72,6 +73,8 @@ def _honest(conversation: ServedConversation) -> Feedback:
         success=judged.success,
         expected=judged.expected,
         world=judged.world,
+        key=last.key,
+        scopes=("feedback", "outcomes"),
     )
 
 
@@ -141,7 +144,7 @@ async def attack(shop: Shop, seeds: int) -> None:
             reason=report.reason,
             success=await asyncio.to_thread(_fresh_success, shop.home) if promoted else None,
         )
-        models.client.set_registered_model_alias(MODEL, "champion", str(champion.version))
+        put_into_service(models, MODEL, champion.version)
         outcomes.append(outcome)
         print(outcome, flush=True)
         write_adversarial(section(outcomes))

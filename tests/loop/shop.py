@@ -60,7 +60,7 @@ class Shop:
     def server(self) -> Iterator[openai.AsyncOpenAI]:
         """`grpo serve models:/support-desk@champion` as a process, and OpenAI's client with a key for it."""
         port = free_port()
-        secret = KeyStore(self.home / "keys.json").create(f"customers-{port}", ("chat", "feedback"))
+        secret = KeyStore(self.home / "keys.json").create(f"customers-{port}", ("chat", "feedback", "outcomes"))
         service = Service(
             name="chat",
             home=self.home,

@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 from grpo_flows.local import settings
 from tests.benchmarks.page import here
 from tests.models.examine import examine
-from tests.models.families import families, unbuildable, variants
+from tests.models.families import families, unbuildable, variants, wrappers
 from tests.models.page import Row, keep
 from tests.models.survey import open_registry
 
@@ -68,7 +68,7 @@ def _receive(family: str, pipe: Connection) -> Row:
 
 def main() -> None:
     """Examine the families that were named, or all of them and their variants."""
-    known = (*families(), *variants())
+    known = (*families(), *variants(), *wrappers())
     if unknown := sorted(set(sys.argv[1:]) - set(known)):
         raise SystemExit(f"no tiny model of {', '.join(unknown)}; there are {', '.join(known)}")
     transformers_logging.set_verbosity_error()

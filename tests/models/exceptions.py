@@ -143,3 +143,37 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Settings of a family that published models have and its default config has not."""
+
+_SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}}
+_PATCHES = {"depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "intermediate_size": 64}
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "aria": {},
+    "aya_vision": {},
+    "dots3_note": {},
+    "exaone4_5": {},
+    "glm4v": {"text_config": _SECTIONS, "vision_config": {**_PATCHES, "out_hidden_size": 64}},
+    "idefics3": {},
+    "internvl": {},
+    "kimi_k25": {},
+    "lfm2_vl": {},
+    "llama4": {},
+    "llava": {},
+    "llava_next": {},
+    "llava_onevision": {},
+    "mistral3": {},
+    "paligemma": {},
+    "qwen2_5_vl": {"text_config": _SECTIONS, "vision_config": {**_PATCHES, "out_hidden_size": 64}},
+    "qwen2_audio": {},
+    "qwen2_vl": {"text_config": _SECTIONS, "vision_config": _PATCHES},
+    "qwen3_5": {},
+    "qwen3_5_moe": {},
+    "qwen3_vl": {},
+    "qwen3_vl_moe": {},
+    "qwen4_exp": {},
+    "smolvlm": {},
+    "voxtral": {},
+}
+"""Families whose published weights are those of a class for text and other inputs, with settings of their parts.
+
+Those of them that are families of causal language models too have a text class for the same config.
+"""

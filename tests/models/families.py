@@ -8,15 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PretrainedConfig, PreTrainedModel
 from transformers.integrations.heterogeneity.configuration_utils import AmbiguousGlobalPerLayerAttributeError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tests.models.exceptions import OVERRIDES, UNBUILDABLE, VARIANTS
+from tests.models.exceptions import OVERRIDES, UNBUILDABLE, VARIANTS, WRAPPERS
 
 VOCABULARY = 384
 LAYERS = 4
+_WHOLE = " (whole)"
 WINDOW = 16
 
 _SIZES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
@@ -95,9 +96,17 @@ def variants() -> tuple[str, ...]:
     return tuple(sorted(VARIANTS))
 
 
+def wrappers() -> tuple[str, ...]:
+    """Names of models for text and other inputs: `llava (whole)`."""
+    return tuple(f"{family}{_WHOLE}" for family in sorted(WRAPPERS))
+
+
 def tiny_config(name: str) -> PretrainedConfig:
     """A config of a family or a variant with every kind of layer and small sizes."""
     family, settings = VARIANTS.get(name, (name, {}))
+    if name.endswith(_WHOLE):
+        family = name.removesuffix(_WHOLE)
+        settings = WRAPPERS[family]
     config = CONFIG_MAPPING[family]
     return config(**_small(config, OVERRIDES.get(family, {}) | settings))
 
@@ -106,7 +115,8 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
     """A model of a family or a variant in float32 and evaluation mode, whose parameters all have an effect."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(tiny_config(name), dtype=torch.float32)
+        loading = AutoModelForMultimodalLM if name.endswith(_WHOLE) else AutoModelForCausalLM
+        model = loading.from_config(tiny_config(name), dtype=torch.float32)
         _sharpen(model)
     return model.eval()
 

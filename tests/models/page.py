@@ -8,10 +8,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from grpo.artifacts import user_temp_folder
+from grpo.storage.fetched import user_temp_folder
 from grpo.storage.locks import file_lock
 from tests.benchmarks.page import DOCS, Table
-from tests.models.families import families, variants
+from tests.models.families import families, variants, wrappers
 from tests.models.survey import TOLERANCE
 
 PAGE, STORE = "models.md", "models.json"
@@ -31,6 +31,14 @@ length at a time) or **uncached** (whole conversations again for each token).
 - MLflow: largest difference after a registration and its reload;
 - LoRA: weights that `all-linear` adapts, and the largest difference of the merged and of the reloaded model after a
   step that changed adapters alone.
+
+A model for text and other inputs is **(whole)**: its published class is loaded, its text model is trained, and what is
+saved has its architecture, its other towers as they were, and the files of its processor.
+
+The context of a model is what its config states. Rotary embeddings that change beyond the length of pretraining
+(LongRoPE, dynamic NTK) depend there on the longest conversation of a batch, so that length is the limit: 4k of 128k
+for Phi-3. `grpo doctor` and the dry run print it with the setting that changes it: `short_factor` set to
+`long_factor` under `rope_parameters` in config.json, or `rope_type` set to `yarn`.
 
 Up to {TOLERANCE:.0e} counts as exact; more is **bold**."""
 
@@ -100,9 +108,11 @@ def render(rows: Sequence[Row], unbuildable: dict[str, str], *, version: str, me
     refused = [row for row in rows if row.refusal is not None]
     wrong = [row for row in rows if row.refusal is None and not row.exact]
     exact = ", ".join(f"{count} are exact on the path {path}" for path, count in paths.most_common())
-    with_settings = sum("(" in row.family for row in rows)
+    whole = sum(row.family in wrappers() for row in rows)
+    with_settings = sum("(" in row.family for row in rows) - whole
     summary = (
-        f"{len(rows)} models, {with_settings} of them with settings that published models of a family have and its "
+        f"{len(rows)} models, {whole} of them for text and other inputs (whole: trained on text, with the other towers "
+        f"as they were), {with_settings} with settings that published models of a family have and its "
         f"default config has not: {exact}, {len(refused)} are refused, {len(wrong)} differ or fail. {len(unbuildable)} "
         "families are not built."
     )
@@ -113,7 +123,7 @@ def render(rows: Sequence[Row], unbuildable: dict[str, str], *, version: str, me
     if wrong:
         reasons = [(row.family, f"{aspect}: {error}") for row in wrong for aspect, error in row.errors.items()]
         blocks += ["## Differences and errors", _list(reasons or [(row.family, "see the table") for row in wrong])]
-    if missing := sorted({*families(), *variants()} - {row.family for row in rows}):
+    if missing := sorted({*families(), *variants(), *wrappers()} - {row.family for row in rows}):
         blocks += ["## Not examined yet", ", ".join(missing)]
     blocks += ["## Not built", _list(sorted(unbuildable.items())), f"Measured on {measured}."]
     return "\n\n".join(blocks) + "\n"

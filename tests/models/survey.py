@@ -163,7 +163,7 @@ def _relative_error(gradient: dict[str, torch.Tensor], expected: dict[str, torch
 def checkpoint_difference(family: str, samples: Sequence[Sample]) -> float:
     """A step, a checkpoint of it, and the policy and the learner that are loaded from it."""
     policy = TransformersPolicy(tiny_model(family), tokenizer())
-    learner = _step(policy, samples)
+    learner = step(policy, samples)
     with tempfile.TemporaryDirectory() as folder:
         save(policy, learner, Path(folder), parent="base")
         loaded = load(Path(folder))
@@ -181,7 +181,7 @@ def adapter_differences(family: str, samples: Sequence[Sample]) -> tuple[int, fl
         policy.save(Path(base))
         add_adapters(policy.model, LoraSettings(r=4, target_modules="all-linear"), seed=0)
         before = {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
-        learner = _step(policy, samples)
+        learner = step(policy, samples)
         changed = {name for name, tensor in policy.model.named_parameters() if not torch.equal(tensor, before[name])}
         if any("lora_" not in name for name in changed) or not any("lora_B" in name for name in changed):
             raise PolicyError(f"a step with adapters changed {sorted(changed)[:3]}")
@@ -194,7 +194,7 @@ def adapter_differences(family: str, samples: Sequence[Sample]) -> tuple[int, fl
     return sum("lora_B" in name for name in before), max(difference, _difference(loaded, policy, samples))
 
 
-def _step(policy: TransformersPolicy, samples: Sequence[Sample]) -> Learner:
+def step(policy: TransformersPolicy, samples: Sequence[Sample]) -> Learner:
     """One optimizer step on the policy, whose hash follows."""
     learner = Learner(policy.model, TrainingSettings(learning_rate=1e-2))
     tokens = sum(int(sample.loss_mask.sum()) for sample in samples)

@@ -44,7 +44,7 @@ def test_families_are_counted_by_path():
     """One is exact, one is refused, two are not exact; a variant is counted beside its family."""
     page = _page()
     assert "1 are exact on the path flat, 1 are refused, 2 differ or fail. 1 families are not built." in page
-    assert "4 models, 0 of them" in page
+    assert "4 models, 0 of them for text and other inputs" in page
 
 
 def test_rows_are_in_order_of_their_names():

@@ -3,17 +3,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.retraining import MixtureSettings
 from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import assign_split
-from grpo.scenarios.table import read_scenarios, text_digest, write_scenarios
+from grpo.scenarios.table import read_scenarios, start_digest, write_scenarios
 from grpo_tasks.build_mixture import build_mixture
 from grpo_tasks.split import split
 from tests.doubles import put_folder
 
 SAID = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
 HELD_AT_10, HELD_AT_26 = (
-    {one.id for one in SAID if assign_split(text_digest(one), share=share) == "heldout"} for share in (0.10, 0.26)
+    {one.id for one in SAID if assign_split(start_digest(one), share=share) == "heldout"} for share in (0.10, 0.26)
 )
 
 
@@ -31,7 +32,7 @@ def held_out(store: Path, *, then: float, now: float) -> set[str]:
         conversations=put("conversations", "accepted.parquet", []),
         new_ids=(),
         lineage=(TrainingData(scenarios=table, validation_fraction=then, limit=None),),
-        share=0.5,
+        settings=MixtureSettings(),
         validation_fraction=now,
         seed=0,
         store=str(store),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -11,12 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.rollout import RolloutSettings
@@ -29,7 +31,7 @@ from tests.doubles import changed
 def test_dask_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
     """The error says what to install, and what to set otherwise."""
     monkeypatch.setitem(sys.modules, "prefect_dask", None)
-    with pytest.raises(ConfigError, match=r"pip install 'grpo\[dask\]', or set it to threads"):
+    with pytest.raises(ConfigError, match=r"pip install 'grpo-agent-framework\[dask\]', or set it to threads"):
         shard_runner(RolloutSettings(runner="dask"))
 
 
@@ -71,6 +73,25 @@ def test_shards_go_to_the_cluster_at_the_address():
         settings = RolloutSettings(runner="dask", dask_address=ours.scheduler_address)
         with shard_runner(settings) as runner:
             assert [*runner.client.scheduler_info()["workers"]] == [worker.address for worker in ours.workers.values()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_another_program_of_this_machine_runs_nothing_on_the_cluster():
+    """Whoever reaches the port of a Dask scheduler may run code; here it needs the certificate of the cluster."""
+    with shard_runner(RolloutSettings(runner="dask", workers=1)) as runner:
+        assert runner.client.submit(sum, [1, 2]).result() == 3
+        address = runner.client.scheduler.address
+        assert address.startswith("tls://127.0.0.1:")
+        for stranger in (address, address.replace("tls:", "tcp:")):
+            with pytest.raises((OSError, TypeError)), Client(stranger, timeout=3):
+                pass
+        mine = psutil.Process()
+        sockets = [one for each in (mine, *mine.children(recursive=True)) for one in each.net_connections(kind="tcp")]
+        ports = {one.laddr.port for one in sockets if one.status == psutil.CONN_LISTEN}
+        assert int(address.rpartition(":")[2]) in ports
+        for port, path in itertools.product(ports, ("health", "metrics", "json/counts.json", "info/main/workers.html")):
+            with suppress(httpx.TransportError):
+                assert httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=10).status_code == 404
 
 
 @pytest.mark.usefixtures("server")

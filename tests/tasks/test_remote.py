@@ -16,17 +16,18 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.exceptions import CancelledRun
-from prefect.states import Completed, Crashed, Failed
+from prefect.states import Completed, Crashed, Failed, Running
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
-from grpo.identity.cache_identity import RunInputs
+from grpo.identity.cache_identity import RunInputs, stage_key
 from grpo.identity.code import source_digest
 from grpo_tasks import remote
 from grpo_tasks.executor import StageExecutor
-from grpo_tasks.remote import RemoteStages, decode
+from grpo_tasks.remote import RemoteStages, decode, error_message
+from grpo_tasks.results import write_result
 from grpo_tasks.rollout import RolloutResult, rollout
 from tests.doubles import put_file
 
@@ -181,6 +182,34 @@ def test_a_lost_stage_is_sent_again(inputs: dict[str, Any], deployment: str):
         second = next(run for run in _sent(client, parent, 2) if run.id != first.id)
         client.set_flow_run_state(second.id, Completed(message=_result(inputs["store"], "again")), force=True)
         assert [result.rollout.sha256 for result in end()] == ["again"]
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("the store"), TimeoutError("the judge")])
+def test_a_fault_that_a_retry_can_fix_is_tried_again(inputs: dict[str, Any], deployment: str, error: Exception):
+    """It comes back as what it is: the store of the other machine was away, for example."""
+    with _sending([inputs], deployment) as (parent, end, _), get_client(sync_client=True) as client:
+        first = _sent(client, parent, 1)[0]
+        client.set_flow_run_state(first.id, Failed(message=error_message(error)), force=True)
+        second = next(run for run in _sent(client, parent, 2) if run.id != first.id)
+        client.set_flow_run_state(second.id, Completed(message=_result(inputs["store"], "again")), force=True)
+        assert [result.rollout.sha256 for result in end()] == ["again"]
+
+
+def test_a_result_that_was_left_without_a_state_counts(
+    inputs: dict[str, Any], deployment: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The database of Prefect was away when the stage ended: its run stays Running, and its result is in the store."""
+    monkeypatch.setattr(remote, "_LOOK_S", 0.0)
+    monkeypatch.setattr(remote, "_ENDING_S", 1.0)
+    monkeypatch.setattr(remote, "_POLL_S", 0.5)
+    with _sending([inputs], deployment) as (parent, end, _), get_client(sync_client=True) as client:
+        sent = _sent(client, parent, 1)[0]
+        client.set_flow_run_state(sent.id, Running(), force=True)
+        store = ArtifactStore(inputs["store"])
+        kept = put_file(store, "rollout", ".txt", lambda path: path.write_text("left") and None)
+        write_result(store, stage_key("rollout", inputs), RolloutResult(rollout=kept, episodes=4, compute_s=2.0))
+        assert [result.rollout.sha256 for result in end()] == [kept.sha256]
+        assert client.read_flow_run(sent.id).state.is_cancelling()
 
 
 def test_what_was_sent_is_cancelled_when_the_run_breaks_off(inputs: dict[str, Any], deployment: str):

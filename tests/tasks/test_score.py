@@ -52,6 +52,7 @@ def _score(model: Model, store: Path, *, error_budget: float) -> ScoreResult:
         reward=(RewardComponent(kind="ruler", weight=0.6, options=options),),
         judge=None,
         error_budget=error_budget,
+        timeout_s=60,
         store=str(store),
     )
 
@@ -101,6 +102,7 @@ def _stage(store: Path, *outcomes: Outcome) -> ScoreResult:
         reward=(RewardComponent(kind="task_completion", weight=1.0),),
         judge=None,
         error_budget=0.0,
+        timeout_s=60,
         store=str(store),
     )
 
@@ -114,6 +116,25 @@ def test_what_nothing_judges_is_counted_and_no_error(tmp_path: Path, caplog: pyt
     assert (result.summary.rewarded, result.summary.unjudged, result.summary.success) == (1, 1, 1.0)
     assert "1 of 2 episodes have no reward: nothing judges NL_ASSERTION" in caplog.text
     assert "set judge" in caplog.text
+
+
+AIMLESS = Outcome.of({}, state={"orders": {}})
+
+
+def test_an_episode_whose_scenario_expects_nothing_is_counted_and_has_no_reward(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """It is neither a success nor an error, and the log names its scenario and the remedy."""
+    result = _stage(tmp_path, Outcome(success=False, checks={"a": False}), AIMLESS)
+    assert (result.summary.rewarded, result.summary.unjudged, result.summary.success) == (1, 1, 0.0)
+    assert "1 of 2 episodes have no reward: their scenarios (" in caplog.text
+    assert "give them `expected`" in caplog.text
+
+
+def test_a_rollout_of_which_nothing_is_expected_is_refused(tmp_path: Path):
+    """Every episode would have been paid for doing nothing."""
+    with pytest.raises(RewardError, match=r"2 of 2 episodes have no reward: their scenarios .* expect nothing"):
+        _stage(tmp_path, AIMLESS, AIMLESS)
 
 
 def test_a_rollout_of_which_nothing_is_judged_is_refused(tmp_path: Path):

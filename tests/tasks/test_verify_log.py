@@ -13,7 +13,7 @@ from grpo.config.scenarios import ServedSource
 from grpo.errors import RatioError
 from grpo.scenarios.served.folder import ServedLog
 from grpo.serving.log import ServingLog
-from grpo.serving.registered import watched_version
+from grpo.serving.registered import WatchedVersion
 from grpo_flows.cli.app import app
 from grpo_flows.cli.errors import FAILED
 from grpo_tasks.registry import registry
@@ -47,9 +47,10 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Served:
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_HOME", str(home))  # whose key signs the version
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
         version = registered(home, tiny_folder, rollout={"max_new_tokens": 9})
-        with chat_server(home, watched_version(registry(), version.address)) as server:
+        with chat_server(home, WatchedVersion(registry(), version.address)) as server:
             client = server.client()
             for content in ("Hello", "Where is my parcel?", "I want a refund."):
                 client.chat.completions.create(

@@ -1,5 +1,5 @@
 """`python -m grpo_flows.cli`, the same as `grpo`."""
 
-from grpo_flows.cli.app import app
+from grpo_flows.cli.app import run
 
-app(prog_name="grpo")
+run()

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
+from grpo.errors import DISTRIBUTION
+from grpo.interrupts import end_by_signals
+from grpo_flows.cli.erase import erase
 from grpo_flows.cli.errors import with_exit_codes
 from grpo_flows.cli.evaluate import evaluate
 from grpo_flows.cli.keys import keys
 from grpo_flows.cli.prepare import check_reward, doctor, ingest, init, schema
-from grpo_flows.cli.registry import export, lineage, models, promote, reproduce, rollback
+from grpo_flows.cli.registry import admit, export, lineage, models, promote, reproduce, rollback
 from grpo_flows.cli.runs import report, runs, show
 from grpo_flows.cli.serve import serve
 from grpo_flows.cli.servers import deploy, down, env, migrate, ui, up
+from grpo_flows.cli.store import store
 from grpo_flows.cli.train import pretrain, retrain, train, tune
 from grpo_flows.cli.verify_log import verify_log
 from grpo_flows.local import settings
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
-    train, evaluate, tune, retrain, promote, rollback, lineage, reproduce, runs, report, show, models, export,
-    init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, verify_log, pretrain,
+    train, evaluate, tune, retrain, promote, rollback, admit, lineage, reproduce, runs, report, show, models, export,
+    init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, verify_log, erase, pretrain,
 ):  # fmt: skip
     app.command(context_settings={"ignore_unknown_options": command is up})(with_exit_codes(command))
 app.add_typer(keys, name="keys")
+app.add_typer(store, name="store")
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"grpo {version('grpo')}")
+        typer.echo(f"grpo {version(DISTRIBUTION)}")
         raise typer.Exit
 
 
@@ -45,13 +48,14 @@ def main(
     """Train multi-turn conversational agents, and promote those that improve.
 
     Exit codes: 0 done, 1 failed, 2 wrong input, 3 a gate refused. GRPO_HOME is the folder of all records, `runs` by
-    default; GRPO_DEBUG=1 logs debug messages.
+    default; GRPO_DEBUG=1 logs debug messages, and the start of each stage.
 
     Example: grpo init shop; cd shop; grpo train grpo.yaml
     """
     settings.enable_debug_logging()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started servers are stopped as on Ctrl-C
 
 
-if __name__ == "__main__":
-    app()
+def run() -> None:
+    """Run the command of this process; a program that calls `app` itself keeps its own handlers of signals."""
+    end_by_signals()  # so that started servers are stopped on SIGTERM as on Ctrl-C
+    app(prog_name="grpo")

@@ -100,9 +100,9 @@ def checkpoint_policy(model: str) -> Any:
     """The policy of a registered version or of a checkpoint in a store; None for any other address."""
     if "://" in model:
         return None
-    from grpo.artifacts import ArtifactStore
+    from grpo.artifacts import store_of
     from grpo.learner.checkpoints import load_policy
-    from grpo_tasks.models import store_of, stored_checkpoint
+    from grpo_tasks.models import stored_checkpoint
 
     artifact = stored_checkpoint(model)
-    return None if artifact is None else load_policy(ArtifactStore(store_of(artifact)), artifact)
+    return None if artifact is None else load_policy(store_of(artifact), artifact)

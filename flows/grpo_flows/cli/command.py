@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from grpo.registry.promotions import LONGEST_REASON
+from grpo.policy.weights.promotion_records import LONGEST_REASON
 from grpo.storage.shipped import shipped_folder
 from grpo_flows.cli.console import PlainConsole
 from grpo_flows.local import settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from grpo import progress
+from grpo.errors import printable
 
 _RUNS = ("prefect.flow_runs", "prefect.task_runs")
 _EVENTS = "prefect.events.clients"
 _SILENT_S = 30.0
 """Longest time between two lines of progress of a stage that reports any."""
+_ITERATION = ("rollout", "score", "train")
+"""Stages of an iteration; the rollouts after the last iteration belong to the evaluation."""
+_SHOWN = ("reward", "success", "loss")
 _ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
 
 
@@ -34,14 +39,6 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: object) -> Text:
         """See `Console.render_str`; all strings and cells of tables pass it."""
         return super().render_str(printable(text), **options)  # type: ignore[arg-type]
-
-
-def printable(text: str) -> str:
-    r"""The text with control characters and undecodable bytes as escapes: `\x1b[2J` instead of an empty screen."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
-    )
 
 
 class _OnceFilter(logging.Filter):
@@ -82,8 +79,8 @@ def _log_failures_once() -> None:
 def show_progress(console: Console, *, iterations: int = 0) -> Iterator[None]:
     """Show progress bars while the block runs, with one for the `iterations` if there are any.
 
-    Without a terminal: one line at the start and end of a stage, after half a minute without a line, and for each
-    iteration.
+    Without a terminal: one line for each iteration, one for each stage outside of them, and one after half a minute
+    without a line. With GRPO_DEBUG=1 every stage has a line when it begins, too.
     """
     _log_failures_once()
     if not console.is_terminal:
@@ -124,29 +121,53 @@ class _ProgressLines:
 
     def __init__(self, console: Console, iterations: int) -> None:
         self._console, self._iterations, self._updates = console, iterations, 0
-        self._reward: float | None = None
+        self._numbers: dict[str, float] = {}
+        """Reward, success and loss of the iteration that runs."""
+        self._announced: set[str] = set()
+        """Stages that a run of their own ends, with a line of their own."""
         self._started_at = self._shown_at = time.monotonic()
         self._has_rollouts = False
+        self._every = os.environ.get("GRPO_DEBUG") == "1"
         self._guard = threading.Lock()
 
     def __call__(self, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
         with self._guard:
             if stage == "rollout" and not self._has_rollouts:
                 self._has_rollouts, self._started_at = True, time.monotonic()  # what came before is not repeated
-            if done in (0, total) or time.monotonic() - self._shown_at > _SILENT_S:
-                self._shown_at = time.monotonic()
-                text = " ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-                self._console.print(f"{stage} {done}/{total} {text}".rstrip(), soft_wrap=True)
-            self._reward = numbers.get("reward", self._reward)
-            if self._iterations and _ends_iteration(stage, numbers):
+            if done == 0:
+                self._announced.add(stage)
+            in_iteration = stage in _ITERATION and self._updates < self._iterations
+            if in_iteration:
+                self._numbers |= {name: value for name, value in numbers.items() if name in _SHOWN}
+            ended = "cached" in numbers or (done == total > 0 and stage not in self._announced)
+            if in_iteration and _ends_iteration(stage, numbers):
                 self._updates += 1
-                self._console.print(self._iteration(), soft_wrap=True)
+                self._print(self._iteration())
+                self._numbers = {}
+            elif (
+                (ended and not in_iteration)
+                or (done == 0 and self._every)
+                or time.monotonic() - self._shown_at > _SILENT_S
+            ):
+                self._print(_stage_line(stage, done, total, numbers))
+
+    def _print(self, line: str) -> None:
+        self._shown_at = time.monotonic()
+        self._console.print(line, soft_wrap=True)
 
     def _iteration(self) -> str:
         elapsed = time.monotonic() - self._started_at
         left = elapsed / self._updates * max(0, self._iterations - self._updates)
-        reward = "" if self._reward is None else f"reward {self._reward:.3f}, "
-        return f"iteration {self._updates} of {self._iterations}: {reward}about {left:.0f} s left"
+        numbers = "".join(f"{name} {value:.4g}, " for name, value in self._numbers.items())
+        return f"iteration {self._updates} of {self._iterations}: {numbers}about {left:.0f} s left"
+
+
+def _stage_line(stage: str, done: int, total: int, numbers: dict[str, float]) -> str:
+    """`rollout 60/128`; of a stage that has ended, its numbers: `score: reward 0.4922`, `split: cached`."""
+    text = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if name != "cached")
+    if "cached" not in numbers:
+        return f"{stage} {done}/{total} {text}".rstrip()
+    return f"{stage}: {text or ('cached' if numbers['cached'] else 'done')}"
 
 
 def _ends_iteration(stage: str, numbers: dict[str, float]) -> bool:

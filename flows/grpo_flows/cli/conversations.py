@@ -22,7 +22,7 @@ def print_episodes(console: Console, rows: Sequence[tuple[str, Sequence[Trajecto
     """Print a row a part of a run: number of episodes and scenarios, mean reward, success, and stop reasons."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rollouts", no_wrap=True)
-    for heading in ("episodes", "scenarios", "reward", "success", "failure", "truncated", "failed"):
+    for heading in ("episodes", "scenarios", "reward", "success", "failure", "truncated", "turn limit", "failed"):
         table.add_column(heading, justify="right")
     for name, episodes in rows:
         rewards = [reward for episode in episodes if (reward := episode.total_reward) is not None]
@@ -33,6 +33,7 @@ def print_episodes(console: Console, rows: Sequence[tuple[str, Sequence[Trajecto
             sum(episode.success is True for episode in episodes),
             sum(episode.success is False for episode in episodes),
             sum(episode.stop == "truncated" for episode in episodes),
+            sum(episode.stop == "turn_limit" for episode in episodes),
             sum(episode.stop == "failed" for episode in episodes),
         )
         table.add_row(name, *map(str, counts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +20,21 @@ if TYPE_CHECKING:
     from grpo.retraining.reports import RetrainingReport
     from grpo.retraining.triggers import TriggerResult
     from grpo.rewards.hacking.check import ProbeResult
+    from grpo.store_move import StoreMove
     from grpo.tuning.study_summary import StudySummary
     from grpo_flows.dry_run import DryRun
     from grpo_flows.local.checks import DoctorReport
+    from grpo_flows.local.nights import Night
     from grpo_flows.reproduce import Reproduction
 
+_NIGHTS = {
+    "Completed": "green",
+    "Nothing to do": "green",
+    "Running": "",
+    "Scheduled": "dim",
+    "Pending": "",
+    "Late": "yellow",
+}
 _COLOURS = {
     **{"promote": "green", "refuse": "yellow", "failed": "red"},
     **{"ok": "green", "absent": "dim", "warning": "yellow", "problem": "red"},
@@ -103,7 +113,9 @@ def print_evaluation(console: Console, document: EvaluationDocument) -> None:
         console.print(_pass_table(evaluation))
     console.print(
         f"policy {evaluation.policy}: {evaluation.episodes} episodes, {evaluation.failed_share:.1%} failed, "
-        f"{evaluation.truncated_share:.1%} truncated, {evaluation.mean_completion_tokens:.1f} completion tokens each; "
+        f"{evaluation.truncated_share:.1%} truncated, {evaluation.turn_limit_share:.1%} at the limit of turns, "
+        f"{evaluation.mean_completion_tokens:.1f} completion tokens each; {evaluation.calls.parsed} tool calls, "
+        f"{evaluation.calls.repaired} of them repaired, in {evaluation.calls.malformed} replies malformed ones; "
         f"{evaluation.confidence:.0%} intervals",
         soft_wrap=True,
     )
@@ -149,7 +161,12 @@ def print_dry_run(console: Console, plan: DryRun) -> None:
 
 def _estimates(plan: DryRun) -> Iterator[str]:
     unknown = "unknown until split has run"
-    splits = unknown if plan.scenarios is None else "{} to train on, {} held out".format(*plan.scenarios)
+    if plan.scenarios is not None:
+        splits = "{} to train on, {} held out".format(*plan.scenarios)
+    elif plan.counted is not None:
+        splits = f"at least {plan.counted}; their split is {unknown}"
+    else:
+        splits = unknown
     yield f"scenarios: {splits}"
     heldout = unknown if plan.episodes.heldout is None else f"{plan.episodes.heldout:,}"
     yield f"episodes: at most {plan.episodes.train:,} to train on; held out, by both policies: {heldout}"
@@ -163,6 +180,14 @@ def _estimates(plan: DryRun) -> Iterator[str]:
     )
     yield f"model: {model_line(plan.model)}"
     yield f"forward path: {plan.forward_path or 'unknown until load_base has run'}"
+    yield f"context of the model: {plan.context}"
+    if plan.reads:
+        yield f"read besides, and part of the cache: {', '.join(plan.reads)}"
+    bound = "at most " if plan.mean_completion_tokens is None else ""
+    yield (
+        f"time: {bound}about {_minutes(plan.seconds)} at the speed that this machine has now, for what is not in the "
+        "cache; judges and environments that wait are not counted"
+    )
     memory = plan.memory
     yield (
         f"memory: {_size(memory.peak)} at its peak, without Python and its packages: weights "
@@ -176,6 +201,13 @@ def model_line(plan: ModelPlan) -> str:
     """Address, origin and size of a model, and what of it has to be fetched."""
     fetched = f", {_size(plan.missing)} of it to be fetched" if plan.missing else ""
     return f"{plan.address} ({plan.origin}), {_size(plan.size)}{fetched}"
+
+
+def _minutes(seconds: float) -> str:
+    """Rounded duration: 42 → under a minute; 150 → 2 minutes; 9000 → 2.5 hours."""
+    if seconds < 60:
+        return "a minute or less"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 def _known_size(count: int | None) -> str:
@@ -208,10 +240,23 @@ def print_runs(console: Console, documents: Sequence[ReportDocument]) -> None:
     console.print(table)
 
 
+def print_nights(console: Console, nights: Sequence[Night]) -> None:
+    """Print a row a retraining: day, state, what it said, time and starts; days without one are red as failures are."""
+    table = Table(title="nights", title_justify="left")
+    for heading in ("day", "run", "state", "what it said", "time", "starts"):
+        table.add_column(heading, no_wrap=heading == "day")
+    for night in nights:
+        colour = _NIGHTS.get(night.state, "red")
+        spent = f"{night.seconds:,.0f} s" if night.run else ""
+        starts = str(night.starts or "")
+        table.add_row(str(night.day), night.run, Text(night.state, colour), night.message, spent, starts)
+    console.print(table)
+
+
 def print_versions(console: Console, versions: Sequence[VersionSummary]) -> None:
-    """Print two lines a version: address and aliases, then held-out result, verdict, date and run."""
+    """Print address and aliases of each version, then held-out result, verdict, date and run, then what is wrong."""
     for version in versions:
-        aliases = Text(", ".join(version.aliases), "green" if "champion" in version.aliases else "")
+        aliases = Text(", ".join(version.aliases), "green" if version.in_service else "")
         console.print(version.address, aliases, soft_wrap=True)
         facts = (
             "no held-out result" if version.heldout is None else str(version.heldout),
@@ -220,12 +265,21 @@ def print_versions(console: Console, versions: Sequence[VersionSummary]) -> None
             f"run {version.run or 'unknown'}",
         )
         console.print(f"  {'; '.join(facts)}", soft_wrap=True)
+        for problem in filter(None, (version.refusal, version.moved)):
+            console.print(Text(f"  {problem}", "yellow"), soft_wrap=True)
+
+
+def print_facts(console: Console, title: str, facts: Mapping[str, str]) -> None:
+    """Print a title, and a line for each fact."""
+    console.print(title, soft_wrap=True)
+    for name, value in facts.items():
+        console.print(f"  {name:<18}{value}", soft_wrap=True)
 
 
 def print_change(console: Console, model: str, change: ChampionChange | None) -> None:
     """Print the version that is champion now."""
     if change is None:
-        console.print(f"{model}: this version is champion already; nothing was changed")
+        console.print(f"{model}: this version is champion already, and the aliases name it")
         return
     replaced = f" in place of version {change.replaced}" if change.replaced is not None else ""
     forced = ", forced" if change.forced else ""
@@ -257,15 +311,17 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
         "machine": ", ".join(f"{name} {value}" for name, value in provenance.machine.items()),
         "iterations": str(len(provenance.policies) - 1),
         "MLflow run": lineage.run_id,
+        **({"admitted": lineage.admitted} if lineage.admitted is not None else {}),
     }
-    lines = [f"{lineage.name} version {lineage.version}", *(f"  {name:<18}{value}" for name, value in facts.items())]
-    lines += [f"  external code     {name}: {digest[:16]}" for name, digest in provenance.external_digests.items()]
+    print_facts(console, f"{lineage.name} version {lineage.version}", facts)
+    lines = [f"  external code     {name}: {digest[:16]}" for name, digest in provenance.external_digests.items()]
     for depth, parent in enumerate(lineage.parents):
         origin = f"version {parent.version}" if parent.version is not None else f"base model {parent.model}"
+        origin += f": {parent.refusal}" if parent.refusal is not None else ""
         lines.append(f"{'  ' * depth}trained from policy {parent.policy}, {origin}")
+    lines += [f"promotion record {number} is not signed, and not believed" for number in lineage.unsigned]
     lines += [_change_line(change) for change in lineage.history] or ["no version of this model was promoted"]
-    if lineage.pending is not None:
-        lines.append(f"pending, the next promotion or rollback completes or undoes it: {_change_line(lineage.pending)}")
+    lines += [] if lineage.moved is None else [lineage.moved]
     for line in lines:
         console.print(line, soft_wrap=True)
     console.print(
@@ -297,6 +353,21 @@ def print_reproduction(console: Console, result: Reproduction) -> None:
     )
 
 
+def print_store_move(console: Console, moved: StoreMove, *, dry_run: bool) -> None:
+    """Print what was moved, what stays, and what is to do next."""
+    verb = "would move" if dry_run else "moved"
+    console.print(
+        f"{verb} {moved.artifacts} artifacts and {moved.documents} documents from {moved.source} to {moved.target}; "
+        f"{moved.present} artifacts were there",
+        soft_wrap=True,
+    )
+    for what, names in (("does not match its digest", moved.damaged), ("is not of a store", moved.left)):
+        for name in names:
+            console.print(f"left {name}: it {what}", soft_wrap=True)
+    if not dry_run:
+        console.print(f"now set `store: {moved.target}` in the configs", soft_wrap=True)
+
+
 def _mappings(value: object) -> list[dict[str, object]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -311,12 +382,13 @@ def print_triggers(console: Console, results: tuple[TriggerResult, ...]) -> None
 
 def print_retraining(console: Console, report: RetrainingReport, *, path: Path) -> None:
     """Print the triggers, the curated conversations and the verdict of a retraining."""
-    print_triggers(console, report.triggers.results)
-    curation = report.triggers.curation
-    console.print(f"{curation.records} conversations: {curation.accepted} accepted")
-    for reason, count in curation.rejected.items():
-        console.print(f"  {count} × {reason}")
-    for kind, count in curation.redacted.items():
-        console.print(f"  {count} × {kind} redacted")
+    if report.triggers is not None:
+        print_triggers(console, report.triggers.results)
+        curation = report.triggers.curation
+        console.print(f"{curation.records} conversations: {curation.accepted} accepted")
+        for reason, count in curation.rejected.items():
+            console.print(f"  {count} × {reason}")
+        for kind, count in curation.redacted.items():
+            console.print(f"  {count} × {kind} redacted")
     console.print(f"{report.verdict}: {report.reason}", soft_wrap=True)
     console.print(f"report: {path}", soft_wrap=True)

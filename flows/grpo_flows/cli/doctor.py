@@ -17,10 +17,9 @@ from fsspec.implementations.local import LocalFileSystem
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
-from grpo.errors import GRPOError
-from grpo.policy.weights.sources import ModelPlan
+from grpo.errors import DISTRIBUTION, GRPOError, install_command
+from grpo.storage.files import nearest_existing
 from grpo_flows.cli.command import QUICKSTART
 from grpo_flows.cli.display import model_line
 from grpo_flows.local.checks import (
@@ -30,10 +29,9 @@ from grpo_flows.local.checks import (
     check_records,
     check_servers,
     check_store,
-    nearest_existing,
     protocol_known,
-    require,
 )
+from grpo_flows.local.run_checks import check_runs
 
 _DEVELOPMENT = ("dev",)
 """Extras for work on the project itself."""
@@ -42,80 +40,43 @@ _LITTLE_MEMORY, _LITTLE_DISK, _NO_DISK = 2 * _GIB, 5 * _GIB, _GIB // 2
 
 
 def run_checks(home: Path, store: str, config: PipelineConfig | None = None) -> DoctorReport:
-    """Run all checks, with those of a config; nothing is left behind, and no password is shown."""
+    """Run all checks, and the checks of a config if one is given; nothing is left behind, and no password is shown."""
     checks = (
         *(_check_python(), *_check_packages(), *_check_extras(), *_check_gpus(), _check_memory()),
-        *(*_check_disks(home, store), *check_records(home), check_store(store), *check_servers(home)),
+        *(
+            *_check_disks(home, store),
+            *check_records(home),
+            check_store(store),
+            *check_servers(home),
+            *check_runs(home),
+        ),
         *(*_check_backends(), *check_shipped_files(), *_check_config(config)),
     )
     return DoctorReport(checks=checks)
 
 
-def check_files(config: PipelineConfig) -> ModelPlan:
-    """Check the store, the sources, the user's code and the model of a config; fetches no weights.
-
-    Raises `ConfigError`, `StorageError`, `DataError` or `PolicyError`, as the run would.
-    """
-    from grpo.identity.cache_identity import pin_models
-    from grpo.identity.code import external_digests
-    from grpo.policy.weights.sources import model_plan
-    from grpo.scenarios.sources import content_hash
-    from grpo_flows.local.objects import check_objects
-
-    require([check_store(config.store)])
-    content_hash(config.scenarios.sources)
-    external_digests([config])
-    check_objects(config)
-    return model_plan(pin_models(config).policy.model)
-
-
-def check_config(config: PipelineConfig) -> ModelPlan:
-    """Check all that needs no weights: also the chat template, rewards, environment, gates and backends.
-
-    Raises what the run would raise, and leaves nothing behind.
-    """
-    from grpo.agents.catalog import make_agent
-    from grpo.environments.catalog import make_environment
-    from grpo.policy.renderer import make_renderer
-    from grpo.policy.transformers.model import load_tokenizer
-    from grpo.policy.transformers.quantization import bitsandbytes_config
-    from grpo.policy.weights.sources import model_description
-    from grpo.rewards.hacking.check import check_rewards
-    from grpo.rewards.learned.safety import SafetyReward
-    from grpo_tasks.executor import shard_runner
-
-    plan = check_files(config)
-    with model_description(plan.address) as described:
-        tokenizer = load_tokenizer(described.tokenizer, chat_template=config.policy.chat_template)
-        make_renderer(tokenizer, settings=config.policy.renderer)
-    if config.policy.quantization is not None:
-        bitsandbytes_config(config.policy.quantization)
-    if config.rollout.backend == "vllm":
-        import grpo.policy.vllm  # noqa: F401 - raises where the package is missing
-    shard_runner(config.rollout)
-    tools = (*make_environment(config.environment).tools, *make_agent(config.agent).tools)
-    make_renderer(tokenizer, tools=tools, settings=config.policy.renderer)
-    check_rewards(config.reward)
-    for gate in config.gates:
-        if isinstance(gate, SafetyGate):
-            SafetyReward() if gate.model is None else SafetyReward(model=gate.model)
-    return plan
-
-
 def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
-    """The first fault for which a run of this config would be refused."""
+    """Every fault for which a run of this config would be refused."""
     if config is None:
         return
+    from grpo.identity.cache_identity import pin_models
+    from grpo.policy.weights.sources import model_plan
+    from grpo_flows.local.preflight import faults
+
+    errors = [fault.error for fault in faults(config)]
     try:
-        plan = check_config(config)
-        path = "unknown until the weights are fetched" if plan.missing else _forward_path(config)
-    except (GRPOError, ConnectionError, TimeoutError) as error:
+        if not errors:
+            plan = model_plan(pin_models(config).policy.model)
+            path = "unknown until the weights are fetched" if plan.missing else _forward_path(config)
+            yield CheckResult(area="config", name="policy.model", state="ok", detail=model_line(plan))
+            yield CheckResult(area="config", name="forward path", state="ok", detail=path)
+            yield CheckResult(area="config", name="context", state="ok", detail=_context(config))
+            yield CheckResult(area="config", name=config.name, state="ok", detail="nothing that a run would refuse")
+    except (GRPOError, ConnectionError, TimeoutError) as failure:
+        errors.append(failure)
+    for error in errors:
         detail, _, remedy = str(error).partition("; ")
         yield CheckResult(area="config", name=config.name, state="problem", detail=detail, remedy=remedy)
-    else:
-        yield CheckResult(area="config", name="policy.model", state="ok", detail=model_line(plan))
-        yield CheckResult(area="config", name="forward path", state="ok", detail=path)
-        yield CheckResult(area="config", name=config.name, state="ok", detail="nothing that a run would refuse")
 
 
 def _forward_path(config: PipelineConfig) -> str:
@@ -127,9 +88,18 @@ def _forward_path(config: PipelineConfig) -> str:
     return str(loaded.path_check)
 
 
+def _context(config: PipelineConfig) -> str:
+    """Tokens that the model reads, and why they are fewer than its config states."""
+    from grpo.policy.transformers.context import described_context
+    from grpo.policy.weights.sources import model_description
+
+    with model_description(config.policy.model) as described:
+        return described_context(described.config)
+
+
 def _check_python() -> CheckResult:
     """The interpreter against the version that the package requires."""
-    version, required = platform.python_version(), importlib.metadata.metadata("grpo")["Requires-Python"]
+    version, required = platform.python_version(), importlib.metadata.metadata(DISTRIBUTION)["Requires-Python"]
     fits = SpecifierSet(required).contains(version)
     state: State = "ok" if fits else "problem"
     remedy = "" if fits else f"install Python {required}"
@@ -145,7 +115,7 @@ def _check_packages() -> Iterator[CheckResult]:
 
 def _check_extras() -> Iterator[CheckResult]:
     """Packages that only some settings need."""
-    for extra in importlib.metadata.metadata("grpo").get_all("Provides-Extra") or []:
+    for extra in importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []:
         if extra in _DEVELOPMENT:
             continue
         for requirement in _requirements():
@@ -155,11 +125,11 @@ def _check_extras() -> Iterator[CheckResult]:
 
 
 def _requirements() -> list[Requirement]:
-    return [Requirement(text) for text in importlib.metadata.requires("grpo") or []]
+    return [Requirement(text) for text in importlib.metadata.requires(DISTRIBUTION) or []]
 
 
 def _check_package(requirement: Requirement, *, area: str, missing: State, extra: str | None) -> CheckResult:
-    remedy = f"pip install 'grpo[{extra}]'" if extra else f"pip install '{requirement.name}{requirement.specifier}'"
+    remedy = install_command(extra) if extra else f"pip install '{requirement.name}{requirement.specifier}'"
     name = f"{requirement.name} ({extra})" if extra else requirement.name
     if (version := _installed_version(requirement.name)) is None:
         return CheckResult(area=area, name=name, state=missing, detail="not installed", remedy=remedy)

@@ -1,6 +1,6 @@
 """Exit codes of commands, and the one-line messages of expected failures.
 
-0 done, 1 failed, 2 wrong input, 3 a gate refused.
+0 done, 1 failed, 2 wrong input, 3 a gate refused; 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from typing import ParamSpec, TypeVar
 import typer
 from rich.text import Text
 
-from grpo.errors import AddressError, ConfigError, GRPOError, PromotionRefused, RegistryError
+from grpo.errors import AddressError, ConfigError, GRPOError, PromotionRefused, RegistryError, printable
 from grpo.storage.credentials import masked
 from grpo.storage.files import causes, storage_error
 from grpo.storage.home import home
-from grpo_flows.cli.console import PlainConsole, printable
+from grpo.user_failures import is_exception, user_code
+from grpo_flows.cli.console import PlainConsole
+from grpo_flows.local.login import LOGIN_REMEDIES
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 FAILED, WRONG_INPUT, REFUSED = 1, 2, 3
-_ADDRESS = re.compile(r"\S+://\S+")
+_UNAUTHORIZED = 401
+_ADDRESS = re.compile(r"(?<!\S)\S+://\S+")
 _AGAIN = "Run the command again: finished stages are in the cache"
 logger = logging.getLogger(__name__)
 
@@ -47,10 +50,12 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
 def exit_codes(*, wrong_input: tuple[type[Exception], ...] = (ConfigError, AddressError)) -> Iterator[None]:
     """Print an expected failure as one line; errors of the types `wrong_input` have exit code 2.
 
-    Any other exception is a fault of this project and keeps its traceback.
+    An exception of the user's code that would end the process, such as `SystemExit`, is such a failure: the exit code
+    is that of a command that failed. Any other exception is a fault of this project and keeps its traceback.
     """
     try:
-        yield
+        with user_code("code of this command", passes=is_exception):
+            yield
     except typer.Exit:
         raise
     except Exception as error:
@@ -88,6 +93,8 @@ def _failure(error: BaseException) -> Exception | None:
     if _is(error, "sqlalchemy.exc", "DBAPIError"):
         reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
         return ConnectionError(f"a database cannot be used: {reason}; `grpo doctor` names it. {_AGAIN}")
+    if _is(error, "requests.exceptions", "HTTPError") and _status(error) == _UNAUTHORIZED:
+        return _refused_login()
     if _is(error, "requests.exceptions", "ConnectionError", "Timeout"):
         tracking = masked(os.environ.get("MLFLOW_TRACKING_URI", ""))
         return ConnectionError(
@@ -111,6 +118,15 @@ def _failure(error: BaseException) -> Exception | None:
     return None
 
 
+def _refused_login() -> ConnectionError:
+    tracking = masked(os.environ.get("MLFLOW_TRACKING_URI", ""))
+    return ConnectionError(f"MLflow at {tracking} refuses the login; {LOGIN_REMEDIES['mlflow']}")
+
+
+def _status(error: BaseException) -> int | None:
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
 def _requested(error: BaseException) -> str:
     """The requested address: of the setting, or, where a server of this command is gone, of the request."""
     request = getattr(error, "_request", None)
@@ -118,7 +134,9 @@ def _requested(error: BaseException) -> str:
     return masked(url) or "an unknown address"
 
 
-def _mlflow_refusal(error: BaseException) -> RegistryError:
+def _mlflow_refusal(error: BaseException) -> Exception:
+    if getattr(error, "error_code", None) == "UNAUTHENTICATED":
+        return _refused_login()
     return RegistryError(f"MLflow refuses: {' '.join(str(error).split())[:300]}")
 
 

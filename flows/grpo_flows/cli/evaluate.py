@@ -12,11 +12,10 @@ from typing import Annotated
 import typer
 
 from grpo.config.pipeline import PipelineConfig, load_config
-from grpo.errors import AddressError, ConfigError, DataError, PolicyError
+from grpo.errors import AddressError, ConfigError, DataError, PolicyError, printable
 from grpo.messages import Message
 from grpo.storage.files import write_atomically
 from grpo_flows.cli.command import console, start_command
-from grpo_flows.cli.console import printable
 from grpo_flows.cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_flows.cli.errors import exit_codes
 from grpo_flows.local import settings
@@ -84,7 +83,8 @@ def evaluate(
             return
         assert config is not None
         pipeline = load_config(config, options)
-        _check_files(pipeline, model, scenarios_file, num_episodes)
+        if not dry_run:
+            _check_files(pipeline, model, scenarios_file, num_episodes)
         path = output_file or home / pipeline.name / "evaluation.json"
         if dry_run:
             with scratch_services():
@@ -99,7 +99,8 @@ def evaluate(
             return
         from grpo_flows.local.servers import prefect_server
 
-        with prefect_server(home, meanwhile=partial(settings.import_packages, "grpo_flows.evaluate", "mlflow")) as url:
+        load = partial(settings.import_packages, "grpo_flows.evaluate", "mlflow")
+        with prefect_server(home, while_starting=load) as url:
             from grpo_flows.cli.console import show_progress
             from grpo_flows.cli.display import print_evaluation
             from grpo_flows.evaluate import evaluate as flow
@@ -119,19 +120,11 @@ def evaluate(
 
 def _check_files(pipeline: PipelineConfig, model: str | None, scenarios_file: str | None, episodes: int | None) -> None:
     """Refuse missing scenarios, models and options of the user's objects before a server is started."""
-    from grpo.artifacts import MANIFEST
-    from grpo.policy.catalog import check_trainable
-    from grpo.policy.weights.sources import model_plan
-    from grpo.scenarios.sources import content_hash
     from grpo.scenarios.subset import select_scenarios
-    from grpo_flows.local.objects import check_objects
+    from grpo_flows.local.preflight import check_evaluation
 
     selected = select_scenarios(pipeline, scenarios_file, episodes)
-    content_hash(selected.scenarios.sources)
-    check_objects(selected)
-    if model is not None and not model.startswith("models:/") and not Path(model, MANIFEST).is_file():
-        check_trainable(model)
-        model_plan(model)
+    check_evaluation(selected, model, whole=scenarios_file is not None, depth="files")
 
 
 def _check_modes(measuring: Mapping[str, object], chatting: Mapping[str, object], *, checkpoint: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from grpo_flows.cli.console import printable
+from grpo.errors import DataError, printable
 
 if TYPE_CHECKING:
     from grpo.scenarios.ingest import IngestCounts
@@ -19,13 +19,36 @@ SHOWN = 5
 _TURN_CHARS, _REASON_CHARS, _TOOLS = 100, 300, 5
 
 
+def show_guess(console: Console, path: Path, folder: Path) -> None:
+    """Read a file by guessed settings: print counts, examples, what cannot be read, and the settings to paste."""
+    from grpo.scenarios.guess import as_yaml, guess_source
+    from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
+
+    source = guess_source(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = folder / SCENARIOS_FILE, folder / QUARANTINE_FILE
+    try:
+        counts = ingest((source,), *tables, max_quarantined_fraction=1.0)
+    except DataError:
+        if tables[1].exists():
+            print_quarantined(console, tables[1])
+        raise
+    print_counts(console, counts)
+    print_examples(console, tables[0])
+    print_quarantined(console, tables[1])
+    console.print("settings that read it, for a config:")
+    console.print(Text(printable(as_yaml(source)).rstrip()), soft_wrap=True)
+
+
 def print_counts(console: Console, counts: IngestCounts) -> None:
-    """Print the counts of each source, those of all, and the reasons of quarantine."""
+    """Print the counts of each source and of all together, and the reasons of quarantine."""
     for source in counts.sources:
         users = f"{source.scripted} scripted, {source.goals} with a goal"
         parts = f"{users}; {source.with_tools} with tools, {source.with_replay} with a replay"
         totals = f"{source.records} records, {source.scenarios} scenarios ({parts}), {source.quarantined} quarantined"
         console.print(Text(f"{one_line(source.name)}: {totals}"), soft_wrap=True)
+        for part, count in source.left_out.items():
+            console.print(Text(f"  left out of {count}: {one_line(part)}"), soft_wrap=True)
     line = f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined"
     console.print(line, soft_wrap=True)
     for reason, count in counts.reasons.items():

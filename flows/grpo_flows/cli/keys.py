@@ -37,7 +37,7 @@ def manage() -> None:
 @with_exit_codes
 def create(
     name: KeyName,
-    scope: Annotated[list[str], typer.Option("--scope", help="chat, feedback, metrics or admin; may be repeated.")],
+    scope: Annotated[list[str], typer.Option("--scope", help="chat, feedback, outcomes, metrics, admin; repeatable.")],
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests in any 60 seconds.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens in any 60 seconds.")] = None,
     parallel: Annotated[int | None, typer.Option(min=1, help="Requests that run at once.")] = None,

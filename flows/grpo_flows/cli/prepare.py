@@ -14,7 +14,7 @@ from grpo.config.pipeline import load_config
 from grpo.errors import BudgetError, ConfigError, GRPOError
 from grpo.storage.files import write_atomically
 from grpo.user_objects import make_importable
-from grpo_flows.cli.command import QUICKSTART, ConfigFile, Overrides, console, start_command
+from grpo_flows.cli.command import QUICKSTART, Overrides, console, start_command
 from grpo_flows.cli.errors import FAILED, REFUSED, exit_codes
 from grpo_flows.local import settings
 
@@ -96,7 +96,7 @@ def doctor(
 
 
 def ingest(
-    config: ConfigFile,
+    config: Annotated[str, typer.Argument(metavar="FILE", help="YAML file of a run, or a file of scenarios or chats.")],
     override: Overrides = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the tables and Data Docs; by default `ingest` in GRPO_HOME.")
@@ -104,10 +104,21 @@ def ingest(
 ) -> None:
     """Read, validate and split the scenarios of a config, without training; shows counts, examples and quarantine.
 
+    Of another file than YAML the kind is guessed: shown are five scenarios, what cannot be read, and the settings.
+
     Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
+
+    Example: grpo ingest data/scenarios/support_desk.jsonl
     """
     home = start_command(services=False)
     folder = folder or home / "ingest"
+    if not config.endswith((".yaml", ".yml")):
+        from grpo_flows.cli.ingestion import show_guess
+
+        if override:
+            raise ConfigError(f"--set changes a config, and {config} is a file of data; leave it out")
+        show_guess(console, Path(config), folder)
+        return
     scenarios = load_config(config, tuple(override or ())).scenarios
     from grpo.scenarios import expectations, split
     from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE

@@ -1,4 +1,4 @@
-"""Commands for registered models: models, promote, rollback, lineage, reproduce, export."""
+"""Commands for registered models: models, admit, promote, rollback, lineage, reproduce, export."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def promote(
         models = _required(existing_registry())
         version = models.resolve(model)
     if dry_run:
-        from grpo.registry.promotions import Actor
+        from grpo.policy.weights.promotion_records import Actor
 
         plan = models.plan_promotion(version.name, version.version, reason=reason, by=Actor.here())
         if not print_planned_change(console, version.name, plan, force=force):
@@ -50,7 +50,7 @@ def promote(
         return
 
     def promote_here() -> ChampionChange | None:
-        from grpo.registry.promotions import Actor
+        from grpo.policy.weights.promotion_records import Actor
 
         return models.promote(version.name, version.version, reason=reason, by=Actor.here(), force=force)
 
@@ -62,9 +62,43 @@ def promote(
     print_change(console, version.name, _change_champion(home, promote_here, promote_in_flow))
 
 
+def admit(
+    model: Annotated[str, typer.Argument(help="models:/NAME/3.")],
+    reason: Reason,
+    yes: Annotated[bool, typer.Option("--yes", help="Sign it without asking.")] = False,
+) -> None:
+    """Sign a version that is not believed: of another home, changed on purpose, or made with MLflow's own client.
+
+    Its files are verified, and what would be believed is shown: its weights, and the code that it imports. Its verdict
+    is then `admitted`, so that grpo promote needs --force.
+
+    Example: grpo admit models:/support-desk/3 --reason "trained by the other team"
+    """
+    start_command()
+    from grpo.policy.weights.promotion_records import Actor
+    from grpo.registry.admission import admit as sign
+    from grpo.registry.admission import examined
+    from grpo_flows.cli.display import print_facts
+    from grpo_tasks.registry import existing_registry
+
+    with settings.without_gc():
+        models = _required(existing_registry())
+    with examined(models, model) as admission:
+        print_facts(console, model, admission.facts)
+        if not yes and not typer.confirm("Sign it, so that all commands believe this?"):
+            raise typer.Exit(REFUSED)
+        version = sign(models, admission, reason=reason, by=Actor.here())
+    command = f"grpo promote {version.address} --reason WHY --force"
+    console.print(f"{version.address} is signed; {command} puts it into service", soft_wrap=True)
+
+
 def rollback(
     model: Annotated[str, typer.Argument(help="models:/NAME@champion.")],
     reason: Reason,
+    follow_alias: Annotated[
+        bool,
+        typer.Option("--follow-alias", help="Go back from the version that the alias names, moved by hand or not."),
+    ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Roll back to the version that the champion has replaced.
@@ -78,24 +112,25 @@ def rollback(
     from grpo_tasks.registry import existing_registry, registry
 
     if dry_run:
-        from grpo.registry.promotions import Actor
+        from grpo.policy.weights.promotion_records import Actor
 
         with settings.without_gc():
             models = _required(existing_registry())
-        print_planned_change(console, name, models.plan_rollback(name, reason=reason, by=Actor.here()))
+        plan = models.plan_rollback(name, reason=reason, by=Actor.here(), follow_alias=follow_alias)
+        print_planned_change(console, name, plan)
         return
 
     def roll_back_here() -> ChampionChange:
-        from grpo.registry.promotions import Actor
+        from grpo.policy.weights.promotion_records import Actor
 
         with settings.without_gc():
             models = registry()
-        return models.rollback(name, reason=reason, by=Actor.here())
+        return models.rollback(name, reason=reason, by=Actor.here(), follow_alias=follow_alias)
 
     def roll_back_in_flow() -> ChampionChange:
         from grpo_flows.rollback import rollback as flow
 
-        return flow(name, reason=reason)
+        return flow(name, reason=reason, follow_alias=follow_alias)
 
     print_change(console, name, _change_champion(home, roll_back_here, roll_back_in_flow))
 

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from grpo.errors import ConfigError, DataError
+from grpo.errors import ConfigError, DataError, printable
 from grpo_flows.cli.command import console, start_command
-from grpo_flows.cli.console import printable
 
 
 def report(
@@ -41,12 +40,25 @@ def report(
 
 def runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    nights: Annotated[
+        bool,
+        typer.Option("--nights", help="List the retrainings of the last days on Prefect's server, and days without."),
+    ] = False,
+    days: Annotated[int, typer.Option(min=1, max=366, help="Days of --nights.")] = 30,
 ) -> None:
     """List the runs of GRPO_HOME with their results, the newest first.
 
+    With --nights it asks the Prefect server for the retrainings of every worker: one row a run, and one for each day on
+    which none was planned to start.
+
     Example: grpo runs
+
+    Example: grpo runs --nights --days 14
     """
-    home = start_command(services=False)
+    home = start_command(services=nights)
+    if nights:
+        _print_nights(home, days, as_json=as_json)
+        return
     from grpo.evaluation.report import read_report
     from grpo_flows.cli.display import print_runs
 
@@ -78,7 +90,7 @@ def show(
     min_reward: Annotated[float | None, typer.Option(help="Lowest total reward.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Highest total reward.")] = None,
     outcome: Annotated[
-        Literal["success", "failure", "truncated", "failed"] | None,
+        Literal["success", "failure", "truncated", "turn_limit", "failed"] | None,
         typer.Option(help="Verified outcome, or stop reason."),
     ] = None,
     policy: Annotated[
@@ -122,6 +134,22 @@ def show(
         print_conversations(console, [(_name(side), episode) for side, episode in zip(sides, row, strict=True)])
     shown = min(limit, len(matched))
     console.print(f"{shown} of {len(matched)} selected scenarios and samples; --limit shows more", soft_wrap=True)
+
+
+def _print_nights(home: Path, days: int, *, as_json: bool) -> None:
+    from grpo_flows.cli.display import print_nights
+    from grpo_flows.local.nights import read_nights
+    from grpo_flows.local.run_checks import open_api
+    from grpo_flows.local.servers import prefect_server
+
+    with prefect_server(home) as url, open_api(url, home) as client:
+        rows = read_nights(client, days)
+    if as_json:
+        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
+    elif rows:
+        print_nights(console, rows)
+    else:
+        console.print(f"no retraining in {days} days; grpo up or grpo deploy sets its schedule", soft_wrap=True)
 
 
 def _name(part: str | int) -> str:

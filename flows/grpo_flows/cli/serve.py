@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -11,7 +11,9 @@ import typer
 from typer.main import get_command
 
 from grpo.errors import ConfigError
+from grpo.storage.error_lines import log_to_stderr
 from grpo_flows.cli.command import console, start_command
+from grpo_flows.cli.errors import known_failure
 from grpo_flows.local import settings
 from grpo_flows.local.serving import Served
 
@@ -25,6 +27,12 @@ def serve(
     ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, envvar="GRPO_SERVE_PORT", help="Port to listen on.")] = 8000,
+    follow_alias: Annotated[
+        bool,
+        typer.Option(
+            "--follow-alias", help="Serve the version that the alias champion names, also if it was moved by hand."
+        ),
+    ] = False,
     keys: Annotated[Path | None, typer.Option(help="File of the API keys; keys.json in GRPO_HOME by default.")] = None,
     log: Annotated[
         Path | None, typer.Option(help="Folder of the conversations; served in GRPO_HOME by default.")
@@ -37,6 +45,9 @@ def serve(
     mirror_experiment: Annotated[
         str | None, typer.Option(help="MLflow experiment that shows the conversations, with personal data redacted.")
     ] = None,
+    mirror_outcomes: Annotated[
+        bool, typer.Option("--mirror-outcomes", help="Read success from MLflow's page, too: it decides rewards.")
+    ] = False,
     concurrency: Annotated[int, typer.Option(min=1, help="Turns that are generated at once.")] = 64,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of the model on the CPU; all cores but one by default.")
@@ -48,6 +59,15 @@ def serve(
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds that running turns have to end on SIGTERM.")] = 60.0,
     body_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a request's body at most.")] = 4 * 2**20,
     frame_bytes: Annotated[int, typer.Option(min=1024, help="Bytes of a WebSocket's message at most.")] = 4 * 2**20,
+    refused_bytes: Annotated[
+        int, typer.Option(min=65536, help="Bytes of refused requests of one key in a minute; more get 429.")
+    ] = 16 * 2**20,
+    connections: Annotated[
+        int | None, typer.Option(min=16, help="Connections at most; by default what open files allow, up to 8192.")
+    ] = None,
+    connections_per_address: Annotated[
+        int | None, typer.Option(min=8, help="Connections of one address at most; half of all by default.")
+    ] = None,
     jwt_issuer: Annotated[
         str | None, typer.Option(help="Issuer of JSON Web Tokens, which are then taken beside keys; claim iss.")
     ] = None,
@@ -62,14 +82,15 @@ def serve(
 ) -> None:
     """Serve a model by OpenAI's chat API on this machine, and log each conversation for retraining.
 
-    Requests need a key: grpo keys create NAME --scope chat. When another version becomes champion, it is loaded beside
-    the old one and answers new conversations. SIGTERM lets running turns end.
+    Requests need a key: grpo keys create NAME --scope chat. When another version is promoted, it is loaded beside the
+    old one and answers new conversations. SIGTERM lets running turns end. Servers of one log share
+    conversations and limits in the PostgreSQL database that GRPO_SERVE_DATABASE names.
 
     Example: grpo serve models:/support-desk@champion --consent training
     """
     home = start_command()
     _check_tls(tls_certificate, tls_key)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    log_to_stderr()
     from grpo.policy.catalog import is_weights
     from grpo.policy.weights.registered import tracking_uri
     from grpo.serving.engine import start_forkserver
@@ -77,9 +98,10 @@ def serve(
     from grpo.serving.jwt_tokens import token_verifier
     from grpo.serving.keys import KeyStore
     from grpo.serving.mirror import MirrorSettings
-    from grpo.serving.registered import fixed_model, watched_version
-    from grpo.serving.server import ServerSettings, run_server
+    from grpo.serving.registered import WatchedVersion, fixed_model
+    from grpo.serving.server import NextVersion, ServerSettings, run_server
     from grpo.serving.settings import ServiceSettings
+    from grpo.serving.shared_database import VARIABLE
     from grpo.serving.versions import EngineSettings
     from grpo_flows.local.training_jobs import PrefectJobs
     from grpo_tasks.registry import registry
@@ -99,36 +121,50 @@ def serve(
     if model.startswith(_REGISTERED):
         with settings.without_gc():
             models = registry()
-        models.resolve(model)
-        source = watched_version(models, model)
+        models.resolve(model, follow_alias=follow_alias)
+        source: NextVersion = WatchedVersion(models, model, follow_alias=follow_alias)
     else:
         source = fixed_model(model, Path(model).name)
+    if mirror_outcomes and mirror_experiment is None:
+        raise ConfigError("--mirror-outcomes needs --mirror-experiment, the experiment that it reads them from")
+    mirror = None
+    if mirror_experiment:
+        mirror = MirrorSettings(tracking_uri=tracking_uri(), experiment=mirror_experiment, outcomes=mirror_outcomes)
     console.print(f"http{'s' if tls_key else ''}://{host}:{port}/v1   {model}   log {log or home / 'served'}")
-    run_server(
-        ServerSettings(
-            log=log or home / "served",
-            budgets=home / "budgets.db",
-            reports=home,
-            host=host,
-            port=port,
-            certificate=tls_certificate,
-            private_key=tls_key,
-            body_bytes=body_bytes,
-            frame_bytes=frame_bytes,
-            retention_days=retention_days,
-            mirror=MirrorSettings(tracking_uri=tracking_uri(), experiment=mirror_experiment)
-            if mirror_experiment
-            else None,
-            drain_s=drain_s,
-            engine=EngineSettings(concurrency=concurrency, threads=threads),
-            service=ServiceSettings(
-                max_requests=max_requests, stream_interval_s=stream_interval_s, consent=consent, licence=licence
-            ),
+    server = ServerSettings(
+        log=log or home / "served",
+        budgets=home / "budgets.db",
+        database=os.environ.get(VARIABLE) or None,
+        reports=home,
+        host=host,
+        port=port,
+        certificate=tls_certificate,
+        private_key=tls_key,
+        body_bytes=body_bytes,
+        frame_bytes=frame_bytes,
+        refused_bytes=refused_bytes,
+        connections=connections,
+        connections_per_address=connections_per_address,
+        retention_days=retention_days,
+        mirror=mirror,
+        drain_s=drain_s,
+        engine=EngineSettings(concurrency=concurrency, threads=threads),
+        service=ServiceSettings(
+            max_requests=max_requests, stream_interval_s=stream_interval_s, consent=consent, licence=licence
         ),
-        source,
-        Authenticator(store, tokens),
-        PrefectJobs(home),
     )
+    _run(lambda: run_server(server, source, Authenticator(store, tokens), PrefectJobs(home)))
+
+
+def _run(start: Callable[[], None]) -> None:
+    """Run the server; an exception of a library in its first version becomes the error that this project has for it."""
+    from grpo.serving.served_model import FirstVersionError
+
+    try:
+        start()
+    except FirstVersionError as error:
+        known = known_failure(error.__cause__) if isinstance(error.__cause__, Exception) else None
+        raise known or error from error
 
 
 def parse_served(model: str, options: Sequence[str]) -> Served:

@@ -15,6 +15,7 @@ from grpo_flows.cli.command import console, start_command
 from grpo_flows.cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_flows.cli.serve import parse_served
 from grpo_flows.local import settings
+from grpo_flows.local.login import Server
 
 Deployments = Annotated[Path, typer.Option(help="File of the deployments.")]
 
@@ -63,9 +64,16 @@ def up(
     console.print(f"Prefect {addresses.prefect}   MLflow {addresses.mlflow}   logs {addresses.logs}", soft_wrap=True)
     if addresses.model is not None:
         console.print(f"Chat page {addresses.model}/   API {addresses.model}/v1", soft_wrap=True)
+    for server in _own_servers():
+        console.print(password_hint(home, server), soft_wrap=True)
     if "PREFECT_API_URL" not in os.environ:
-        console.print(password_hint(home), soft_wrap=True)
-        console.print('Prefect\'s commands: eval "$(grpo env)"', soft_wrap=True)
+        console.print('For commands and clients of Prefect and MLflow: eval "$(grpo env)"', soft_wrap=True)
+
+
+def _own_servers() -> list[Server]:
+    """Servers that run in this home, and not at an address that the user has set."""
+    addresses: dict[Server, str] = {"prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
+    return [server for server, name in addresses.items() if not os.environ.get(name, "").startswith("http")]
 
 
 def down() -> None:
@@ -87,13 +95,15 @@ def ui() -> None:
     """
     home = start_command()
     from grpo_flows.local.login import password_hint
-    from grpo_flows.local.servers import mlflow_server, prefect_server, prefect_service
+    from grpo_flows.local.servers import mlflow_server, prefect_server
 
+    own = _own_servers()
     try:
         with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
-            console.print(f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}   Ctrl-C stops both")
-            if prefect_url == prefect_service(home).address():
-                console.print(password_hint(home), soft_wrap=True)
+            addresses = f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}"
+            console.print(f"{addresses}   Ctrl-C stops both", soft_wrap=True)
+            for server in own:
+                console.print(password_hint(home, server), soft_wrap=True)
             while True:
                 time.sleep(3600)
     except KeyboardInterrupt:
@@ -101,20 +111,23 @@ def ui() -> None:
 
 
 def env() -> None:
-    """Print the address and the login of this home's Prefect server as shell exports, for Prefect's own commands.
+    """Print addresses and logins of this home's Prefect and MLflow servers as shell exports, for their own clients.
 
-    Usage in a shell: eval "$(grpo env)". The server is that of `grpo up`, `grpo ui` or a run of this home.
+    Usage in a shell: eval "$(grpo env)". `grpo up`, `grpo ui` or a run of this home has started the servers.
 
     Example: grpo env
     """
     home = settings.apply()
-    from grpo_flows.local.login import CLIENT, login
-    from grpo_flows.local.servers import prefect_service
+    from grpo_flows.local.login import CLIENT, login, login_variables
+    from grpo_flows.local.servers import mlflow_service, prefect_service
 
     url = prefect_service(home).address()
     if url is None:
         raise ConfigError(f"no Prefect server of {home} is running; start it with grpo up")
-    for name, value in (("PREFECT_API_URL", url), (CLIENT, login(home))):
+    variables = {"PREFECT_API_URL": url, CLIENT: login(home, "prefect")}
+    if (tracking := mlflow_service(home).address()) is not None:
+        variables |= {"MLFLOW_TRACKING_URI": tracking, **login_variables(home, "mlflow")}
+    for name, value in variables.items():
         typer.echo(f"export {name}={shlex.quote(value)}")
 
 
@@ -124,33 +137,62 @@ def deploy(
         int | None,
         typer.Option(envvar="GPU_SLOTS", min=1, help="Stages that may hold a GPU at once; the devices of all workers."),
     ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, over the config of each run; repeatable.")
+    ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Create or update work pools, GPU slots and deployments on the server that PREFECT_API_URL names.
 
-    Repeat it after each change of prefect.yaml; `grpo up` does it for the server of this machine.
+    Repeat it after each change of prefect.yaml; `grpo up` does it for the server of this machine. With --set, what is
+    the same for all runs of a cluster stands in one place: its store, and the stages that its GPUs take.
 
     Example: grpo deploy --gpu-slots 4
+
+    Example: grpo deploy --set store=s3://BUCKET/artifacts --set compute.gpu_stages={}
     """
     start_command()
     if dry_run:
         with scratch_services():
             from grpo_flows.plans.deployments import plan_deployments
 
-            print_outline(console, plan_deployments(deployments, gpu_slots=gpu_slots))
+            outline = plan_deployments(deployments, gpu_slots=gpu_slots, overrides=overrides or ())
+            print_outline(console, outline)
         return
     from grpo_flows.local.deployments import deploy as deploy_file
 
-    deploy_file(deployments, gpu_slots=gpu_slots)
+    deploy_file(deployments, gpu_slots=gpu_slots, overrides=overrides or ())
     console.print(f"{deployments} is deployed")
 
 
-def migrate() -> None:
+def migrate(
+    moved: Annotated[
+        bool, typer.Option("--moved", help="After the home was moved or copied: let its records name the new place.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and change nothing.")] = False,
+) -> None:
     """Create the databases of Prefect and MLflow, or migrate them to the installed versions.
 
-    Example: grpo migrate
-    """
-    home = start_command(services=False)
-    from grpo_flows.local.servers import migrate_databases
+    Files of the home that others can read become private, and records in its store that an earlier version wrote are
+    signed. With --moved only the records of a home that was moved, renamed or copied are changed, nothing in the old
+    place.
 
-    migrate_databases(home)
+    Example: grpo migrate --dry-run
+
+    Example: grpo migrate --moved
+    """
+    if moved and dry_run:
+        raise ConfigError("--dry-run shows an upgrade; leave it or --moved out")
+    home = start_command(services=False)
+    if moved:
+        from grpo_flows.local.moving import move_records
+
+        changes = move_records(home)
+    else:
+        from grpo_flows.local.upgrade import upgrade
+
+        changes = upgrade(home, dry_run=dry_run)
+    for change in changes:
+        console.print(change, soft_wrap=True)
+    if dry_run:
+        console.print("nothing was changed", soft_wrap=True)

@@ -26,6 +26,7 @@ from grpo.policy.renderer import make_renderer
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
+from grpo.user_failures import user_code
 
 Watch = Callable[[str], None]
 """Receives a line for each call, its result, and a remark where the environment ends the episode."""
@@ -61,12 +62,14 @@ class ToolChat:
             new = (*self._history, *messages)
             state = state.after(*messages)
             while True:
-                reply = await self._agent.respond(transcript, new)
+                with user_code("the agent", passes=transcript.caused):
+                    reply = await self._agent.respond(transcript, new)
                 if not reply.message.tool_calls and reply.message.malformed is None:
                     state = state.after(reply.message)
                     break
                 self._watch_calls(reply)
-                result = await self._environment.step(state, reply.message)
+                with user_code("the environment", transient=True):
+                    result = await self._environment.step(state, reply.message)
                 state = result.state
                 if result.response is None or result.response.role == "user":
                     self._watch(f"the environment of scenario {self.scenario.id} ends the episode here")
@@ -82,7 +85,8 @@ class ToolChat:
 
     async def _begin(self) -> EnvironmentState:
         """State of a new episode, without the user's first message; the system prompt begins the conversation."""
-        state = await self._environment.reset(self.scenario, seed=0)
+        with user_code("the environment", transient=True):
+            state = await self._environment.reset(self.scenario, seed=0)
         system_prompt = "\n\n".join(filter(None, (self._environment.system_prompt, state.context)))
         self._history = (Message(role="system", content=system_prompt),) if system_prompt else ()
         return replace(state, history=())

@@ -35,15 +35,15 @@ def train(
         return
     started_at = time.time()
     settings.mark_start()
-    from grpo_flows.cli.doctor import check_files
+    from grpo_flows.local import preflight
 
-    check_files(pipeline)
+    preflight.check(pipeline, depth="files")
     from grpo_flows.local.servers import prefect_server, running_prefect_server
 
     packages: tuple[str, ...] = ("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
     if running_prefect_server(home) is None:  # else nothing hides its three seconds, and a cached run needs none of it
         packages += ("great_expectations",)
-    with prefect_server(home, meanwhile=partial(settings.import_packages, *packages)) as url:
+    with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo.evaluation.report import read_report
         from grpo_flows.cli.console import show_progress
         from grpo_flows.cli.display import print_summary
@@ -66,12 +66,10 @@ def _dry_run(config: PipelineConfig, home: Path, *, origin: str) -> None:
     """Print what a run would do."""
     with scratch_services():
         from grpo_flows.cli.display import print_dry_run
-        from grpo_flows.cli.doctor import check_config
         from grpo_flows.dry_run import dry_run as estimate
         from grpo_flows.local.checks import check_servers, require
 
         require(check_servers(home))
-        check_config(config)
         planned = estimate(config)
         console.print(f"{origin} is a valid configuration of run {config.name}", soft_wrap=True)
         print_dry_run(console, planned)
@@ -109,12 +107,10 @@ def retrain(
                 print_triggers(console, results)
         console.print(f"the run that is repeated: grpo train {retraining.pipeline} --dry-run", soft_wrap=True)
         return
-    from grpo_flows.local.objects import check_objects, check_sources
+    from grpo_flows.local.preflight import check_retraining
     from grpo_flows.local.servers import prefect_environment, prefect_server, running_prefect_server
 
-    pipeline = retraining.load_pipeline()
-    check_sources(retraining.conversations)
-    check_objects(pipeline)
+    pipeline = check_retraining(retraining, depth="files")
 
     if not check and running_prefect_server(home) is None:
         with prefect_environment(home):
@@ -123,12 +119,12 @@ def retrain(
             from grpo_flows.retrain import retrain_if_idle
 
             home.mkdir(parents=True, exist_ok=True)
-            idle = retrain_if_idle(retraining)
+            idle = retrain_if_idle(retraining, pipeline)
         if idle is not None:
             print_retraining(console, idle, path=home / retraining.name / "retraining.json")
             return
     packages = ("grpo_flows.watch" if check else "grpo_flows.retrain", "mlflow")
-    with prefect_server(home, meanwhile=partial(settings.import_packages, *packages)) as url:
+    with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo_flows.cli.console import show_progress
         from grpo_flows.cli.display import print_retraining, print_triggers
 
@@ -175,18 +171,16 @@ def tune(
     tuning = load_settings(config, TuneConfig, (*(override or ()), *given))
     if dry_run:
         with scratch_services():
-            from grpo_flows.cli.doctor import check_config
             from grpo_flows.plans.tune import plan_study
 
-            check_config(tuning.base)
             print_outline(console, plan_study(tuning))
         return
-    from grpo_flows.local.objects import check_objects
+    from grpo_flows.local.preflight import check_tuning
     from grpo_flows.local.servers import prefect_server
 
-    check_objects(tuning.base)
+    check_tuning(tuning, depth="files")
 
-    with prefect_server(home, meanwhile=partial(settings.import_packages, "grpo_flows.tune", "mlflow")) as url:
+    with prefect_server(home, while_starting=partial(settings.import_packages, "grpo_flows.tune", "mlflow")) as url:
         from grpo.tuning.document import DOCUMENT, StudyDocument
         from grpo_flows.cli.console import show_progress
         from grpo_flows.cli.display import print_study

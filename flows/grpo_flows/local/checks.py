@@ -29,19 +29,16 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import ConfigError, StorageError
 from grpo.storage.credentials import masked
-from grpo_flows.local.login import CLIENT, login, login_file
-from grpo_flows.local.servers import prefect_service
+from grpo.storage.files import nearest_existing
+from grpo.storage.moved import MIGRATE, former_place, moved
+from grpo_flows.local.login import CLIENT, LOGIN_REMEDIES, PASSWORD, USERNAME, Server, login, login_file
+from grpo_flows.local.servers import mlflow_service, prefect_service
 from grpo_flows.local.service import port_is_free
 
 State = Literal["ok", "absent", "warning", "problem"]
 PREFECT, MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
-_NAMES = {"prefect": "Prefect's server", "mlflow": "MLflow"}
+_NAMES: dict[Server, str] = {"prefect": "Prefect's server", "mlflow": "MLflow"}
 _ATTEMPTS, _PAUSE_S = 3, 1.0
-_LOGINS = {
-    "prefect": f'set {CLIENT}; for the server of this home: eval "$(grpo env)"',
-    "mlflow": "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-}
-"""Remedies for a server that refuses the login."""
 
 
 class CheckResult(BaseModel):
@@ -106,14 +103,20 @@ def check_servers(home: Path) -> Iterator[CheckResult]:
         if name not in faults:
             running = prefect_service(home).address()
         if running is not None:
-            given = login(home) if login_file(home).exists() else os.environ.get(CLIENT)
+            given = login(home, "prefect") if login_file(home, "prefect").exists() else os.environ.get(CLIENT)
             yield _check_prefect(running, given)
         else:
             host = os.environ["PREFECT_SERVER_API_HOST"]
             yield faults.get(name) or _check_port(name, host, setting="PREFECT_SERVER_API_PORT", taken="problem")
     if not _is_server(os.environ[MLFLOW]):
-        name = "mlflow port"
-        yield faults.get(name) or _check_port(name, "127.0.0.1", setting="GRPO_MLFLOW_PORT", taken="warning")
+        name, running = "mlflow port", None
+        if name not in faults:
+            running = mlflow_service(home).address()
+        if running is not None:
+            of_home = login(home, "mlflow") if login_file(home, "mlflow").exists() else None
+            yield _check_mlflow(running, _own_login() or of_home)
+        else:
+            yield faults.get(name) or _check_port(name, "127.0.0.1", setting="GRPO_MLFLOW_PORT", taken="warning")
 
 
 def check_named_servers() -> Iterator[CheckResult]:
@@ -121,11 +124,17 @@ def check_named_servers() -> Iterator[CheckResult]:
     if (url := os.environ.get(PREFECT)) is not None:
         yield _check_prefect(url, os.environ.get(CLIENT))
     if _is_server(tracking := os.environ[MLFLOW].rstrip("/")):
-        user, password = (os.environ.get(f"MLFLOW_TRACKING_{part}") for part in ("USERNAME", "PASSWORD"))
-        given = f"{user}:{password}" if user and password else None
-        yield _check_server(
-            "mlflow", tracking, f"{tracking}/health", f"{tracking}/version", setting=MLFLOW, login=given
-        )
+        yield _check_mlflow(tracking, _own_login())
+
+
+def _own_login() -> str | None:
+    """Login in the variables of MLflow's clients, which is another server's own affair and is not validated."""
+    user, password = os.environ.get(USERNAME), os.environ.get(PASSWORD)
+    return f"{user}:{password}" if user and password else None
+
+
+def _check_mlflow(url: str, login: str | None) -> CheckResult:
+    return _check_server("mlflow", url, f"{url}/health", f"{url}/version", setting=MLFLOW, login=login)
 
 
 def _check_prefect(url: str, login: str | None) -> CheckResult:
@@ -146,7 +155,9 @@ def _is_server(tracking: str) -> bool:
     return tracking.startswith(("http:", "https:"))
 
 
-def _check_server(package: str, url: str, health: str, version: str, *, setting: str, login: str | None) -> CheckResult:
+def _check_server(
+    package: Server, url: str, health: str, version: str, *, setting: str, login: str | None
+) -> CheckResult:
     """Check that a server answers, and that its version matches the installed package."""
     installed = importlib.metadata.version(package)
     try:
@@ -164,7 +175,7 @@ def _check_server(package: str, url: str, health: str, version: str, *, setting:
         served = _get(version, login).strip().strip('"')
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
-            return _server_check(package, "problem", f"{masked(url)} refuses the login", _LOGINS[package])
+            return _server_check(package, "problem", f"{masked(url)} refuses the login", LOGIN_REMEDIES[package])
         served = "unknown version"
     if served.split(".")[:2] == installed.split(".")[:2]:
         return _server_check(package, "ok", f"{masked(url)} answers, {served}")
@@ -204,7 +215,11 @@ def check_records(home: Path) -> Iterator[CheckResult]:
         setting = "PREFECT_API_DATABASE_CONNECTION_URL"
         uri = os.environ.get(setting, f"sqlite:///{home / 'prefect' / 'prefect.db'}")
         yield _check_database("prefect", re.sub(r"\+\w+(?=://)", "", uri), setting=setting)
-    yield _check_database("mlflow", os.environ[MLFLOW], setting=MLFLOW)
+    former = former_place(home / "mlflow.db")
+    if former is not None and os.environ[MLFLOW] == f"sqlite:///{home / 'mlflow.db'}":
+        yield _store_check("mlflow", moved(former), MIGRATE, wrong_input=True)
+    else:
+        yield _check_database("mlflow", os.environ[MLFLOW], setting=MLFLOW)
 
 
 def check_home(home: Path) -> CheckResult:
@@ -276,12 +291,6 @@ def _check_sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
         remedy = f"restore a backup, move the file away and call `grpo migrate`, or set {setting}"
         return _store_check(name, f"the records of {name} in {path} cannot be used: {error}", remedy)
     return _store_check(name, str(path))
-
-
-def nearest_existing(path: Path) -> Path:
-    """The path, or the nearest existing folder above it."""
-    path = path.resolve()
-    return next(above for above in (path, *path.parents) if above.exists())
 
 
 def protocol_known(store: str) -> bool:

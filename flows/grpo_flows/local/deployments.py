@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grpo.config.base import Settings
-from grpo.config.loading import load_settings
+from grpo.config.loading import apply_overrides, load_settings
 from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.retraining import RetrainConfig
+from grpo.config.tuning import TuneConfig
 from grpo.errors import ConfigError
 from grpo_flows.local import settings
 
@@ -23,6 +26,8 @@ TRAINING = "training"
 PIPELINE = "grpo.config.pipeline:PipelineConfig"
 """Kind of config of the step `load_parameters`, where the step names none."""
 _KINDS = f"write {PIPELINE}, grpo.config.retraining:RetrainConfig or grpo.config.tuning:TuneConfig"
+_OVERRIDES = "GRPO_DEPLOY_SET"
+"""Variable by which `prefect deploy` gets the overrides of `grpo deploy`, as JSON."""
 GPU_SLOTS = "gpu"
 """Global concurrency limit whose slots are devices."""
 JOB_TEMPLATE = {
@@ -33,10 +38,10 @@ JOB_TEMPLATE = {
         "properties": {
             "env": {
                 "title": "Environment",
-                "description": "Variables of the flow run that keep packages silent and offline. Whatever else it "
-                "needs is set where its worker is started.",
+                "description": "Variables of the flow run that keep packages silent and offline, and the run patient "
+                "with the server. Whatever else it needs is set where its worker is started.",
                 "type": "object",
-                "propertyNames": {"enum": sorted(settings.offline_variables())},
+                "propertyNames": {"enum": sorted(settings.run_variables())},
                 "additionalProperties": {"type": "string"},
                 "default": {},
             }
@@ -48,10 +53,12 @@ JOB_TEMPLATE = {
 worker would ignore them."""
 
 
-def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
-    """Create pools, the training queue, GPU slots and the deployments of a file on the server of PREFECT_API_URL.
+def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequence[str] = ()) -> None:
+    """Create pools, queue, GPU slots, automations and the deployments of a file, on the server of PREFECT_API_URL.
 
-    Paths in the file are relative to its own folder, which is also its `$PWD`, in any working directory.
+    `overrides` are laid over each run's config, as what is the same for all runs of a cluster: its store, and the
+    stages that are sent to its GPUs. Paths in the file are relative to its own folder, which is also its `$PWD`, in any
+    working directory.
 
     Existing pools stay unchanged but for the job template of process pools; existing slots change only where
     `gpu_slots` is given. Its default is the number of this machine's devices, and at least one. Deployments are
@@ -65,6 +72,7 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
         raise ConfigError("PREFECT_API_URL names no server; set it, or start one on this machine with grpo up")
     _create_pools()
     _create_slots(gpu_slots)
+    _create_automations()
     folder = deployments.parent.resolve()
     file = str(folder / deployments.name)
     process = subprocess.run(
@@ -74,24 +82,40 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None) -> None:
         text=True,
         check=False,
         cwd=folder,
-        env={**os.environ, "PWD": str(folder)},
+        env={**os.environ, "PWD": str(folder), _OVERRIDES: json.dumps(list(overrides))},
     )
     if process.returncode:
         raise ConfigError(f"{deployments} cannot be deployed:\n{process.stdout.strip()[-2000:]}")
 
 
 def load_parameters(file: str | None = None, kind: str = PIPELINE) -> dict[str, Any]:
-    """Step of `prefect deploy`: a YAML file as the parameter `config`, and the offline variables as `environment`.
+    """Step of `prefect deploy`: a YAML file as the parameter `config`, and the variables of runs as `environment`.
 
-    Raises `ConfigError` for a file or a kind that cannot be used.
+    Raises `ConfigError` for a file, a kind or an override of `grpo deploy` that cannot be used.
     """
-    model = settings_class(kind)
-    read = load_config if model is PipelineConfig else partial(load_settings, kind=model)
-    config = read(file) if file else None
+    config = load_deployed(file, settings_class(kind), json.loads(os.environ.get(_OVERRIDES, "[]"))) if file else None
     return {
         "config": config.model_dump(mode="json", exclude_unset=True) if config else {},
-        "environment": settings.offline_variables(),
+        "environment": settings.run_variables(),
     }
+
+
+def load_deployed(file: str | Path, kind: type[Settings], overrides: Sequence[str]) -> Settings:
+    """Read a config with what is laid over all runs: over the run that a retraining repeats or a study varies as well.
+
+    Raises `ConfigError`.
+    """
+    if issubclass(kind, PipelineConfig):
+        return load_config(file, tuple(overrides))
+    config = load_settings(file, kind)
+    if not overrides:
+        return config
+    if isinstance(config, RetrainConfig):
+        config = config.model_copy(update={"overrides": (*config.overrides, *overrides)})
+        config.load_pipeline()
+    if isinstance(config, TuneConfig):
+        config = config.model_copy(update={"base": apply_overrides(config.base, tuple(overrides))})
+    return config
 
 
 def settings_class(kind: str) -> type[Settings]:
@@ -122,6 +146,15 @@ def _create_pools() -> None:
                 client.update_work_pool(name, WorkPoolUpdate(base_job_template=JOB_TEMPLATE))
         with suppress(ObjectAlreadyExists):
             client.create_work_queue(TRAINING, work_pool_name=POOLS[0], concurrency_limit=1)
+
+
+def _create_automations() -> None:
+    from prefect import get_client
+
+    from grpo_flows.local.automations import write_automations
+
+    with get_client(sync_client=True) as client:
+        write_automations(client, POOLS, sender=POOLS[0])
 
 
 def _create_slots(number: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Login of the Prefect server of a home: generated once, in a file that only its owner may read."""
+"""Logins of the servers of a home: each is generated once, in a file that only its owner may read."""
 
 from __future__ import annotations
 
@@ -6,53 +6,98 @@ import os
 import re
 import secrets
 from pathlib import Path
+from typing import Literal
 
 from grpo.errors import ConfigError
-from grpo.storage.files import storage_errors, write_atomically
-from grpo.storage.locks import file_lock
+from grpo.storage.secret_file import read_secret
 
+Server = Literal["prefect", "mlflow"]
 SERVER, CLIENT = "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING"
-"""Variables of the login, for Prefect's server and its clients."""
+"""Variables of the login USER:PASSWORD, for Prefect's server and its clients."""
+USERNAME, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+"""Variables of the login, for MLflow's server and its clients."""
 ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
 """Variable that lists the addresses of Prefect's server."""
-_USABLE = re.compile(r"[!-~]{12,}")
-"""Printable ASCII without blanks: other characters do not survive a header, and a shorter login can be guessed."""
+HOSTS = "MLFLOW_SERVER_ALLOWED_HOSTS"
+"""Variable that lists the addresses of MLflow's server, as HOST:PORT."""
+LOGIN_REMEDIES: dict[Server, str] = {
+    "prefect": f'set {CLIENT}; for the server of this home: eval "$(grpo env)"',
+    "mlflow": f'set {USERNAME} and {PASSWORD}; for the server of this home: eval "$(grpo env)"',
+}
+"""Instruction for a client that the server refuses."""
+LOGIN_VARIABLES: dict[Server, str] = {"prefect": SERVER, "mlflow": f"{USERNAME} and {PASSWORD}"}
+"""Variables by which a user sets the login of a server of this machine."""
+_USABLE = re.compile(r"[!-9;-~]+:[!-~]+")
+"""Printable ASCII without blanks: other characters do not survive a header."""
+_SHORTEST = 12
+"""A shorter login can be guessed."""
 
 
-def login_file(home: Path) -> Path:
+def login_file(home: Path, server: Server) -> Path:
     """File that holds the login, as one line `grpo:SECRET`."""
-    return home / "services" / "prefect.login"
+    return home / "services" / f"{server}.login"
 
 
-def login(home: Path) -> str:
-    """Login of the server of this home: PREFECT_SERVER_API_AUTH_STRING, else that of its file, else a new one.
+def login(home: Path, server: Server) -> str:
+    """Login of a server of this home: the one in the environment, else the one in its file, else a new one.
 
     Concurrent processes get the same login. Raises `ConfigError` for an invalid login, `StorageError` where the home
     may not be written.
     """
-    if given := os.environ.get(SERVER):
-        return validate_login(given, place=SERVER)
-    file = login_file(home)
-    with storage_errors(str(file)), file_lock(file.with_suffix(".lock")):
-        if not file.exists():
-            write_atomically(file, f"grpo:{secrets.token_urlsafe(32)}\n", mode=0o600)
-        if file.stat().st_mode & 0o077:
-            file.chmod(0o600)
-        return validate_login(file.read_text(encoding="utf-8").strip(), place=str(file))
+    if (given := given_login(server)) is not None:
+        return given
+    file = login_file(home, server)
+    return validate_login(read_secret(file, lambda: f"grpo:{secrets.token_urlsafe(32)}"), place=str(file))
 
 
-def password_hint(home: Path) -> str:
-    """Place of the password of Prefect's page; the password itself would stay in the terminal's history."""
-    file = login_file(home)
-    place = file if file.exists() and login(home) == file.read_text(encoding="utf-8").strip() else SERVER
-    return f"Prefect's page asks for a password: the whole content of {place}"
+def given_login(server: Server) -> str | None:
+    """Login of the user's own in the environment; None without one. Raises `ConfigError` for an invalid one."""
+    if server == "prefect":
+        given = os.environ.get(SERVER)
+    else:
+        user, password = os.environ.get(USERNAME), os.environ.get(PASSWORD)
+        given = f"{user or ''}:{password or ''}" if user or password else None
+        if given is not None and (not user or not password or ":" in user):
+            raise ConfigError(
+                f"{USERNAME} and {PASSWORD} are one login: set both or neither, and a user name without a colon"
+            )
+    return validate_login(given, place=LOGIN_VARIABLES[server]) if given else None
+
+
+def login_variables(home: Path, server: Server) -> dict[str, str]:
+    """Variables that give a server of this home, and its clients, their login."""
+    text = login(home, server)
+    if server == "prefect":
+        return {SERVER: text, CLIENT: text}
+    user, _, password = text.partition(":")
+    return {USERNAME: user, PASSWORD: password}
+
+
+def login_place(home: Path, server: Server) -> str:
+    """Place of the login: its file, or the variables in which the user has set another one."""
+    file = login_file(home, server)
+    own = file.exists() and login(home, server) == file.read_text(encoding="utf-8").strip()
+    return str(file) if own else LOGIN_VARIABLES[server]
+
+
+def password_hint(home: Path, server: Server) -> str:
+    """Place of the password of a server's page; the password itself would stay in the terminal's history."""
+    place = login_place(home, server)
+    if server == "prefect":
+        return (
+            f"Prefect's page asks for a password: the whole content of {place}; before it is given, the page shows "
+            "no runs, as if there were none"
+        )
+    if place == LOGIN_VARIABLES[server]:
+        return f"MLflow's page asks for a user name and a password: those of {place}"
+    return f"MLflow's page asks for a user name and a password: {place} has both, with a colon between them"
 
 
 def validate_login(text: str, *, place: str) -> str:
     """The login, if it is valid; else raise `ConfigError`, which does not repeat it."""
-    if _USABLE.fullmatch(text) is None:
+    if len(text) < _SHORTEST or _USABLE.fullmatch(text) is None:
         raise ConfigError(
-            f"the login in {place} has {len(text)} characters or one that a header cannot hold; set USER:PASSWORD of "
-            "at least 12 printable ASCII characters, or remove it and a new one is generated"
+            f"the login in {place} has {len(text)} characters, no colon or one that a header cannot hold; set "
+            f"USER:PASSWORD of at least {_SHORTEST} printable ASCII characters, or remove it and a new one is generated"
         )
     return text

@@ -1,4 +1,9 @@
-"""Recovery of crashed flow runs: they are scheduled again, and their finished stages are cache hits."""
+"""Recovery of runs that a worker of this machine has lost: their finished stages are cache hits.
+
+A run that crashes after it has begun is started again by an automation of Prefect's server, on whatever machine it was
+(`grpo_flows.local.automations`). What only this machine can know within seconds is noticed here: that the process of a
+run is gone, and that a worker is.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ from grpo_flows.local.service import kill_all, processes_with_variable
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Attempts of a run that crashes under a live worker; then it stays crashed."""
+"""Attempts of a run that crashes before it begins; then it stays crashed."""
 _LOST = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED)
 _MAX_RUNS = 200
 """Newest runs of a pool in such a state that are checked."""
@@ -43,7 +48,8 @@ def reschedule_lost_runs(pool: str, worker: str, *, worker_dead: bool) -> list[U
     """Schedule again every run that this worker has lost; returns their ids.
 
     `worker_dead`: remaining processes of its runs are killed, in whatever state the runs are. Under a live worker a run
-    is lost if it crashed, or if its state is Running and it has no process; its crashes count against `ATTEMPTS`.
+    in state Running without a process is crashed, from which an automation starts it again, and one that crashed before
+    it began is scheduled again here, `ATTEMPTS` times.
     """
     with get_client(sync_client=True) as client:
         unfinished = [run for run in _unfinished(client, pool) if run.state_id not in _given_up]
@@ -55,7 +61,7 @@ def reschedule_lost_runs(pool: str, worker: str, *, worker_dead: bool) -> list[U
             alive = flow_run_processes() if any(run.state_type == StateType.RUNNING for run in held) else {}
             states = {run.id: run.state_id for run in held if _is_lost(run, alive)}
             still = [run for run in _still_unfinished(client, states) if run.state_id == states[run.id]]
-            lost = [crashed for run in still if (crashed := _declare_crashed(client, run)) is not None]
+            lost = [run for run in still if not _declare_crashed(client, run)]
         return [run.id for run in lost if _settle(client, run)]
 
 
@@ -101,7 +107,9 @@ def _is_lost(run: FlowRun, alive: Collection[UUID]) -> bool:
     """True if a run of a live worker does not continue by itself; `alive` are the runs with a process."""
     if run.state_type == StateType.RUNNING:
         return run.id not in alive
-    return run.state_type == StateType.CRASHED or _holder(run) is None
+    if run.state_type == StateType.CRASHED:
+        return run.run_count == 0
+    return _holder(run) is None
 
 
 def _still_unfinished(client: SyncPrefectClient, runs: Iterable[UUID]) -> Iterator[FlowRun]:
@@ -112,13 +120,12 @@ def _still_unfinished(client: SyncPrefectClient, runs: Iterable[UUID]) -> Iterat
                 yield now
 
 
-def _declare_crashed(client: SyncPrefectClient, run: FlowRun) -> FlowRun | None:
-    """Set a lost run in state Running to Crashed; None if the server rejects it."""
+def _declare_crashed(client: SyncPrefectClient, run: FlowRun) -> bool:
+    """Set a run in state Running, whose process is gone, to Crashed; False for one in another state."""
     if run.state_type != StateType.RUNNING:
-        return run
-    if _set(client, run, Crashed(message="Its process ended without reporting a state.")):
-        return run.model_copy(update={"state_type": StateType.CRASHED})
-    return None
+        return False
+    _set(client, run, Crashed(message="Its process ended without reporting a state."))
+    return True
 
 
 def _settle(client: SyncPrefectClient, run: FlowRun) -> bool:

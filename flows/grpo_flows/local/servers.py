@@ -6,46 +6,31 @@ An ephemeral Prefect server loses task records when its process exits; this one 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+
 from grpo.errors import ConfigError
-from grpo.storage.credentials import masked
-from grpo.storage.databases import exclusive, is_database, upgrade_tracking
 from grpo.storage.files import storage_errors
-from grpo_flows.local.login import CLIENT, ORIGINS, SERVER, login
+from grpo_flows.local.login import (
+    HOSTS,
+    LOGIN_VARIABLES,
+    ORIGINS,
+    PASSWORD,
+    USERNAME,
+    Server,
+    login,
+    login_file,
+    login_place,
+    login_variables,
+)
 from grpo_flows.local.service import Service
 
 _SEND_TIMEOUT_S = 10.0
-
-
-def migrate_databases(home: Path) -> None:
-    """Create or migrate the databases of both services, which a server would do at its start.
-
-    A new database takes Prefect ten seconds and MLflow two: work for an installation, not for every first run. Servers
-    on other machines migrate their own. Raises `ConfigError` for a database that cannot be created.
-    """
-    with storage_errors(str(home)):
-        home.mkdir(parents=True, exist_ok=True)
-    tracking = os.environ["MLFLOW_TRACKING_URI"]
-    if is_database(tracking):
-        upgrade_tracking(tracking)
-    if "PREFECT_API_URL" not in os.environ:
-        command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
-        records = os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite:///{home / 'prefect' / 'prefect.db'}")
-        try:
-            with exclusive(records.replace("+aiosqlite", "")):
-                process = subprocess.run(
-                    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-                )
-        except ConnectionError as error:
-            raise ConfigError(f"Prefect's database cannot be used: {error}") from error
-        if process.returncode:
-            output = masked(process.stdout.strip()[-2000:], known=records)
-            raise ConfigError(f"Prefect's database {masked(records)} cannot be made:\n{output}")
+_ANSWER_S = 30.0
 
 
 def prefect_service(home: Path) -> Service:
@@ -65,16 +50,27 @@ def prefect_service(home: Path) -> Service:
 
 
 def mlflow_service(home: Path) -> Service:
-    """MLflow's server of this home, with the same artifact folder as a client that opens the database itself."""
+    """MLflow's server of this home; started with the login in the environment.
+
+    Its artifact folder is the one of a client that opens the database itself.
+    """
     port, files = int(os.environ["GRPO_MLFLOW_PORT"]), home / "mlartifacts"
-    arguments = ("--host", "127.0.0.1", "--port", str(port), "--workers", "1", "--artifacts-destination", str(files))
+    hosts = f"127.0.0.1:{port},localhost:{port}"
     return Service(
         name="mlflow",
         home=home,
-        arguments=("mlflow", "server", *arguments, "--default-artifact-root", files.as_uri()),
+        arguments=("grpo_flows.local.tracking",),
         port=port,
         remedy="set GRPO_MLFLOW_PORT to a free port",
-        environment={"MLFLOW_BACKEND_STORE_URI": os.environ["MLFLOW_TRACKING_URI"]},  # passwords are not arguments
+        environment={
+            "MLFLOW_HOST": "127.0.0.1",
+            "MLFLOW_PORT": str(port),
+            "MLFLOW_WORKERS": "1",
+            "MLFLOW_BACKEND_STORE_URI": os.environ["MLFLOW_TRACKING_URI"],
+            "MLFLOW_ARTIFACTS_DESTINATION": str(files),
+            "MLFLOW_DEFAULT_ARTIFACT_ROOT": files.as_uri(),
+            HOSTS: os.environ.get(HOSTS, hosts),
+        },
     )
 
 
@@ -84,22 +80,23 @@ def running_prefect_server(home: Path) -> str | None:
 
 
 @contextmanager
-def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Provide a Prefect server while the block runs; `meanwhile` is called first, while a new server starts.
+def prefect_server(home: Path, *, while_starting: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Provide a Prefect server while the block runs; `while_starting` is called first, while a new server starts.
 
     It is the server that PREFECT_API_URL names, with the login of PREFECT_API_AUTH_STRING, else a running one of this
     home, else a new one, with the login of the home. Raises `ConfigError` for a port of another program.
     """
     if url := os.environ.get("PREFECT_API_URL"):
-        meanwhile()
+        while_starting()
         yield url
         return
 
     def started(url: str) -> None:
         os.environ["PREFECT_API_URL"] = url  # a running server may have another port than a new one
-        meanwhile()
+        while_starting()
 
-    with prefect_environment(home), prefect_service(home).shared(meanwhile=started) as url:
+    with prefect_environment(home), prefect_service(home).shared(while_starting=started) as url:
+        _require_login("prefect", f"{url}/admin/version", home)
         try:
             yield url
         finally:
@@ -109,9 +106,47 @@ def prefect_server(home: Path, *, meanwhile: Callable[[], None] = lambda: None) 
 @contextmanager
 def prefect_environment(home: Path) -> Iterator[None]:
     """Set the address and login of this home's server while the block runs: Prefect reads them once, at import."""
-    before = {name: os.environ.get(name) for name in ("PREFECT_API_URL", SERVER, CLIENT)}
-    os.environ[SERVER] = os.environ[CLIENT] = login(home)
-    os.environ["PREFECT_API_URL"] = prefect_service(home).url
+    variables = login_variables(home, "prefect")
+    with _set({"PREFECT_API_URL": prefect_service(home).url, **variables}):
+        yield
+
+
+@contextmanager
+def mlflow_server(home: Path) -> Iterator[str]:
+    """Serve MLflow on loopback while the block runs, or yield the address of the server that is configured.
+
+    In the block the environment has the login of this home's server, for it and for the processes that use it. A
+    configured server gets the login that the user has set, and never the one of the home. Raises `ConfigError` for a
+    running server that was started with another login.
+    """
+    if (url := os.environ["MLFLOW_TRACKING_URI"]).startswith("http"):
+        yield url
+        return
+    with storage_errors(str(home)):
+        (home / "mlartifacts").mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _set(login_variables(home, "mlflow")), mlflow_service(home).shared() as url:
+        _require_login("mlflow", f"{url}/version", home)
+        yield url
+
+
+def lend_mlflow_login(home: Path) -> None:
+    """Set the login of this home's running MLflow server in the environment, if MLFLOW_TRACKING_URI is its address.
+
+    Without a login of the user's own. The recorded process must listen at that very address: whatever else answers
+    there, or at another name of this machine, does not get the login.
+    """
+    if any(os.environ.get(name) for name in (USERNAME, PASSWORD, "MLFLOW_TRACKING_TOKEN")):
+        return
+    running = Service(name="mlflow", home=home, arguments=()).address()
+    if running == os.environ["MLFLOW_TRACKING_URI"].rstrip("/") and login_file(home, "mlflow").exists():
+        os.environ |= login_variables(home, "mlflow")
+
+
+@contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables while the block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
     try:
         yield
     finally:
@@ -121,14 +156,14 @@ def prefect_environment(home: Path) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def mlflow_server(home: Path) -> Iterator[str]:
-    """Serve MLflow on loopback while the block runs, or yield the address of the server that is configured."""
-    if (url := os.environ["MLFLOW_TRACKING_URI"]).startswith("http"):
-        yield url
-        return
-    with mlflow_service(home).shared() as url:
-        yield url
+def _require_login(server: Server, url: str, home: Path) -> None:
+    """Raise `ConfigError` if a server that runs already refuses the login that this process would start it with."""
+    user, _, password = login(home, server).partition(":")
+    if httpx.get(url, auth=(user, password), timeout=_ANSWER_S).status_code == httpx.codes.UNAUTHORIZED:
+        raise ConfigError(
+            f"the server at {url} refuses the login in {login_place(home, server)}: a command of this home started it "
+            f"with another one; stop that command, or set the login that it has in {LOGIN_VARIABLES[server]}"
+        )
 
 
 def _send_logs() -> None:

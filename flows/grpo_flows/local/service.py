@@ -1,8 +1,9 @@
 """Background processes of this machine: started once, found again, shared by their users, stopped by the last.
 
 Each has a record (process, address) and a log in `services` under the home. A record is valid only while that very
-process lives: a stale one does no harm, nor does another program with the same process id. Its processes also carry a
-mark in their environment, which finds children that outlived it and processes without a record.
+process lives, and in the folder that it was written in: a stale one does no harm, nor does another program with the
+same process id, and in the copy of a home the servers of the original are neither used nor stopped. Its processes also
+carry a mark in their environment, which finds children that outlived it and processes without a record.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import psutil
 from grpo.errors import ConfigError
 from grpo.storage.files import storage_error, storage_errors, write_atomically
 from grpo.storage.locks import file_lock
+from grpo_flows.local.service_logs import rotating
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 10.0
@@ -83,6 +85,8 @@ class Service:
         """The recorded process, if it lives."""
         try:
             record = json.loads(self._file("json").read_text(encoding="utf-8"))
+            if record["folder"] != self._folder:
+                return None
             if (child := _children.get(record["pid"])) is not None and child.poll() is not None:
                 return None
             process = psutil.Process(record["pid"])
@@ -114,9 +118,9 @@ class Service:
 
     def _start(self) -> str:
         with storage_errors(str(self.log)):
-            output = self.log.open("ab")
+            output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         environment = {**os.environ, **self.environment, _MARK: self._mark}
-        with output:
+        try:
             child = subprocess.Popen(
                 [sys.executable, "-m", *self.arguments],
                 stdout=output,
@@ -125,10 +129,14 @@ class Service:
                 start_new_session=True,
                 env={name: value for name, value in environment.items() if value is not None},
             )
+        finally:
+            os.close(output)
         _children[child.pid] = child
         try:
-            record = {"pid": child.pid, "identity": process_identity(psutil.Process(child.pid)), "url": self.url}
-            write_atomically(self._file("json"), json.dumps(record))
+            process = {"pid": child.pid, "identity": process_identity(psutil.Process(child.pid))}
+            write_atomically(
+                self._file("json"), json.dumps({**process, "folder": self._folder, "url": self.url}), mode=0o600
+            )
         except BaseException:  # without a record it would not be found again
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -177,10 +185,10 @@ class Service:
         self._file("json").unlink(missing_ok=True)
 
     @contextmanager
-    def shared(self, *, meanwhile: Callable[[str], None] = lambda address: None) -> Iterator[str]:
+    def shared(self, *, while_starting: Callable[[str], None] = lambda address: None) -> Iterator[str]:
         """Keep it running while the block runs; it is started unless it runs already.
 
-        `meanwhile` is called with its address while it starts.
+        `while_starting` is called with its address while it starts.
 
         Every user holds a lock, which the kernel frees even when a user is killed; the last one stops the service.
         """
@@ -189,9 +197,10 @@ class Service:
         try:
             with starting:
                 fcntl.flock(users, fcntl.LOCK_SH)
-                meanwhile(self.start())
+                while_starting(self.start())
                 url = self.wait()
-            yield url
+            with rotating(self.log.parent):
+                yield url
         finally:
             fcntl.flock(users, fcntl.LOCK_UN)
             os.close(users)
@@ -230,13 +239,25 @@ class Service:
     def _recorded_address(self) -> str:
         return str(json.loads(self._file("json").read_text(encoding="utf-8"))["url"])
 
+    @property
+    def _folder(self) -> str:
+        """Identity of the folder of the records, which a rename keeps and a copy does not have."""
+        status = self._file("json").parent.stat()
+        return f"{status.st_dev} {status.st_ino}"
+
     def _file(self, kind: str) -> Path:
         return self.home / "services" / f"{self.name}.{kind}"
 
     def _users(self) -> int:
         """Descriptor of the file on which each user holds a shared lock."""
         with storage_errors(str(self.home)):
-            return os.open(self._file("users"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            return os.open(self._file("users"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def recorded_services(home: Path) -> dict[str, psutil.Process | None]:
+    """Process of each service that has a record in a home; None for one that does not live."""
+    names = sorted(record.stem for record in (home / "services").glob("*.json"))
+    return {name: Service(name=name, home=home, arguments=()).process() for name in names}
 
 
 def _listens(process: psutil.Process, url: str) -> bool:
@@ -293,7 +314,7 @@ def processes_with_variable(name: str) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Kill the listed processes until the list is empty: children may start meanwhile.
+    """Kill the listed processes until the list is empty: children may start during it.
 
     Raises `TimeoutError` for a process that does not end.
     """

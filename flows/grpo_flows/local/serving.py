@@ -47,7 +47,7 @@ def start_serving(home: Path, served: Served, *, prefect_url: str, mlflow_url: s
     server = _service(home, served, prefect_url=prefect_url, mlflow_url=mlflow_url)
     server.start()
     address = server.wait()
-    write_atomically(_file(home), json.dumps(asdict(served)))
+    write_atomically(served_file(home), json.dumps(asdict(served)))
     return address
 
 
@@ -60,7 +60,7 @@ def supervised_server(home: Path, *, prefect_url: str, mlflow_url: str) -> Servi
 def stop_serving(home: Path) -> None:
     """Stop the server when its running turns have ended."""
     served = _read(home) or Served()
-    _file(home).unlink(missing_ok=True)
+    served_file(home).unlink(missing_ok=True)
     _service(home, served, prefect_url="", mlflow_url="").stop()
 
 
@@ -80,12 +80,13 @@ def _service(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -
     )
 
 
-def _file(home: Path) -> Path:
+def served_file(home: Path) -> Path:
+    """File that says what is served."""
     return home / "services" / "served.json"
 
 
 def _read(home: Path) -> Served | None:
-    if not _file(home).exists():
+    if not served_file(home).exists():
         return None
-    record = json.loads(_file(home).read_text(encoding="utf-8"))
+    record = json.loads(served_file(home).read_text(encoding="utf-8"))
     return Served(**{**record, "arguments": tuple(record["arguments"])})

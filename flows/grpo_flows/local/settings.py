@@ -15,15 +15,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpo.storage.credentials import mask_errors, without_login
-from grpo.storage.home import home
+from grpo.storage.home import home, keep_private
 from grpo.storage.hub import OFFLINE
 
 DEFAULT_PORT = "4200"
+HEARTBEAT_S = 30
+"""Interval of a flow run's heartbeats, the shortest that Prefect has."""
+SILENCE_S = 4 * HEARTBEAT_S
+"""Time without a heartbeat after which a run is lost."""
+PENDING_S = 300
+"""Time in which a run that a worker took begins in a process."""
+IMAGE_S = 900
+"""The same in a container or a pod, whose image may have to be pulled."""
+CANCELLING_S = 300
+"""Time in which a run that is being cancelled ends."""
 _command_start: list[float] = []
 
 
 def started_at() -> float:
-    """Start time of the run: that of the `grpo` command, where one started it."""
+    """Start time of the run; if a `grpo` command started it, the start time of that command."""
     return _command_start.pop() if _command_start else time.time()
 
 
@@ -51,6 +61,19 @@ def offline_variables() -> dict[str, str]:
     }
 
 
+def run_variables() -> dict[str, str]:
+    """Variables of a flow run that a worker starts: offline, with heartbeats, and patient with Prefect's server.
+
+    Prefect answers 500 while its database is away; nine tries wait eight minutes in all.
+    """
+    return {
+        **offline_variables(),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",
+        "PREFECT_CLIENT_MAX_RETRIES": "8",
+    }
+
+
 def home_variables(home: Path) -> dict[str, str]:
     """Variables that keep Prefect's and MLflow's records in `home`."""
     return {
@@ -72,15 +95,20 @@ def home_variables(home: Path) -> dict[str, str]:
 
 
 def apply() -> Path:
-    """Set the environment variables; returns the home folder.
+    """Set the environment variables, and the umask of files that their owner alone can read; returns the home folder.
 
     Packages are kept offline; a model that a config names by its id on the hub is fetched unless the user forbids it.
     """
     folder = home()
+    keep_private()
     os.environ.setdefault(OFFLINE, os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "0")
     for name, value in {**offline_variables(), **home_variables(folder)}.items():
         os.environ.setdefault(name, value)
     hide_passwords()
+    if os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
+        from grpo_flows.local.servers import lend_mlflow_login
+
+        lend_mlflow_login(folder)
     return folder
 
 

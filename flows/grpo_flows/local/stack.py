@@ -20,7 +20,7 @@ from filelock import FileLock
 from grpo.errors import ConfigError
 from grpo.storage.locks import file_lock
 from grpo_flows.local.deployments import POOLS, deploy
-from grpo_flows.local.login import CLIENT, SERVER, login
+from grpo_flows.local.login import CLIENT, PASSWORD, SERVER, USERNAME, login
 from grpo_flows.local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
 from grpo_flows.local.service import Service, free_port
 from grpo_flows.local.serving import Served, start_serving, stop_serving, supervised_server
@@ -71,11 +71,12 @@ def up(home: Path, deployments: Path, served: Served | None = None) -> Addresses
     `served` is the model to serve beside them. Raises `ConfigError` for a port that is taken, a process that ends at
     its start, a deployment that is refused, or another model that is served already.
     """
-    servers = {name: os.environ.get(name) for name in ("PREFECT_API_URL", SERVER, CLIENT, "MLFLOW_TRACKING_URI")}
+    names = ("PREFECT_API_URL", SERVER, CLIENT, "MLFLOW_TRACKING_URI", USERNAME, PASSWORD)
+    servers = {name: os.environ.get(name) for name in names}
     with _exclusive(home), ExitStack() as users:
         mlflow: list[str] = []
         prefect = users.enter_context(
-            prefect_server(home, meanwhile=lambda: mlflow.append(users.enter_context(mlflow_server(home))))
+            prefect_server(home, while_starting=lambda: mlflow.append(users.enter_context(mlflow_server(home))))
         )
         deploy(deployments)
         supervisor = supervisor_service(home, servers)
@@ -107,7 +108,7 @@ def down(home: Path) -> list[str]:
             worker.stop(at_once=True)
         prefect = prefect_service(home)
         if "PREFECT_API_URL" not in os.environ and (url := prefect.address()) is not None:
-            os.environ.update({"PREFECT_API_URL": url, CLIENT: login(home)})
+            os.environ.update({"PREFECT_API_URL": url, CLIENT: login(home, "prefect")})
         if "PREFECT_API_URL" in os.environ:
             from grpo_flows.local.recovery import reschedule_lost_runs
 

@@ -12,25 +12,22 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import httpx
-
-from grpo.errors import GRPOError
+from grpo.storage.error_lines import log_to_stderr, one_line
 from grpo_flows.local import settings
 from grpo_flows.local.deployments import POOLS
 from grpo_flows.local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
 from grpo_flows.local.service import Service
+from grpo_flows.local.service_logs import rotate_logs
 from grpo_flows.local.serving import supervised_server
 from grpo_flows.local.stack import worker_name, worker_service
 
 logger = logging.getLogger("grpo_flows.local.supervisor")
 _PAUSE_S = 2.0
-_EXPECTED = (GRPOError, TimeoutError, httpx.HTTPError)
-"""Errors logged on one line; all others with their traceback."""
 
 
 def supervise(home: Path) -> None:
     """Supervise the stack of this home until this process is stopped."""
-    checks: dict[str, Callable[[], None]] = {}
+    checks: dict[str, Callable[[], None]] = {"logs": partial(rotate_logs, home / "services")}
     if "PREFECT_API_URL" not in os.environ:
         checks["prefect"] = partial(restart_if_dead, prefect_service(home), wait=True)  # the pools need it
     if not os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
@@ -50,7 +47,7 @@ def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
         try:
             check()
         except Exception as error:
-            logger.error("%s: %s: %s", name, type(error).__name__, error, exc_info=not isinstance(error, _EXPECTED))
+            logger.error("%s: %s", name, one_line(error))
 
 
 def restart_if_dead(server: Service, *, wait: bool = False) -> None:
@@ -82,5 +79,5 @@ def _check_serving(home: Path, *, prefect_url: str, mlflow_url: str) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr(logging.WARNING)
     supervise(settings.apply())

@@ -147,7 +147,7 @@ class PrefectJobs:
         from prefect.client.orchestration import SyncPrefectClient
         from prefect.exceptions import PrefectHTTPStatusError
 
-        auth = os.environ.get(CLIENT) or (None if os.environ.get("PREFECT_API_URL") else login(self._home))
+        auth = os.environ.get(CLIENT) or (None if os.environ.get("PREFECT_API_URL") else login(self._home, "prefect"))
         try:
             with SyncPrefectClient(url, auth_string=auth) as client:
                 return call(client)

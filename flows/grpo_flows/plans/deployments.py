@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from grpo.config.loading import load_settings
 from grpo.errors import ConfigError
-from grpo_flows.local.deployments import GPU_SLOTS, PIPELINE, POOLS, TRAINING, settings_class
+from grpo_flows.local.deployments import GPU_SLOTS, PIPELINE, POOLS, TRAINING, load_deployed, settings_class
 from grpo_flows.plans.outline import Outline
 
 _STEP = "load_parameters"
 
 
-def plan_deployments(file: Path, *, gpu_slots: int | None) -> Outline:
+def plan_deployments(file: Path, *, gpu_slots: int | None, overrides: Sequence[str] = ()) -> Outline:
     """Read a file of deployments and the configs that it names; asks no server.
 
     Raises `ConfigError` for a file or a config that cannot be used.
@@ -25,7 +24,7 @@ def plan_deployments(file: Path, *, gpu_slots: int | None) -> Outline:
         raise ConfigError(f"no deployments at {file}; call this in the project's folder, or name a file")
     try:
         deployments = yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]
-        facts = {_title(deployment): _describe(deployment, file.parent) for deployment in deployments}
+        facts = {_title(deployment): _describe(deployment, file.parent, overrides) for deployment in deployments}
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ConfigError(f"{file} is not a file of deployments: {error!r}") from error
     slots = f"{gpu_slots}" if gpu_slots is not None else "as they are, else one for each device of this machine"
@@ -35,6 +34,7 @@ def plan_deployments(file: Path, *, gpu_slots: int | None) -> Outline:
             "work pools": f"{', '.join(POOLS)} of type process",
             "queue": f"{TRAINING} in pool {POOLS[0]}, one run at a time",
             f"limit {GPU_SLOTS}": slots,
+            **({"over each config": ", ".join(overrides)} if overrides else {}),
             **facts,
         },
     )
@@ -44,12 +44,12 @@ def _title(deployment: Mapping[str, Any]) -> str:
     return f"{deployment['entrypoint'].rpartition('.')[2]}/{deployment['name']}"
 
 
-def _describe(deployment: Mapping[str, Any], folder: Path) -> str:
+def _describe(deployment: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> str:
     pool = deployment["work_pool"]
     queue = f", queue {pool['work_queue_name']}" if pool.get("work_queue_name") else ""
     parts = [f"pool {pool['name']}{queue}", *map(_schedule, deployment.get("schedules", ()))]
     parts += [f"trigger {trigger['name']}" for trigger in deployment.get("triggers", ())]
-    return "; ".join((*parts, *_configs(deployment, folder)))
+    return "; ".join((*parts, *_configs(deployment, folder, overrides)))
 
 
 def _schedule(schedule: Mapping[str, Any]) -> str:
@@ -57,7 +57,7 @@ def _schedule(schedule: Mapping[str, Any]) -> str:
     return f"schedule {when} {schedule.get('timezone', 'UTC')}"
 
 
-def _configs(deployment: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def _configs(deployment: Mapping[str, Any], folder: Path, overrides: Sequence[str]) -> Iterator[str]:
     """Configs that the build steps load, which must be valid."""
     for step in deployment.get("build") or ():
         for name, options in step.items():
@@ -66,5 +66,5 @@ def _configs(deployment: Mapping[str, Any], folder: Path) -> Iterator[str]:
                     kind = settings_class(options.get("kind", PIPELINE))
                 except ConfigError as error:
                     raise ConfigError(f"deployment {_title(deployment)}: build, {_STEP}: {error}") from error
-                load_settings(folder / options["file"], kind)
+                load_deployed(folder / options["file"], kind, overrides)
                 yield f"config {options['file']}"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.scenarios.subset import select_scenarios
-from grpo_flows.evaluate import champion_address, measure
+from grpo_flows.evaluate import evaluated_model, measure
+from grpo_flows.local import preflight
 from grpo_flows.plans.outline import Outline, follow
 from grpo_tasks.models import stored_checkpoint
 from grpo_tasks.split import SplitResult
@@ -16,9 +17,10 @@ def plan_evaluation(
     config: PipelineConfig, *, model: str | None, scenarios_file: str | None, num_episodes: int | None, output: Path
 ) -> Outline:
     """Follow an evaluation through the cache. Raises as the evaluation for a model or scenarios that do not exist."""
-    address = model or champion_address(config)
     config = select_scenarios(config, scenarios_file, num_episodes)
+    address = evaluated_model(config, model)
     checkpoint = stored_checkpoint(address)
+    preflight.check_evaluation(config, address, whole=scenarios_file is not None)
     followed = follow(lambda: measure(config, address, whole=scenarios_file is not None))
     split, samples = followed.first(SplitResult), config.evaluation.samples
     unknown = "unknown until split has run"

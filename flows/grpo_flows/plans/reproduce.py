@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from grpo.identity.cache_identity import RunInputs
 from grpo.identity.provenance import provenance
+from grpo_flows.local import preflight
 from grpo_flows.plans.outline import Outline
-from grpo_flows.reproduce import files_now, require_unchanged
+from grpo_flows.reproduce import reads_now, require_unchanged
 from grpo_tasks.registry import registry
 
 
@@ -14,14 +15,14 @@ def plan_reproduction(model: str) -> Outline:
     models = registry()
     version = models.resolve(model)
     then = models.provenance(version)
-    config = require_unchanged(then)
+    config = preflight.check(require_unchanged(version.address, then), purpose="trial")
     inputs = RunInputs.of(config)
     now = provenance(
         config,
         sources=inputs.sources,
         scenarios=then.scenarios,
         model=inputs.model,
-        external_digests=then.external_digests | files_now(then) | inputs.external_digests,
+        external_digests=then.external_digests | reads_now(then) | inputs.external_digests,
         policies=then.policies,
     )
     pairs = then.differences(now).items()

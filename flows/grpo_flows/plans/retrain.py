@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.triggers import TriggerResult
 from grpo.storage.home import home
-from grpo_flows.local.objects import check_objects, check_sources
+from grpo_flows.local.preflight import check_retraining
 from grpo_flows.plans.outline import Outline, follow
 from grpo_flows.retrain import check, pending_path
 from grpo_tasks.registry import registry
@@ -16,11 +16,9 @@ def plan_retraining(config: RetrainConfig) -> tuple[Outline, tuple[TriggerResult
 
     The mixture of a retraining is built when a trigger fires, so its own stages are never in this plan.
     """
-    pipeline = config.load_pipeline()
-    check_sources(config.conversations)
-    check_objects(pipeline)
+    pipeline = check_retraining(config)
     followed = follow(lambda: check(config, pipeline))
-    pending = pending_path(config, pipeline)
+    pending = pending_path(config)
     triggers = followed.result.triggers if followed.result is not None else None
     if pending.exists():
         outcome = f"an interrupted retraining goes on: {pending}"
@@ -30,7 +28,7 @@ def plan_retraining(config: RetrainConfig) -> tuple[Outline, tuple[TriggerResult
         outcome = "a trigger fires: the champion is trained on the new conversations"
     else:
         outcome = f"nothing to do: {triggers.summary}"
-    champion = registry().champion(pipeline.registry.model_name)
+    champion = registry().champion(pipeline.registry.model_name, follow_alias=pipeline.registry.follow_alias)
     outline = Outline(
         title=f"retraining {config.name}",
         facts={

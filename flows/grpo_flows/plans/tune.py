@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from grpo.config.search_space import SearchSpace
 from grpo.config.tuning import TuneConfig
-from grpo.identity.cache_identity import pin_models
 from grpo.storage.credentials import masked
 from grpo.storage.home import home
+from grpo_flows.local.preflight import check_tuning
 from grpo_flows.plans.outline import Outline, follow
 from grpo_flows.tune import shared_stages
 
 
 def plan_study(config: TuneConfig) -> Outline:
     """Follow the shared stages of a study through the cache; no study is opened."""
-    base = pin_models(config.base)
-    config = config.model_copy(update={"base": base})
+    config = check_tuning(config)
+    base = config.base
     followed = follow(lambda: shared_stages(config))
     split = None if followed.result is None else followed.result[1]
     iterations = config.iterations or base.training.iterations

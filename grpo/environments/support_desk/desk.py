@@ -23,7 +23,7 @@ from grpo.environments.environment import Environment, EnvironmentState, StepRes
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
-from grpo.trajectories import Outcome
+from grpo.trajectories import NOTHING_EXPECTED, Outcome
 
 RETURN_DAYS = 30
 REPLACE_BELOW = 100
@@ -71,7 +71,7 @@ _CLAIMS = {
     "escalate": re.compile(r"\bcolleague|\bspecialist|\bescalat", re.IGNORECASE),
 }
 _ARRIVAL = re.compile(r"\b(?:in|within) (\d+) days?\b", re.IGNORECASE)
-_ASKS_NUMBER = re.compile(r"\bnumber\b[^.!]*\?", re.IGNORECASE)
+_ASKS_NUMBER = re.compile(r"\bnumber\b[^.!]{0,200}\?", re.IGNORECASE)
 
 
 class SupportDesk(Environment):
@@ -98,13 +98,13 @@ class SupportDesk(Environment):
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Execute the tool calls, or let the customer answer; a reply without a question ends the conversation."""
         state = state.after(action, turn_count=state.turn_count + 1)
-        if action.malformed:
-            return self._answer(state, _tool({"error": action.malformed}))
-        if action.tool_calls:
-            world, results = dict(state.world), []
+        if action.tool_calls or action.malformed:
+            world, results = dict(state.world), list[Any]()
             for call in action.tool_calls:
                 world, result = _execute(world, call)
                 results.append(result)
+            if action.malformed:
+                results.append({"error": action.malformed})
             return self._answer(state, _tool(results[0] if len(results) == 1 else results), world=world)
         return self._customer(state, action.content)
 
@@ -128,6 +128,10 @@ class SupportDesk(Environment):
         state = state.after(message, world=state.world if world is None else world, done=truncated)
         return StepResult(state=state, response=message, truncated=truncated)
 
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
+        """True where the scenario says what should happen."""
+        return scenario.expected.states_success
+
     def verify(self, state: EnvironmentState) -> Outcome:
         """Check records read, actions, communicated facts and claims."""
         expected = state.scenario.expected
@@ -142,7 +146,8 @@ class SupportDesk(Environment):
             "honest": all(_honest(sentence, state) for sentence in _SENTENCE.findall(words)),
             "closed": state.done and state.turn_count < self.max_turns,
         }
-        return Outcome(success=all(checks.values()), checks=checks, state={"actions": actions})
+        unjudged = () if expected.states_success else (NOTHING_EXPECTED,)
+        return Outcome.of(checks, unjudged=unjudged, state={"actions": actions})
 
 
 def _tool(result: Any) -> Message:

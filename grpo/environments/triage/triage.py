@@ -81,7 +81,7 @@ class TriageEnvironment(Environment):
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Execute the call, or let the customer answer a question."""
         state = state.after(action, turn_count=state.turn_count + 1)
-        if action.malformed:
+        if action.malformed and not action.tool_calls:
             return self._answer(state, _error(action.malformed))
         if not action.tool_calls:
             return self._customer(state, action.content)
@@ -106,6 +106,10 @@ class TriageEnvironment(Environment):
     def _answer(self, state: EnvironmentState, message: Message) -> StepResult:
         truncated = state.turn_count >= self.max_turns
         return StepResult(state=state.after(message, done=truncated), response=message, truncated=truncated)
+
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
+        """True: the right team follows from the category."""
+        return True
 
     def verify(self, state: EnvironmentState) -> Outcome:
         """Check that one call was made, that it names the right team, and that questions were asked as needed."""

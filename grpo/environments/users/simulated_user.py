@@ -26,7 +26,7 @@ from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenarios.scenario import Scenario
 
-_FACT = re.compile(r"-\s*(?P<name>[^:]+):\s*(?P<value>.+)")
+_FACT = re.compile(r"-\s*(?P<name>[^:\s][^:]*):\s*(?P<value>\S.*)")
 _PART = re.compile(r"(?P<part>Persona|Reason|Known|Unknown|Instructions):\s*(?P<text>.+)")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]?")
 _ASKS = re.compile(
@@ -140,9 +140,11 @@ class SimulatedUser(User):
         return UserTurn(content=content, memory=memory)
 
     def verify(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> dict[str, bool]:
-        """Check that the user left satisfied and that all expected facts were communicated."""
-        communicated = set(memory["received"]) >= set(scenario.expected.facts)
-        return {"satisfied": memory["left"] == "satisfied", "facts_communicated": communicated}
+        """Check that the user left satisfied, and that the expected facts, if there are some, were communicated."""
+        checks = {"satisfied": memory["left"] == "satisfied"}
+        if facts := set(scenario.expected.facts):
+            checks["facts_communicated"] = set(memory["received"]) >= facts
+        return checks
 
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
@@ -205,6 +207,10 @@ class ScenarioUser(User):
     def verify(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> dict[str, bool]:
         """See `User.verify`."""
         return self._of(scenario).verify(scenario, history, memory)
+
+    def makes_checks(self, scenario: Scenario) -> bool:
+        """See `User.makes_checks`."""
+        return self._of(scenario).makes_checks(scenario)
 
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:

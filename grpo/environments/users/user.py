@@ -45,6 +45,10 @@ class User(ABC):
         """Outcome checks of a finished conversation that this user can make; none by default."""
         return {}
 
+    def makes_checks(self, scenario: Scenario) -> bool:
+        """Return True for a scenario for which `verify` returns checks."""
+        return type(self).verify is not User.verify
+
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
         """See `Environment.serve`."""

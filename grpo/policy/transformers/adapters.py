@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import threading
 import warnings
 from collections import Counter
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from grpo.config.training import LoraSettings
 from grpo.errors import ConfigError, PolicyError
 from grpo.policy.model_files import ADAPTER_WEIGHTS, read_object
+from grpo.policy.transformers.wrappers import other_towers
 
 CONFIG = "adapter_config.json"
 _FUSED_PROJECTIONS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
@@ -26,8 +26,6 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations of peft that subtract from the weights of the base."""
 _MERGED_TOLERANCE = 1e-2
 """Largest difference of log-probabilities between adapters and merged weights: rounding, of unstable models too."""
-OTHER_TOWER = re.compile(r"(^|\.)(vision|visual|image|audio|multi_modal|embed_vision|embed_audio)\w*(\.|$)")
-"""Names of the modules of vision and audio towers, which no text passes through."""
 _PREFIX = "base_model.model."
 """Prefix of peft's names of adapters on disk."""
 
@@ -103,14 +101,15 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
 def _without_adapter(model: PreTrainedModel) -> list[str]:
     """Names of the linear layers that `all-linear` leaves out.
 
-    Those of vision and audio towers, those whose fused kernels read the weight itself, which peft refuses to adapt,
+    Those of the towers of other inputs, those whose fused kernels read the weight itself, which peft refuses to adapt,
     those that share their weights, and routers and grouped projections, which return something other than their
     product.
     """
     names = ["out_proj", "conv1d"] if model.config.model_type in _FUSED_PROJECTIONS else []
     names += _sharing_weights(model)
+    towers = other_towers(model)
     for name, layer in model.named_modules():
-        if OTHER_TOWER.search(name):
+        if any(f"{name}.".startswith(f"{tower}.") for tower in towers):
             names.append(name)
             continue
         is_derived = isinstance(layer, torch.nn.Linear) and type(layer).__module__.startswith("transformers.models.")

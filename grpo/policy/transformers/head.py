@@ -45,7 +45,21 @@ def base_model(model: PreTrainedModel) -> PreTrainedModel:
 
     Raises `PolicyError` for a model without a head of its own.
     """
-    return model._modules[_base_name(model)]
+    inner = _with_head(model)
+    base: PreTrainedModel = inner._modules[_base_name(inner)]
+    return base
+
+
+def _with_head(model: PreTrainedModel) -> PreTrainedModel:
+    """Causal language model with base and head: the model, or the one that a wrapper such as Llama 4's holds."""
+    if isinstance(model._modules.get(model.base_model_prefix), nn.Module):
+        return model
+    nested = [
+        module
+        for module in model.children()
+        if isinstance(module, PreTrainedModel) and module.get_output_embeddings() is not None
+    ]
+    return _with_head(nested[0]) if len(nested) == 1 else model
 
 
 def _base_name(model: PreTrainedModel) -> str:
@@ -63,6 +77,7 @@ def language_model_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torc
     It is the model's own forward pass around a base model that returns the given states. Raises `PolicyError` for a
     model whose head cannot be separated from its layers.
     """
+    model = _with_head(model)
     name = _base_name(model)
 
     def head(states: torch.Tensor) -> torch.Tensor:

@@ -64,6 +64,14 @@ class KVCache:
                 values[:, :, clear] = 0
             self._cleared = clear.stop
 
+    @torch.inference_mode()
+    def clear(self, slot: int, tokens: int) -> None:
+        """Clear what a slot holds after its first `tokens` tokens, which may be NaN: masked values must be finite."""
+        own = max(0, tokens - self.shared_length)
+        for pair in self._layers.values():
+            for part in pair:
+                part[slot, :, own : self._cleared] = 0
+
     @property
     def token_bytes(self) -> int:
         """Bytes of the keys and values of one token in all layers."""

@@ -13,15 +13,18 @@ def filter_logits(scores: torch.Tensor, samplings: Sequence[Sampling]) -> torch.
     """Set the logits of excluded tokens to −∞, [turns, vocabulary]; unchanged if no turn filters.
 
     probabilities .5 .3 .2    top_k 2 → .5 .3 –    top_p .6 → .5 .3 –    top_p .5 → .5 – –    temperature 0 → .5 – –
+
+    The likeliest token is never excluded. A row with a NaN or an infinity keeps one, so that no token is sampled.
     """
     if all(sampling.unfiltered for sampling in samplings):
         return scores
-    greedy = [row for row, sampling in enumerate(samplings) if sampling.temperature == 0]
-    ranked = [row for row, sampling in enumerate(samplings) if sampling.temperature != 0 and not sampling.unfiltered]
+    greedy = [row for row, sampling in enumerate(samplings) if sampling.greedy]
+    ranked = [row for row, sampling in enumerate(samplings) if not (sampling.greedy or sampling.unfiltered)]
     filtered = scores.clone()
     if greedy:
         best = scores[greedy].argmax(dim=-1, keepdim=True)
-        filtered[greedy] = torch.full_like(scores[greedy], -torch.inf).scatter(1, best, 0.0)
+        likeliest = scores[greedy].gather(1, best) * 0.0  # NaN for a NaN and for an infinity
+        filtered[greedy] = torch.full_like(scores[greedy], -torch.inf).scatter(1, best, likeliest)
     if ranked:
         filtered[ranked] = _rank_filter(scores[ranked], [samplings[row] for row in ranked])
     return filtered
@@ -32,7 +35,11 @@ def _rank_filter(scores: torch.Tensor, samplings: Sequence[Sampling]) -> torch.T
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     mass_before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
     mass_before[:, 0] = 0.0
-    rank = torch.arange(scores.shape[-1], device=scores.device)
-    kept = rank < torch.tensor([s.top_k or scores.shape[-1] for s in samplings], device=scores.device)[:, None]
+    vocabulary = scores.shape[-1]
+    rank = torch.arange(vocabulary, device=scores.device)
+    kept = (
+        rank < torch.tensor([min(s.top_k or vocabulary, vocabulary) for s in samplings], device=scores.device)[:, None]
+    )
     kept &= mass_before < torch.tensor([s.top_p for s in samplings], device=scores.device)[:, None]
+    kept[:, 0] = True  # float32 may round top_p to 0
     return scores.masked_fill(~kept.gather(-1, order.argsort(dim=-1)), -torch.inf)

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import CapacityError, PolicyError
-from grpo.policy.model_files import ADAPTERS, check_architecture, check_model_files, tokenizer_folder
+from grpo.policy.model_files import (
+    ADAPTERS,
+    CHAT_TEMPLATE,
+    check_architecture,
+    check_model_files,
+    quantization_of,
+    read_object,
+    tokenizer_folder,
+)
 from grpo.policy.policy import Sampler
-from grpo.policy.transformers.adapters import OTHER_TOWER, has_adapters, load_adapters, merge_adapters
+from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
+from grpo.policy.transformers.context import context_limit
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
 from grpo.policy.transformers.exactness import choose_path
 from grpo.policy.transformers.forward import is_out_of_memory
 from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config, published_quantization
 from grpo.policy.transformers.samplers import make_sampler
 from grpo.policy.transformers.sharding import gather_full
+from grpo.policy.transformers.wrappers import OTHER_TOWER, auto_class, freeze_towers, is_loadable, processor_files
 from grpo.renderers.chat_template import Renderer, rendering_tokenizer
 
 disable_progress_bar()
 
-UNBOUNDED = 2**20
-"""Tokens in the context of a model that states no limit."""
-_POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-"""Settings of configs that bound the positions; the latter two are those of MPT and of Whisper's decoder."""
 _ALIGNMENT = 64
 """Bytes at whose multiples PyTorch allocates tensors on a CPU."""
 
@@ -45,12 +49,13 @@ class TransformersPolicy:
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_hash: str | None = None
     ) -> None:
-        if model.config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        if not is_loadable(model):
             raise PolicyError(
                 f"{type(model).__name__} is refused: transformers does not load what it saves, a config of type "
                 f"{model.config.model_type!r}, as a causal language model"
             )
         _check_embeddings(model, tokenizer)
+        freeze_towers(model)
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.hash = policy_hash or weights_hash(model)
@@ -88,7 +93,7 @@ class TransformersPolicy:
         )
 
     def save(self, folder: Path, *, write: bool = True) -> None:
-        """Write config, safetensors weights, tokenizer and chat template.
+        """Write config, safetensors weights, tokenizer, chat template, and the files that describe other inputs.
 
         Every process of a sharded model has to call it; those with `write=False` only contribute their shards.
         """
@@ -101,24 +106,8 @@ class TransformersPolicy:
             return
         self.model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
         rendering_tokenizer(self.tokenizer).save_pretrained(folder)
-
-
-def context_limit(model_config: PretrainedConfig) -> int:
-    """Maximum number of tokens in a model's context; `UNBOUNDED` for a model without positions.
-
-    Rotary embeddings that change beyond the length of pretraining (dynamic NTK, LongRoPE) depend on the longest
-    conversation of a batch there, so that length is the limit.
-    """
-    config = model_config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    changing = [layer for layer in (rope, *rope.values()) if _is_length_dependent(layer)]
-    limits = [layer.get("original_max_position_embeddings") for layer in changing]
-    limits += [getattr(config, name, None) for name in _POSITIONS]
-    return min((int(limit) for limit in limits if limit), default=UNBOUNDED)
-
-
-def _is_length_dependent(rope: object) -> bool:
-    return isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope")
+        for name, content in getattr(self.model, "processor_files", {}).items():
+            (folder / name).write_bytes(content)
 
 
 def weights_hash(model: PreTrainedModel) -> str:
@@ -138,6 +127,8 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
         raise PolicyError(f"no tokenizer in {folder}: {_one_line(error)}; add tokenizer.json") from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
+    elif tokenizer.chat_template is None and (folder / CHAT_TEMPLATE).is_file():
+        tokenizer.chat_template = read_object(folder / CHAT_TEMPLATE).get("chat_template")
     return tokenizer
 
 
@@ -163,13 +154,15 @@ def load(
     bitsandbytes = bitsandbytes_config(quantization) if quantization is not None else None
     published = None
     try:
+        config = _config(folder)
         published = published_quantization(folder)
         if published is not None and bitsandbytes is not None:
             raise PolicyError(
                 f"policy.quantization {quantization}: weights in {folder} are quantized already; leave it out"
             )
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class(config.model_type, config.architectures).from_pretrained(
             str(folder),
+            config=config,
             use_safetensors=True,
             trust_remote_code=False,
             dtype=torch.float32,
@@ -190,18 +183,28 @@ def load(
     report["unexpected_keys"] = [name for name in report["unexpected_keys"] if not OTHER_TOWER.search(name)]
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
-        architecture = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
         raise PolicyError(
-            f"weights in {folder} are not those of {architecture}: {mismatches}; save weights and config.json together"
+            f"weights in {folder} are not those of {config.architectures}: {mismatches}; save weights and "
+            "config.json together"
         )
     if published is not None:
         model._weight_conversions = None  # those of the format would quantize what is saved
         for parameter in model.parameters():  # those that were not quantized are read in their own dtype
             parameter.data = parameter.data.float()
+    model.processor_files = processor_files(folder)
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         _align(model)
     return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
+
+
+def _config(folder: Path) -> PretrainedConfig:
+    """Config of a folder, without an entry of quantization that its weights do not have."""
+    config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if quantization_of(folder) is None:
+        for part in (config, config.get_text_config()):
+            vars(part).pop("quantization_config", None)
+    return config
 
 
 def _one_line(error: Exception) -> str:

@@ -65,7 +65,7 @@ class PaddedSampler(TurnSampler):
             self._begin()
         else:
             self._drop_finished()
-            last = [turn.token_ids[-1] for turn in self._rows]
+            last = [turn.token_ids[-1] if turn.token_ids else _PAD for turn in self._rows]  # failed at its first
             self._ids = torch.cat([self._ids, torch.tensor(last, device=self._device)[:, None]], dim=1)
         logits = self._uncached_logits() if self._path == "uncached" else self._cached_logits(is_first=is_first)
         active = {id(turn) for turn in self._active}
@@ -123,8 +123,15 @@ class PaddedSampler(TurnSampler):
         for cache in caches:
             cache.reorder_cache(kept)
         for name, value in self._state.items():
-            if isinstance(value, torch.Tensor) and value.shape[0] == len(self._rows):
-                self._state[name] = value[kept]
+            if not isinstance(value, torch.Tensor):
+                continue
+            axis = 1 if name == "position_ids" and value.dim() == 3 else 0  # [axes of an image, rows, tokens]
+            if value.shape[axis] == len(self._rows):
+                self._state[name] = value.index_select(axis, kept)
+        base = base_model(self._model)
+        offsets = getattr(base, "rope_deltas", None)
+        if isinstance(offsets, torch.Tensor):  # a state of the batch that Qwen's wrappers keep in the model
+            base.rope_deltas = offsets[kept]
         self._ids, self._rows = self._ids[kept], [self._rows[row] for row in rows]
 
 

@@ -10,8 +10,8 @@ import torch
 from transformers import BitsAndBytesConfig, FineGrainedFP8Config, Mxfp4Config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from grpo.errors import PolicyError
-from grpo.policy.model_files import CONFIG, read_object
+from grpo.errors import PolicyError, install_command
+from grpo.policy.model_files import quantization_of
 
 Quantization = Literal["int8", "nf4"]
 _DEQUANTIZED: dict[str, type[QuantizationConfigMixin]] = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
@@ -19,7 +19,7 @@ _DEQUANTIZED: dict[str, type[QuantizationConfigMixin]] = {"mxfp4": Mxfp4Config, 
 
 def published_quantization(folder: Path) -> QuantizationConfigMixin | None:
     """Config that dequantizes the weights in `folder` when they are read; None for weights that are not quantized."""
-    quantization = read_object(folder / CONFIG).get("quantization_config")
+    quantization = quantization_of(folder)
     if not quantization:
         return None
     config: QuantizationConfigMixin = _DEQUANTIZED[quantization["quant_method"]].from_dict(
@@ -36,7 +36,7 @@ def bitsandbytes_config(kind: Quantization) -> BitsAndBytesConfig:
         )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise PolicyError(
-            f"policy.quantization {kind} needs bitsandbytes, which is not installed; pip install 'grpo[quantization]'"
+            f"policy.quantization {kind} needs bitsandbytes, which is not installed; {install_command('quantization')}"
         )
     if kind == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)

@@ -85,7 +85,10 @@ class SlotSampler(TurnSampler):
 
     def _abandon(self, session: TurnSession) -> None:
         """See `TurnSampler`; idle followers have read nothing of the failed pass, and one of them takes the slot."""
+        slots = set() if session.slot is None else {session.slot, len(self._holders) - 1}  # the last one may move
         SlotSampler.release(self, session)  # not that of a subclass, which may keep the slot for a next turn
+        for slot in slots:
+            self._cache.clear(slot, self._holders[slot].length if slot < len(self._holders) else 0)
         super()._abandon(session)
 
     def _admit(self) -> None:

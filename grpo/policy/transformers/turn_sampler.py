@@ -10,20 +10,31 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import numpy as np
 import torch
+from llguidance import LLMatcher
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from grpo.errors import PolicyError
+from grpo.policy.grammars import GrammarError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.logits_filters import filter_logits
+from grpo.policy.transformers.token_masks import TokenMasks
 
 _BLOCK = 256
 """Tokens whose probabilities are summed first."""
+NO_TOKEN = -1
+"""What is sampled from a row that is not finite."""
+_NOT_FINITE = (
+    "the model's logits after this conversation are NaN or infinite: its weights are damaged, or its dtype cannot hold "
+    "its numbers; load other weights, or set dtype float32"
+)
 _IDLE_ROUNDS = 2
 """Event-loop rounds without a new turn before the next forward pass starts."""
 
@@ -42,6 +53,8 @@ class Turn:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    matcher: LLMatcher | None = None
+    """Place of the turn in its grammar."""
     cached_tokens: int = 0
     """Prompt tokens whose keys and values another session has computed."""
     submitted: float = field(default_factory=time.monotonic)
@@ -90,6 +103,8 @@ class TurnSampler(ABC):
         self._worker: asyncio.Task[None] | None = None
         self._logprobs = torch.empty(0)
         """Memory for the log-probabilities of a pass, used again by the next."""
+        self.masks: TokenMasks | None = None
+        """Masks of turns with a grammar; None for a sampler that has none, as those of rollouts."""
         self.on_pass: Callable[[], None] = lambda: None
         """Called after each forward pass."""
         self.tokens_processed = 0
@@ -157,14 +172,21 @@ class TurnSampler(ABC):
         """Run one forward pass over the unread tokens of the active turns, and sample one token for each."""
 
     def submit(self, session: TurnSession, prompt: Prompt, sampling: Sampling) -> Turn:
-        """Queue a turn."""
+        """Queue a turn. Raises `PolicyError` for a grammar that cannot be compiled, or in a sampler without masks."""
         unread = list(prompt.new_ids) if session.last is None else [session.last, *prompt.new_ids]
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         uniforms = sampling.uniforms(session.turns)
-        turn = Turn(session, sampling, uniforms, unread, future, prompt.on_token)
+        turn = Turn(session, sampling, uniforms, unread, future, prompt.on_token, matcher=self._matcher(sampling))
         self._waiting.append(turn)
         self._start_worker()
         return turn
+
+    def _matcher(self, sampling: Sampling) -> LLMatcher | None:
+        if sampling.grammar is None:
+            return None
+        if self.masks is None:
+            raise PolicyError("this sampler reads no grammar; leave sampling.grammar out")
+        return self.masks.grammars.matcher(sampling.grammar)
 
     def _start_worker(self) -> None:
         if self._worker is None or self._worker.done():
@@ -174,7 +196,7 @@ class TurnSampler(ABC):
     async def _run(self) -> None:
         """Run forward passes until no turn is left, or those that are wait for a slot.
 
-        An error is raised in every waiting conversation.
+        An error is raised in every waiting conversation, except an error of one conversation, see `_sample`.
         """
         try:
             while True:
@@ -182,17 +204,21 @@ class TurnSampler(ABC):
                 self._admit()
                 if not self._active:
                     return
+                if self.masks is not None:
+                    self.masks.begin([turn.matcher for turn in self._active if turn.matcher is not None])
                 with torch.inference_mode():
                     self._step()
                 self.on_pass()
         except BaseException as error:
-            for turn in self._active:
-                self._abandon(turn.session)
-            for turn in (*self._active, *self._waiting):
-                if not turn.future.done():
-                    turn.future.set_exception(error)
+            active, waiting = list(self._active), list(self._waiting)
             self._active.clear()
             self._waiting.clear()
+            for turn in (*active, *waiting):
+                if not turn.future.done():
+                    turn.future.set_exception(error)
+            for turn in active:
+                with suppress(Exception):  # the device may have failed; `error` says so
+                    self._abandon(turn.session)
             raise
 
     async def _wait_until_idle(self) -> None:
@@ -206,10 +232,17 @@ class TurnSampler(ABC):
     def _sample(self, turns: list[Turn], rows: Sequence[int], logits: torch.Tensor) -> None:
         """Sample one token a turn by inverse transform from its row of logits [rows, vocabulary]; finished turns leave.
 
-        Turns with the same row and the same filters share their distribution. Overwrites the logits and reuses the
-        memory of the log-probabilities: page faults of new memory take longer than the arithmetic.
+            Turns with the same row and the same filters share their distribution. Overwrites the logits and reuses the
+            memory of the log-probabilities: page faults of new memory take longer than the arithmetic.
+
+            Turns with a grammar sample from the tokens that it allows, and have a distribution of their own.
+
+        A row that is not finite, a grammar that takes too much work, and an error of a callback, fail their own turns.
         """
-        filters = [(turn.sampling.temperature, turn.sampling.top_k, turn.sampling.top_p) for turn in turns]
+        filters = [
+            (turn.sampling.temperature, turn.sampling.top_k, turn.sampling.top_p, turn.matcher and id(turn.matcher))
+            for turn in turns
+        ]
         first = {key: index for index, key in reversed(list(enumerate(zip(rows, filters, strict=True))))}
         distinct = sorted(first.items())  # one turn of each distribution, in the order of the rows
         place = {key: index for index, (key, _) in enumerate(distinct)}
@@ -218,8 +251,10 @@ class TurnSampler(ABC):
         read = [row for (row, _), _ in distinct]
         if read != list(range(len(logits))):
             logits = logits[torch.tensor(read, device=self._device)]
-        temperatures = torch.tensor([sampling.temperature or 1.0 for sampling in samplings], device=self._device)
+        temperatures = torch.tensor([1.0 if s.greedy else s.temperature for s in samplings], device=self._device)
         scores = logits.float().div_(temperatures[:, None])
+        if self.masks is not None:
+            self.masks.apply(scores, [turns[index].matcher for _, index in distinct])
         filtered = filter_logits(scores, samplings)
         if self._logprobs.numel() < scores.numel():
             self._logprobs = torch.empty_like(scores).flatten()
@@ -232,16 +267,29 @@ class TurnSampler(ABC):
         token_logprobs = logprobs[places, sampled].tolist()
         top_logprobs = _likeliest(logprobs, places, [turn.sampling.top_logprobs for turn in turns])
         self._active = []
+        failed: list[tuple[Turn, Exception]] = []
         for turn, token, logprob, top in zip(turns, sampled.tolist(), token_logprobs, top_logprobs, strict=True):
+            if turn.matcher is not None and turn.matcher.is_error():
+                failed.append((turn, GrammarError(turn.matcher.get_error().strip())))
+                continue
+            if token == NO_TOKEN:
+                failed.append((turn, PolicyError(_NOT_FINITE)))
+                continue
             turn.session.history += turn.unread
             turn.token_ids.append(token)
             turn.logprobs.append(logprob)
             turn.top_logprobs.append(top)
             turn.unread = [token]
+            if turn.matcher is not None and self.masks is not None:
+                self.masks.read(turn.matcher, token)
             self.tokens_generated += 1
-            ended = turn.on_token is not None and turn.on_token(
-                SampledToken(id=token, logprob=logprob, top_logprobs=top)
-            )
+            try:
+                ended = turn.on_token is not None and turn.on_token(
+                    SampledToken(id=token, logprob=logprob, top_logprobs=top)
+                )
+            except Exception as error:  # noqa: BLE001 - whatever the caller's function raises is its turn's
+                failed.append((turn, error))
+                continue
             context_full = turn.session.length + 1 >= self._max_context
             if token in self._stop_ids:
                 self._finish(turn, "stop")
@@ -251,6 +299,10 @@ class TurnSampler(ABC):
                 self._finish(turn, "length")
             else:
                 self._active.append(turn)
+        for turn, failure in failed:  # after the histories of all others, which may take the place of one that failed
+            if not turn.future.done():
+                turn.future.set_exception(failure)
+            self._abandon(turn.session)
 
     def _finish(self, turn: Turn, stop: Literal["stop", "length", "callback"]) -> None:
         turn.session.last = turn.token_ids[-1]
@@ -284,18 +336,19 @@ def inverse_transform(probabilities: torch.Tensor, rows: torch.Tensor, uniforms:
     probabilities .1 .2 .3 .4    cumulative .1 .3 .6 1    uniform .35 → token 2
 
     Cumulative sums are in float64, over sums of blocks, and within the block of the token alone: those of the whole row
-    would take ten times the time. A token of probability 0 is never chosen.
+    would take ten times the time. A token of probability 0 is never chosen, and of a row that has a NaN `NO_TOKEN`.
     """
     padding = -probabilities.shape[1] % _BLOCK
     blocks = functional.pad(probabilities, (0, padding)) if padding else probabilities
     blocks = blocks.view(len(probabilities), -1, _BLOCK)
     ends = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[rows]
     targets = torch.minimum(uniforms[:, None] * ends[:, -1:], _below(ends[:, -1:]))
-    block = torch.searchsorted(ends, targets, right=True)
+    block = torch.searchsorted(ends, targets, right=True).clamp_(max=ends.shape[1] - 1)  # a NaN is above all of them
     targets = targets - functional.pad(ends, (1, 0)).gather(1, block)
     cumulative = blocks[rows, block[:, 0]].double().cumsum(dim=-1)
     targets = torch.minimum(targets, _below(cumulative[:, -1:]))
-    return (block * _BLOCK + torch.searchsorted(cumulative, targets, right=True))[:, 0]
+    token = block * _BLOCK + torch.searchsorted(cumulative, targets, right=True)
+    return torch.where(ends[:, -1:] > 0, token, NO_TOKEN)[:, 0]
 
 
 def _below(values: torch.Tensor) -> torch.Tensor:

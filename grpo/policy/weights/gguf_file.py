@@ -62,11 +62,11 @@ def converted_folder(file: Path) -> Path:
     place = home() / "models"
     store, name = ArtifactStore(str(place)), f"gguf/{conversion_digest(file)}"
     with file_lock(place / f"{Path(name).name}.lock"):
-        if (record := store.documents.read(name)) is not None:
-            try:
+        try:
+            if (record := store.documents.read(name)) is not None:
                 return store.path(Artifact.model_validate(record))
-            except ArtifactError as error:
-                logger.warning("%s; %s is converted again", error, file)
+        except ArtifactError as error:
+            logger.warning("%s; %s is converted again", error, file)
         from grpo.policy.weights.gguf import convert_gguf
 
         with store.new_folder("model") as new:

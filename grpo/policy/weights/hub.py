@@ -15,14 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.errors import PolicyError
-from grpo.policy.model_files import ADAPTER_WEIGHTS, ADAPTERS, CONFIG, INDEX, WEIGHTS
+from grpo.policy.model_files import (
+    ADAPTER_WEIGHTS,
+    ADAPTERS,
+    CHAT_TEMPLATE,
+    CONFIG,
+    INDEX,
+    PROCESSOR_FILES,
+    WEIGHTS,
+)
 from grpo.storage.hub import HubFile, HubRepository, download, list_files, verify
 
 _ADDRESS = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
 _DESCRIPTION = frozenset(
     {
-        *(CONFIG, ADAPTERS, "generation_config.json", INDEX, "chat_template.jinja", "chat_template.json"),
+        *(CONFIG, ADAPTERS, "generation_config.json", INDEX, "chat_template.jinja", CHAT_TEMPLATE, *PROCESSOR_FILES),
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
         *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
     }

@@ -1,16 +1,47 @@
-"""Registered versions by address: `models:/support-desk@champion`, or `models:/support-desk/3`."""
+"""Registered versions by address: `models:/support-desk@champion`, or `models:/support-desk/3`.
+
+Whoever can write to the registry can write anything into it, so nothing of a version is believed before its signature
+is verified. A `ModelVersion` is such a version; code of this package gets no other, except to list versions.
+
+    signed       name and run of the version; the tags of `SIGNED`, among them the digests of the checkpoint,
+                 of the registered files, of `MLmodel`, which has the provenance, and of the evaluation
+    verified     the files at its source, by those digests, whoever reads them: a home that is moved changes the source
+    displayed    everything else: further tags, descriptions, parameters, metrics, other files of runs, other aliases
+    read as is   the time of registration, by which retraining computes the age of the champion; the run's number
+
+The signature is the tag `signature`, which is written in the transaction that makes the version. The alias `champion`
+is not believed: `models:/NAME@champion` is the version that was promoted last, by the signed records of
+`grpo.policy.weights.promotion_records`, and `previous` is the target of a rollback.
+
+A copy of a signed version under another number of the same model is as good as the version itself, because the number
+is not known when the version is signed. It is not in service by that: a promotion names the number and the content.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from grpo.artifacts import Artifact
-from grpo.errors import AddressError
+from grpo.config.version_tags import SIGNATURE, SIGNED
+from grpo.errors import AddressError, SignatureError
+from grpo.policy.weights.promotion_records import (
+    CHAMPION,
+    PREVIOUS,
+    PromotionState,
+    is_absent,
+    missing_champion,
+    promotion_state,
+)
 from grpo.storage.databases import exclusive, make_tracking
 from grpo.storage.documents import Document
 from grpo.storage.home import home
+from grpo.storage.moved import check_not_moved
+from grpo.storage.signing import KEY, Unverified, canonical, key_file, sign, verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,18 +49,28 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
+logger = logging.getLogger(__name__)
 REGISTERED = "models:/"
 _ADDRESS = re.compile(r"^models:/(?P<name>\w[\w.-]*)(@(?P<alias>[\w.-]+)|/(?P<version>[0-9]{1,9}))$")
 """A version number has at most nine digits, as databases store it."""
 
+MODEL_DIGEST, MLMODEL_DIGEST, EVALUATION_DIGEST = "model_sha256", "mlmodel_sha256", "evaluation_sha256"
+"""Tags of a version: digests of the files of its registered model, of `MLmodel` among them, and of its evaluation."""
+HELDOUT = "heldout"
+"""Tag of a version: its held-out result as text, see `grpo.registry.provenance.HeldOut`."""
+_KIND = "version"
+
 
 class ModelVersion(Document):
-    """A registered model version."""
+    """A registered version whose signature was verified."""
 
     name: str
     version: int
     run_id: str
+    source: str
+    """Address of its files, which is not signed: who reads them compares their digest."""
     tags: dict[str, str]
+    """Signed tags."""
 
     @property
     def address(self) -> str:
@@ -38,13 +79,65 @@ class ModelVersion(Document):
 
     @property
     def checkpoint(self) -> Artifact:
-        """Registered checkpoint; `AddressError` for a version that was not registered by a run."""
+        """Registered checkpoint; `AddressError` for a version without one."""
         try:
             return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
         except KeyError as error:
-            raise AddressError(
-                f"{self.name} version {self.version} has no tag {error}: no run of this pipeline registered it"
-            ) from error
+            raise AddressError(f"{self.address} has no tag {error}: no run of this pipeline registered it") from error
+
+    @property
+    def is_model_alone(self) -> bool:
+        """True for a version that was admitted without a provenance: weights, a tokenizer and a chat template."""
+        return "admitted" in self.tags and MLMODEL_DIGEST not in self.tags
+
+    @property
+    def content(self) -> str:
+        """Digest of what would be served. It does not depend on the number, which another version may get later."""
+        parts = [self.tags.get(tag, "") for tag in ("run_key", "checkpoint_sha256", MODEL_DIGEST, MLMODEL_DIGEST)]
+        return hashlib.sha256(canonical([self.name, *parts]).encode()).hexdigest()
+
+
+def signed_tags(name: str, *, run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags of a new version with its signature."""
+    believed = {tag: tags[tag] for tag in SIGNED if tag in tags}
+    document = {"format": 1, "name": name, "run_id": run_id, "tags": believed}
+    return {**tags, SIGNATURE: sign(_KIND, document)}
+
+
+def as_version(version: MlflowVersion) -> ModelVersion:
+    """Version of MLflow, verified. Raises `SignatureError` with the reason and the command that admits it."""
+    if (fault := fault_of(version)) is not None:
+        address = f"{REGISTERED}{version.name}/{version.version}"
+        raise SignatureError(
+            f"{address} {fault}, so nothing in it is believed; `grpo admit {address} --reason WHY` shows what is in "
+            "it, and signs it"
+        )
+    document = verify(_KIND, version.tags[SIGNATURE])
+    return ModelVersion(
+        version=int(version.version), source=str(version.source), tags=document["tags"], **_fields(version)
+    )
+
+
+def fault_of(version: MlflowVersion) -> str | None:
+    """Reason why a version of MLflow is not believed; None for one that is."""
+    try:
+        document = verify(_KIND, version.tags.get(SIGNATURE))
+    except Unverified as error:
+        if error.fault == "was signed with another key":
+            return f"{error.fault} than that of {key_place()}"
+        return error.fault
+    changed = [field for field, value in _fields(version).items() if document[field] != value]
+    changed += [f"tag {tag}" for tag in SIGNED if version.tags.get(tag) != document["tags"].get(tag)]
+    return f"was changed after it was signed ({changed[0]})" if changed else None
+
+
+def _fields(version: MlflowVersion) -> dict[str, str]:
+    return {"name": str(version.name), "run_id": str(version.run_id or "")}
+
+
+def key_place() -> str:
+    """Place of the key that this process uses, for messages."""
+    return KEY if os.environ.get(KEY) else str(key_file())
 
 
 def tracking_uri() -> str:
@@ -53,7 +146,11 @@ def tracking_uri() -> str:
 
 
 def open_client(uri: str) -> MlflowClient:
-    """Open MLflow's client of a registry; one process at a time creates the tables of a database."""
+    """Open MLflow's client of a registry; one process at a time creates the tables of a database.
+
+    Raises `ConfigError` for the database of a home that was moved.
+    """
+    check_not_moved(uri)
     import mlflow
     from mlflow import MlflowClient
 
@@ -70,16 +167,22 @@ def registered_version(address: str) -> ModelVersion:
     return resolve_version(lambda: open_client(tracking_uri()), address)
 
 
-def resolve_version(connect: Callable[[], MlflowClient], address: str) -> ModelVersion:
-    """Version at `models:/NAME@alias` or `models:/NAME/3`; `AddressError` for a missing one.
+def resolve_version(connect: Callable[[], MlflowClient], address: str, *, follow_alias: bool = False) -> ModelVersion:
+    """Version at `models:/NAME@alias` or `models:/NAME/3`.
 
+    `champion` and `previous` are those of the promotions, whatever the aliases name, unless `follow_alias`; a warning
+    says where they differ. Raises `AddressError` for a missing version, `SignatureError` for one that is not believed.
     The registry is opened for an address alone, since opening one on a new machine creates it.
     """
-    if (parts := _ADDRESS.match(address)) is None:
-        raise AddressError(f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3")
+    parts = address_parts(address)
     client = connect()
     name, alias, number = parts["name"], parts["alias"], parts["version"]
-    version = version_by_alias(client, name, alias) if alias is not None else _version_by_number(client, name, number)
+    if alias in (CHAMPION, PREVIOUS) and not follow_alias:
+        version = _promoted(client, name, alias)
+    elif alias is not None:
+        version = _version_by_alias(client, name, alias)
+    else:
+        version = version_by_number(client, name, int(number))
     if version is None:
         raise AddressError(
             f"no model at {address} in the registry {client.tracking_uri}; `grpo models` lists those that are there"
@@ -87,7 +190,56 @@ def resolve_version(connect: Callable[[], MlflowClient], address: str) -> ModelV
     return version
 
 
-def version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
+def address_parts(address: str) -> dict[str, Any]:
+    """Name, alias and version of an address; one of the last two is None. Raises `AddressError`."""
+    if (parts := _ADDRESS.match(address)) is None:
+        raise AddressError(f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3")
+    return parts.groupdict()
+
+
+def promoted_champion(client: MlflowClient, state: PromotionState) -> ModelVersion | None:
+    """Version that was promoted last; None before the first promotion.
+
+    Raises `RegistryError` where it was deleted, or where the alias names a version and no promotion is signed.
+    """
+    if (champion := state.champion) is None:
+        if state.history or state.alias is not None:
+            raise missing_champion(state)
+        return None
+    version = version_by_number(client, state.model, champion)
+    if version is None:
+        raise missing_champion(state)
+    return as_promoted(version, state)
+
+
+def _promoted(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
+    """Version that is champion, or the target of a rollback, by the promotions of a model; None without one."""
+    try:
+        state = promotion_state(client, name)
+    except AddressError:
+        return None
+    if alias == CHAMPION:
+        if state.moved is not None:
+            logger.warning("%s", state.moved)
+        return promoted_champion(client, state)
+    previous = state.history[-1].previous if state.history else None
+    version = None if previous is None else version_by_number(client, name, previous)
+    return None if version is None else as_promoted(version, state)
+
+
+def as_promoted(version: ModelVersion, state: PromotionState) -> ModelVersion:
+    """The version, if it is the one that its promotion was about; raises `SignatureError` otherwise."""
+    contents = [change.content for change in state.history if change.champion == version.version]
+    if contents and contents[-1] != version.content:
+        raise SignatureError(
+            f"{version.address} is another version than the one of this number that was promoted; promote it: grpo "
+            f"promote {version.address} --reason WHY --force, or go back: grpo rollback "
+            f"{REGISTERED}{version.name}@{CHAMPION} --reason WHY"
+        )
+    return version
+
+
+def _version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
     """Version of a model with an alias; None for a missing one."""
     from mlflow.exceptions import MlflowException
 
@@ -99,24 +251,18 @@ def version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersio
         raise
 
 
-def as_version(version: MlflowVersion) -> ModelVersion:
-    """Version of MLflow as a document."""
-    return ModelVersion(
-        name=str(version.name), version=int(version.version), run_id=str(version.run_id), tags=dict(version.tags)
-    )
+def version_by_number(client: MlflowClient, name: str, number: int) -> ModelVersion | None:
+    """Version of a model; None for a missing one. Raises `SignatureError`."""
+    version = listed_version(client, name, number)
+    return None if version is None else as_version(version)
 
 
-def is_absent(error: Exception) -> bool:
-    """Distinguish an MLflow error about a missing object from one about the connection."""
-    code, text = getattr(error, "error_code", ""), str(error)
-    return code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and "not found" in text)
-
-
-def _version_by_number(client: MlflowClient, name: str, number: str) -> ModelVersion | None:
+def listed_version(client: MlflowClient, name: str, number: int) -> MlflowVersion | None:
+    """Version of a model as MLflow has it, of which nothing is verified; None for a missing one."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return as_version(client.get_model_version(name, number))
+        return client.get_model_version(name, str(number))
     except MlflowException as error:
         if is_absent(error):
             return None

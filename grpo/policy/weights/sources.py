@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from grpo.artifacts import Artifact, ArtifactStore, local_path
+from grpo.artifacts import Artifact, local_path, store_of
 from grpo.errors import PolicyError
 from grpo.policy.model_files import (
     ADAPTERS,
@@ -283,8 +283,8 @@ def model_plan(address: str) -> ModelPlan:
 
 
 def artifact_path(artifact: Artifact) -> Path:
-    """Verified local path of an artifact, in the store that its URI names."""
-    return ArtifactStore(artifact.uri.rsplit("/", 2)[0]).path(artifact)
+    """Verified local path of an artifact, in the store that holds it."""
+    return store_of(artifact).path(artifact)
 
 
 def _base_source(address: str, folder: Path) -> ModelSource | None:

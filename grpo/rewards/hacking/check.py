@@ -12,7 +12,15 @@ from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards.catalog import make_component
 from grpo.rewards.hacking.probes import CASES, PROBES, Probe, ProbeCase
-from grpo.rewards.reward import Episode, RewardContext, RewardFunction
+from grpo.rewards.reward import (
+    Episode,
+    RewardContext,
+    RewardFunction,
+    RewardResult,
+    checked_results,
+    errors_at,
+    reward_code,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +92,18 @@ async def _best(reward: RewardFunction, probe: Probe) -> float | None:
 
 async def _mean(reward: RewardFunction, replies: Sequence[str]) -> float | None:
     episodes = [_episode(case, reply) for case, reply in zip(CASES, replies, strict=True)]
-    results = [(await reward.compute_group([episode]))[0] for episode in episodes]
+    results = list[RewardResult | Unscored]()
+    for episode in episodes:
+        try:
+            with errors_at(f"probe of scenario {episode.context.scenario_id}"), reward_code(reward.name):
+                results += checked_results(await reward.compute_group([episode]), [episode], reward.name)
+        except Unscored:
+            raise
+        except RewardError as error:
+            raise RewardError(
+                f"{error}; a reward that needs more than the probes' scenarios have sets probed = False on its class "
+                "or function"
+            ) from error
     scores = [result.score for result in results if not isinstance(result, Unscored)]
     return fmean(scores) if scores else None
 

@@ -18,13 +18,11 @@ from grpo.errors import Unscored
 from grpo.rewards.judge.judge import Judge
 from grpo.rewards.judge.parsing import MalformedVerdict, Verdict, parse_verdicts
 from grpo.rewards.judge.prompt import draw_labels, render
-from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.scenario import NL_ASSERTION, Scenario
 from grpo.trajectories import Outcome, Trajectory
 
 logger = logging.getLogger(__name__)
 
-NL_ASSERTION = "NL_ASSERTION"
-"""Part of success that this judge decides."""
 _SYSTEM = """\
 You check statements about a conversation between an agent and a user. For each statement, decide whether the \
 conversation makes it true. Judge each by itself, and by what stands in the conversation alone: what the agent only \

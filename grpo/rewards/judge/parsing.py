@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grpo.errors import Unscored
+from grpo.strict_json import NotStrictJSON, decode
 
 _FIELDS = {"label", "score", "reason"}
 _MAX_REASON_CHARS = 600
@@ -34,8 +34,8 @@ def parse_verdicts(answer: str, labels: Sequence[str]) -> dict[str, Verdict]:
     {"scores": [{"label": "QVX", "score": 0.4, "reason": "Polite, but invents a date."}]}
     """
     try:
-        document = json.loads(answer, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
+        document = decode(answer)
+    except NotStrictJSON as error:
         raise MalformedVerdict(f"not one JSON object: {error}; it begins {_show(answer)}") from None
     if not isinstance(document, dict) or set(document) != {"scores"} or not isinstance(document["scores"], list):
         raise MalformedVerdict(f'expected {{"scores": [...]}} alone, got {_show(document)}')
@@ -65,17 +65,6 @@ def _parse_item(item: Any) -> tuple[str, Verdict]:
             f"reason {_show(reason)} of {_show(label)} is not a text of 1 to {_MAX_REASON_CHARS} characters"
         )
     return label, Verdict(score=float(score), reason=reason.strip())
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        raise ValueError(f"a key stands twice among {', '.join(key for key, _ in pairs)[:_SHOWN]}")
-    return document
 
 
 def _show(value: Any) -> str:

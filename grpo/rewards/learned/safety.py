@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.artifacts import local_path
 from grpo.errors import Unscored
 from grpo.messages import Message
+from grpo.rewards.learned.calibration import MOST_UNSAFE_BELOW
 from grpo.rewards.learned.encoder import encoder, weights_folder
 from grpo.rewards.learned.features import PromptedReply, hash_features, prompted_replies
 from grpo.rewards.learned.hazards import find_hazards, is_warning, mask_harmless_uses
@@ -37,10 +38,10 @@ _MOST_MADE = 0.1
 """Greatest score of a reply that teaches to make one of these: it is unsafe for any request."""
 _HARMFUL = 0.1
 """Log-odds from which a request counts as one for harm."""
+_DISAGREE = (0.4, 0.98)
+"""Scores between which the model of the request contradicts that of a reply that complies with a request for harm."""
 JUDGE_NEEDED = "an LLM judge is needed"
-"""In the reason of an episode that the reward leaves unscored because it cannot separate harm from help."""
-_UNCERTAIN = (0.4, 0.98)
-"""Scores between which a reply that complies with such a request is uncertain: the parts of the model disagree."""
+"""In the reason of an episode that the reward leaves unscored because it is not sure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class SafetyScore:
     learned: float
     dangers: tuple[str, ...] = ()
     uncertain: bool = False
-    """Complies with a request that seems to ask for harm, at a score that does not separate harm from help."""
+    """The score is in the region where the model was wrong too often on replies of makers that it did not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class SafetyModel:
 class SafetyReward(RewardFunction):
     """Score of the least safe reply, see `score_safety`; `model` is a folder with a learned reward.
 
-    A conversation with an uncertain reply, and without an unsafe one, has no score: it needs an LLM judge.
+    A conversation with an uncertain reply, and without one that is surely unsafe, has no score: it needs an LLM judge.
 
     Raises `ConfigError` without the extra `safety`, `ArtifactError` for a damaged folder, `RewardError` for a model
     that is not better than chance.
@@ -98,10 +99,11 @@ class SafetyReward(RewardFunction):
         if not scores:
             raise Unscored("the conversation has no reply of the agent")
         worst = min(range(len(scores)), key=lambda place: scores[place].score)
-        if scores[worst].score > _UNCERTAIN[0] and any(reply.uncertain for reply in scores):
+        is_unsafe = not scores[worst].uncertain and scores[worst].score < MOST_UNSAFE_BELOW
+        if not is_unsafe and any(reply.uncertain for reply in scores):
             raise Unscored(
-                "a reply complies with a request that seems to ask for harm, and its score does not separate harm from "
-                f"help; {JUDGE_NEEDED}: add the reward ruler, and set optional for safety"
+                "a reply has a score at which the model does not reliably separate harm from help; "
+                f"{JUDGE_NEEDED}: add the reward ruler, and set optional for safety"
             )
         return RewardResult(
             score=scores[worst].score,
@@ -119,7 +121,8 @@ def score_safety(model: SafetyModel, replies: Sequence[PromptedReply]) -> list[S
     a reply that teaches a listed danger, and does not refuse                  − 1
     a reply that teaches to make or get a toxic mixture, weapon or drug        at most a score of .1
 
-    A reply is uncertain where its request seems to ask for harm, it does not refuse, and its score is in (.4, .98).
+    A reply is uncertain where the model's card does not say that such a score is judged, and where it complies with a
+    request that seems to ask for harm at a score in (.4, .98).
     """
     if not replies:
         return []
@@ -127,7 +130,11 @@ def score_safety(model: SafetyModel, replies: Sequence[PromptedReply]) -> list[S
     features = head_features(encoder(), replies)
     learned = _HEAD * model.head.scores(features) + _NETWORK * model.network.scores(words)
     harmful = model.head.harmful_requests(features) > _HARMFUL
-    return [_with_rules(*row) for row in zip(replies, learned, harmful, strict=True)]
+    scored = [_with_rules(*row) for row in zip(replies, learned, harmful, strict=True)]
+    sure = model.card.sure
+    return [
+        replace(reply, uncertain=reply.uncertain or sure is None or not sure.judges(reply.score)) for reply in scored
+    ]
 
 
 def _with_rules(prompted: PromptedReply, learned: float, harmful: bool) -> SafetyScore:
@@ -139,7 +146,7 @@ def _with_rules(prompted: PromptedReply, learned: float, harmful: bool) -> Safet
     odds = learned + _ASKED * bool(asked) + _TAUGHT * bool(taught)
     score = _probability(odds) if _MADE.isdisjoint(taught) else min(_MOST_MADE, _probability(odds))
     dangers = tuple(dict.fromkeys((*asked, *taught)))
-    uncertain = bool(harmful) and _UNCERTAIN[0] < score < _UNCERTAIN[1]
+    uncertain = bool(harmful) and _DISAGREE[0] < score < _DISAGREE[1]
     return SafetyScore(score=score, learned=_probability(learned), dangers=dangers, uncertain=uncertain)
 
 

@@ -43,7 +43,7 @@ _TIME = _any(
     daily, weekly, monthly, immediately, right away"""
 )
 _MONEY = re.compile(
-    r"[$€£]\s?\d|\b\d[\d.,]*\s?(?:dollars?|euros?|pounds?|cents?|usd|eur)\b|\bfree\b|\bno charge\b",
+    r"[$€£]\s?\d|\b\d[\d.,]{0,20}\s?(?:dollars?|euros?|pounds?|cents?|usd|eur)\b|\bfree\b|\bno charge\b",
 )
 _COUNT = re.compile(
     r"\d|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|dozen|twice|none|zero)\b",
@@ -94,7 +94,7 @@ _COMMITMENT = re.compile(
     r"|\b(?:would|shall|do|should) (?:you (?:like|want|prefer)|i|we)\b"
     r"|\byou(?:'ll| will) (?:get|receive|have|see|find)\b"
     r"|\b(?:it|that|which) (?:will|should) (?:arrive|be|reach|take)\b|\bplease (?:" + "|".join(_ACTION_VERBS) + r")\b"
-    r"|(?:^|[.!?,:;\n]\s*|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_ACTION_VERBS) + r")\b",
+    r"|(?:^|[.!?,:;\n]\s{0,4}|\bthen |\band )(?:\d+[.)]\s*)?(?:" + "|".join(_ACTION_VERBS) + r")\b",
 )
 _UPSET = _any(
     r"""angry, annoy\w*, frustrat\w*, upset, disappoint\w*, ridiculous, terrible, unacceptable, worst, broken, broke,

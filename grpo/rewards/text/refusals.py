@@ -218,7 +218,7 @@ _ELSEWHERE = re.compile(
     r"|ethical|positive|concerns?|why)\b"
 )
 _LECTURE = re.compile(r"\b(?:important|crucial|essential|always|never|respect\w*|safety|well-being|lives|laws?)\b")
-_QUOTED = re.compile(r"\"[^\"]{1,400}\"|“[^”]{1,400}”")
+_QUOTED = re.compile(r"\"[^\"]{1,400}\"|“[^“”]{1,400}”")
 _SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+|\n+")
 _TURN = re.compile(r"[,;.—-]\s*(?:but|though|although|however|yet|still)\b(.*)$", re.DOTALL)
 _REDIRECTS = re.compile(

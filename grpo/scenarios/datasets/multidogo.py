@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from grpo.config.csv_format import CsvFormat
 from grpo.config.scenarios import MultiDoGOLevel
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts
 from grpo.scenarios.readers.csv_file import CsvRow, read_rows
@@ -28,6 +29,7 @@ from grpo.scenarios.scenario import Domain
 
 _COLUMNS = ("conversationId", "turnNumber", "utterance", "intent")
 _SENTENCE = "sentenceNumber"
+_TABS = CsvFormat(delimiter="\t")
 _DOMAINS: dict[str, Domain] = {
     "software": "technical_support",
     "fastfood": "sales",
@@ -77,7 +79,7 @@ def read_multidogo(
     required = _COLUMNS if level == "turn" else (*_COLUMNS, _SENTENCE)
     for part in find_multidogo(folder, level, domains, parts):
         domain = part.name.partition("/")[0]
-        rows = read_rows(part.path, delimiter="\t", required=required)
+        rows = read_rows(part.path, _TABS, required=required)
         for conversation, turns in groupby(rows, key=lambda row: row.cells.get("conversationId", "")):
             yield _record(str(part.path), domain, conversation, list(turns))
 

@@ -135,6 +135,8 @@ def _calls(annotations: tuple[_Annotation, ...]) -> list[tuple[dict[str, Any], A
     """Calls with their results; `api_call_3` and `api_response_3` belong together."""
     steps: dict[str, dict[str, str]] = {}
     for item in annotations:
+        if item.name == "api_call" and not item.value.strip():
+            raise ValueError(f"the call of {item.context} has no name")
         steps.setdefault(item.context.rpartition("_")[2], {})[item.name] = item.value
     return [
         (

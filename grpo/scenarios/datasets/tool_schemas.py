@@ -22,11 +22,12 @@ def infer_tool_schemas(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[d
         cancel(order="7"), cancel(order="8", notify=True)
         → cancel: order string, notify boolean, required order
 
-    Descriptions stay empty.
+    Descriptions stay empty. A call without a name costs its own record, and makes no tool of all others.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for name, arguments in calls:
-        by_name.setdefault(name, []).append(arguments)
+        if name.strip():
+            by_name.setdefault(name, []).append(arguments)
     return [{"name": name, "description": "", "parameters": _parameters(by_name[name])} for name in sorted(by_name)]
 
 

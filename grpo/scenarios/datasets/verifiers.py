@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from grpo.errors import ConfigError, DataError
+from grpo.errors import ConfigError, DataError, install_command
 from grpo.messages import Message
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.scenario import Metadata, Scenario
@@ -26,7 +26,7 @@ try:
         taskset_config_type,
     )
 except ModuleNotFoundError as error:
-    raise ConfigError(f"package {error.name} is not installed; pip install 'grpo[verifiers]'") from error
+    raise ConfigError(f"package {error.name} is not installed; {install_command('verifiers')}") from error
 
 _ROLES = ("system", "user", "assistant")
 

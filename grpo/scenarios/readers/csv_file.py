@@ -1,4 +1,4 @@
-"""CSV and TSV: a scenario's fields as columns."""
+"""Delimited text: a scenario's fields as columns, or cells by column."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpo.config.csv_format import DETECTED, CsvFormat
 from grpo.errors import DataError
+from grpo.scenarios.readers.csv_dialect import UNDECODED, find_dialect
 from grpo.scenarios.readers.csv_rows import RowText, read_texts
 from grpo.scenarios.readers.row_fields import to_fields
 from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source
@@ -18,7 +20,6 @@ from grpo.scenarios.records import SourceRecord, convert_record
 
 _USER = re.compile(r"user_(\d+)")
 _RAW = 2000  # characters that are kept of a row's text
-_UNDECODED = re.compile(r"[\udc80-\udcff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,8 @@ class CsvRow:
     problem: str | None = None
 
 
-def read_csv(path: Path) -> Iterator[SourceRecord]:
-    """Read a CSV file, or a tab-separated one if its name ends in `.tsv`.
+def read_csv(path: Path, settings: CsvFormat = DETECTED) -> Iterator[SourceRecord]:
+    """Read a delimited file whose columns are the fields of a scenario.
 
     The user's turns are in `user_responses` as a JSON list, or in `user_0`, `user_1`, …, where trailing empty cells
     mean that the user has no more turns. Other nested fields are JSON; an empty cell means that the field is missing.
@@ -40,42 +41,48 @@ def read_csv(path: Path) -> Iterator[SourceRecord]:
         id,user_0,user_1,metadata
         a,Hi.,Bye.,"{""category"": ""greeting""}"
 
-    Raises `DataError` for a missing file and an unusable header.
+    Raises `DataError` for a missing file, an unusable header, and a delimiter or encoding that is not certain.
     """
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    for row in read_rows(path, delimiter=delimiter, required=("id",)):
+    for row in read_rows(path, settings, required=("id",), all_columns=True):
         data = None if row.problem else dict(row.cells)
         record = SourceRecord(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
         yield convert_record(record, lambda cells: to_fields(_gather_turns(cells)))
 
 
-def read_cells(path: Path, *, required: Collection[str]) -> Iterator[SourceRecord]:
-    """Read a CSV file, or a `.tsv` one, one record a row with its cells by column as data."""
-    for row in read_rows(path, delimiter="\t" if path.suffix == ".tsv" else ",", required=required):
+def read_cells(path: Path, settings: CsvFormat = DETECTED, *, required: Collection[str]) -> Iterator[SourceRecord]:
+    """Read a delimited file, one record a row with its cells by column as data."""
+    for row in read_rows(path, settings, required=required):
         data = None if row.problem else dict(row.cells)
         yield SourceRecord(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
 
 
-def read_rows(path: Path, *, delimiter: str, required: Collection[str]) -> Iterator[CsvRow]:
+def read_rows(
+    path: Path, settings: CsvFormat = DETECTED, *, required: Collection[str], all_columns: bool = False
+) -> Iterator[CsvRow]:
     """Read a delimited file with a header and CSV quoting; quoted cells may hold delimiters and newlines.
 
-    A cell of more characters than `csv.field_size_limit()` (131,072), and a row of more than 16 MiB, are problems.
+    Blank lines, and delimiters at the end of a line, are left out. A cell of more characters than
+    `csv.field_size_limit()` (131,072), and a row of more than 16 MiB, are problems.
 
-    Raises `DataError` for a missing or empty file, and a header without a required column or with one twice.
+    Raises `DataError` for a missing or empty file, and a header without a required column, or with one twice: with
+    `all_columns` any one.
     """
-    with io.TextIOWrapper(open_source(path), encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        texts = read_texts(file, delimiter)
+    dialect = find_dialect(path, settings, required)
+    encoding, delimiter = dialect.encoding, dialect.delimiter
+    with io.TextIOWrapper(open_source(path), encoding=encoding, errors="surrogateescape", newline="") as file:
+        for _ in range(dialect.skipped):
+            file.readline()
         header: list[str] | None = None
-        for text in texts:
+        for text in read_texts(file, delimiter, dialect.skipped + 1):
             cells = _split(text, delimiter)
             if header is None:
-                header = _read_header(path, cells, required)
+                header = _read_header(path, cells, required, all_columns=all_columns)
             elif isinstance(cells, str):
                 yield CsvRow(line=text.line, cells={}, raw=_clean(text.text), problem=cells)
             elif cells:
-                yield _row(text.line, header, cells, _clean(text.text))
+                yield _row(text.line, header, cells, _clean(text.text), encoding)
         if header is None:
-            _read_header(path, [], required)
+            _read_header(path, [], required, all_columns=all_columns)
 
 
 def _split(text: RowText, delimiter: str) -> list[str] | str:
@@ -90,33 +97,38 @@ def _split(text: RowText, delimiter: str) -> list[str] | str:
         return f"broken quoting: {error}"
 
 
-def _read_header(path: Path, header: list[str] | str, required: Collection[str]) -> list[str]:
+def _read_header(path: Path, header: list[str] | str, required: Collection[str], *, all_columns: bool) -> list[str]:
     if isinstance(header, str):
         raise DataError(f"{path}: the header cannot be read: {header}; the first line must name the columns")
+    while header and not header[-1].strip():
+        header = header[:-1]
     if not header:
         raise DataError(f"source {path} is empty; fill it or take it out of scenarios.sources")
     missing = [name for name in required if name not in header]
     if missing:
         raise DataError(
             f"{path}: no column {', '.join(missing)} in the header ({_clean(', '.join(header)):.200}); "
-            "the first line must name the columns"
+            "the first line must name the columns; another delimiter is set by the source's delimiter"
         )
-    duplicates = {name for name in header if header.count(name) > 1}
-    if "user_responses" in header and any(_USER.fullmatch(name) for name in header):
+    duplicates = {name for name in header if header.count(name) > 1 and (all_columns or name in required)}
+    if all_columns and "user_responses" in header and any(_USER.fullmatch(name) for name in header):
         duplicates.add("user_responses (also given as user_0, …)")
     if duplicates:
         raise DataError(f"{path}: the header has {', '.join(sorted(duplicates))} twice; keep one column of each")
     return header
 
 
-def _row(line: int, header: list[str], cells: list[str], raw: str) -> CsvRow:
+def _row(line: int, header: list[str], cells: list[str], raw: str, encoding: str) -> CsvRow:
     problem = None
+    while len(cells) > len(header) and not cells[-1]:
+        cells.pop()
     if len(cells) != len(header):
         problem = f"wrong number of cells: {len(cells)}, the header has {len(header)}"
     else:
-        undecoded = next((name for name, cell in zip(header, cells, strict=True) if _UNDECODED.search(cell)), None)
+        undecoded = next((name for name, cell in zip(header, cells, strict=True) if UNDECODED.search(cell)), None)
         if undecoded is not None:
-            problem = f"not UTF-8: column {undecoded}"
+            name = encoding.upper().removesuffix("-SIG")
+            problem = f"not {name}: column {undecoded}; set the source's encoding, such as cp1252"
     return CsvRow(line=line, cells=dict(zip(header, cells, strict=False)), raw=raw, problem=problem)
 
 

@@ -32,14 +32,14 @@ class RowText(NamedTuple):
     """False where the row has more than 16 Mi characters: `text` holds the first ones."""
 
 
-def read_texts(file: TextIO, delimiter: str) -> Iterator[RowText]:
-    """Split a file, opened with `newline=""`, into rows; blank lines are rows.
+def read_texts(file: TextIO, delimiter: str, first: int = 1) -> Iterator[RowText]:
+    """Split a file, opened with `newline=""` and read up to its line `first`, into rows; blank lines are rows.
 
         a,"two\nlines"\nb,c\n  →  'a,"two\nlines"\n', 'b,c\n'
 
     Memory is bounded by one row of 16 Mi characters: the rest of a longer one is skipped.
     """
-    state, line, first = _START, 1, 1
+    state, line = _START, first
     kept: list[str] = []
     size = 0
     for piece in iter(partial(file.readline, _PIECE), ""):

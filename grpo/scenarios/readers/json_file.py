@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import excerpt
-from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source, read_document
+from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source, open_text, read_document
 from grpo.scenarios.records import SourceRecord
 
 _BOM = b"\xef\xbb\xbf"
@@ -48,10 +48,11 @@ def read_jsonl(path: Path) -> Iterator[SourceRecord]:
 
     Raises `DataError` for a file that is missing, or compressed and damaged.
     """
+    if path.suffix != ".gz":
+        with open_text(path) as text:
+            yield from _records(str(path), text)
+        return
     with open_source(path) as file:
-        if path.suffix != ".gz":
-            yield from _records(str(path), file)
-            return
         try:
             with gzip.open(file) as content:
                 yield from _records(str(path), content)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.config.scenarios import LoggedUsers
+from grpo.config.chats import LoggedUsers
 from grpo.scenarios.readers.langchain_messages import openai_messages, reply_messages
 from grpo.scenarios.readers.langsmith import parsed
 from grpo.scenarios.readers.logged_runs import LoggedRun, read_runs
@@ -59,11 +59,11 @@ def _run(entry: Mapping[str, Any], *, chat: Any) -> LoggedRun:
         raise ValueError(f"entry without a trace: trace_id and id are missing; it has {', '.join(entry) or 'no field'}")
     kind = entry.get("type")
     is_trace = kind is None and not _field(entry, "trace_id")
-    time = _field(entry, "start_time") or entry.get("timestamp") or ""
+    time = _field(entry, "start_time") or entry.get("timestamp")
     messages, tools = None, None
     if kind == "GENERATION" or is_trace:
         messages, tools = _messages(parsed(entry.get("input")), parsed(entry.get("output")))
-    return LoggedRun(chat=str(chat), time=str(time), messages=messages, tools=tools, is_model=kind == "GENERATION")
+    return LoggedRun(chat=str(chat), time=time, messages=messages, tools=tools, is_model=kind == "GENERATION")
 
 
 def _messages(given: Any, output: Any) -> tuple[list[Any] | None, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.config.scenarios import LoggedUsers
+from grpo.config.chats import LoggedUsers
 from grpo.scenarios.logged_chat import json_value
 from grpo.scenarios.readers.langchain_messages import openai_messages, reply_messages
 from grpo.scenarios.readers.logged_runs import LoggedRun, read_runs
@@ -55,7 +55,7 @@ def _run(run: Any) -> LoggedRun:
     if (is_model or is_root) and "messages" in inputs:
         messages = _messages(inputs["messages"], parsed(run.get("outputs")))
     tools = inputs.get("tools", _map(extra.get("invocation_params")).get("tools"))
-    time = str(run.get("start_time", ""))
+    time = run.get("start_time")
     return LoggedRun(chat=str(chat), time=time, messages=messages, tools=tools, is_model=is_model)
 
 

@@ -24,19 +24,20 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from grpo.config.scenarios import LoggedUsers
+from grpo.config.chats import LoggedUsers
 from grpo.errors import StorageError
 from grpo.scenarios.data_errors import excerpt, problem_text, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools
-from grpo.scenarios.records import SourceRecord, convert_record
+from grpo.scenarios.records import Converted, SourceRecord, convert_record
+from grpo.scenarios.times import instant
 
 _ID_CHARS = 200
 _TABLE = """
     PRAGMA journal_mode = OFF;
     PRAGMA synchronous = OFF;
     PRAGMA cache_size = -32000; -- KiB
-    CREATE TABLE runs (number INTEGER PRIMARY KEY, chat TEXT, time TEXT, line INTEGER, is_model INTEGER, content TEXT);
+    CREATE TABLE runs (number INTEGER PRIMARY KEY, chat TEXT, time REAL, line INTEGER, is_model INTEGER, content TEXT);
     CREATE INDEX by_chat ON runs (chat, time, number);
     BEGIN;
 """
@@ -48,8 +49,8 @@ class LoggedRun:
 
     chat: str
     """Id of the session, thread or trace that it belongs to."""
-    time: str
-    """Its start; times of one export are compared as texts."""
+    time: Any
+    """Its start, see `grpo.scenarios.times.instant`; empty for a run without one, which comes first."""
     messages: list[Any] | None
     """Messages that a model read, and its reply, in OpenAI's format; None for a tool or a chain."""
     tools: Any = None
@@ -104,18 +105,19 @@ def _add(
     return None
 
 
-def _rows(runs: Sequence[LoggedRun]) -> list[tuple[str, str, bool, str | None]]:
+def _rows(runs: Sequence[LoggedRun]) -> list[tuple[str, float, bool, str | None]]:
     if not runs:
         raise ValueError("no run: the list of the record is empty")
     return [_row(run) for run in runs]
 
 
-def _row(run: LoggedRun) -> tuple[str, str, bool, str | None]:
+def _row(run: LoggedRun) -> tuple[str, float, bool, str | None]:
     content = None if run.messages is None else json.dumps({"messages": run.messages, "tools": run.tools})
-    return excerpt(run.chat, _ID_CHARS), excerpt(run.time, _ID_CHARS), run.is_model, content
+    time = 0.0 if run.time in (None, "") else instant(run.time)
+    return excerpt(run.chat, _ID_CHARS), time, run.is_model, content
 
 
-def _fields(database: sqlite3.Connection, source: str, users: LoggedUsers, data: dict[str, Any]) -> dict[str, Any]:
+def _fields(database: sqlite3.Connection, source: str, users: LoggedUsers, data: dict[str, Any]) -> Converted:
     """Fields of the scenario of one chat."""
     chat = data["chat"]
     rows = "FROM runs WHERE chat = ? AND content IS NOT NULL"
@@ -126,20 +128,22 @@ def _fields(database: sqlite3.Connection, source: str, users: LoggedUsers, data:
     system: tuple[LoggedMessage, ...] | None = None
     messages: list[LoggedMessage] = []
     tools: dict[str, Any] = {}
+    ignored: list[str] = []
     for (content,) in contents:
         run = from_json(content)
-        tools |= {tool["name"]: tool for tool in parse_tools(run["tools"])}
+        tools |= {tool["name"]: tool for tool in parse_tools(run["tools"], ignored)}
         prompt, spoken = _split(parse_messages(run["messages"]))
         if system is not None and prompt != system:
-            raise ValueError("several system prompts: the chat has calls of several agents; export those of one")
+            raise ValueError("several system prompts: the chat has calls of several agents; export one agent")
         system = prompt
         messages = join(messages, spoken)
         if len(messages) > MAX_MESSAGES:
             raise ValueError(f"over-long chat: over {MAX_MESSAGES} messages")
     if system is None:
         raise ValueError("no messages: no run of this chat has the messages of a model")
-    logged = LoggedChat(messages=(*system, *messages), tools=tuple(tools.values()))
-    return {**chat_fields(logged, users=users), **ChatOrigin(id=chat, source=source).fields()}
+    logged = LoggedChat(messages=(*system, *messages), tools=tuple(tools.values()), ignored=tuple(ignored))
+    fields = {**chat_fields(logged, users=users), **ChatOrigin(id=chat, source=source).fields()}
+    return fields, logged.all_ignored
 
 
 def _split(messages: Sequence[LoggedMessage]) -> tuple[tuple[LoggedMessage, ...], list[LoggedMessage]]:
@@ -149,7 +153,7 @@ def _split(messages: Sequence[LoggedMessage]) -> tuple[tuple[LoggedMessage, ...]
 
 
 def join(chat: list[LoggedMessage], call: list[LoggedMessage]) -> list[LoggedMessage]:
-    """Messages of a chat with those of its next call, see the module."""
+    """Messages of a chat and of its next call, see the module."""
     # calls of one turn may begin alike by chance: two messages repeat nothing
     shared = next((k for k, (a, b) in enumerate(zip(chat, call, strict=False)) if a != b), min(len(chat), len(call)))
     if shared == len(call):

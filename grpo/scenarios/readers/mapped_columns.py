@@ -15,13 +15,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from grpo.config.scenarios import FileSource
 from grpo.errors import DataError
 from grpo.scenarios.data_errors import excerpt
-from grpo.scenarios.readers.arrow import ParquetRows
-from grpo.scenarios.readers.csv_file import read_cells
-from grpo.scenarios.readers.json_file import read_json, read_jsonl
-from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.records import SourceRecord, convert_record, record_name
 from grpo.scenarios.scenario import Expected, Metadata, Scenario
 
@@ -43,36 +38,26 @@ _FIELDS = {
     *(f"expected.{name}" for name in Expected.model_fields),
     *(f"metadata.{name}" for name in Metadata.model_fields),
 }
+_WORLD = "world."
+"""Before the name under which a column of one's own is in the world, where rewards and environments read it."""
 _SHOWN = 300  # characters of a list of columns
 
 
-def read_columns(source: FileSource, path: Path) -> Iterator[SourceRecord]:
-    """Read a file with mapped columns.
-
-    Raises `DataError` for an unknown field, for a table without a mapped column, and as the reader of its format.
-    """
-    check_columns(path, source.columns)
-    if source.kind == "parquet":
-        check_columns(path, source.columns, ParquetRows(path).names)
-        records = read_parquet(path, columns=sorted(set(source.columns.values())))
-    elif source.kind == "csv":
-        records = read_cells(path, required=sorted(set(source.columns.values())))
-    else:
-        records = (read_jsonl if source.kind == "jsonl" else read_json)(path)
-    return map_columns(path, records, source.columns)
-
-
-def check_columns(path: Path, mapped: Mapping[str, str], present: Sequence[str] | None = None) -> None:
-    """Raise `DataError` for a field that no scenario has, and for a mapped column that is not among those present."""
-    if unknown := [name for name in mapped if name not in _FIELDS]:
+def check_fields(path: Path, mapped: Mapping[str, str]) -> None:
+    """Raise `DataError` for a field that no scenario has."""
+    if unknown := [name for name in mapped if name not in _FIELDS and not (name.startswith(_WORLD) and name != _WORLD)]:
         raise DataError(
             f"{path}: columns has {unknown[0]}, which is not a field of a scenario; fields are "
-            f"{', '.join(sorted(_FIELDS))}"
+            f"{', '.join(sorted(_FIELDS))}, and world.NAME is a column of your own"
         )
-    missing = [] if present is None else [column for column in mapped.values() if column not in present]
+
+
+def check_present(path: Path, wanted: Iterable[str], present: Sequence[str]) -> None:
+    """Raise `DataError` for a wanted column that is not among those present."""
+    missing = [column for column in wanted if column not in present]
     if missing:
         raise DataError(
-            f"{path} has no column {', '.join(missing)}; it has {excerpt(', '.join(present or ()), _SHOWN)}; "
+            f"{path} has no column {', '.join(missing)}; it has {excerpt(', '.join(present), _SHOWN)}; "
             "correct the source's columns"
         )
 
@@ -87,6 +72,11 @@ def map_columns(path: Path, records: Iterable[SourceRecord], mapped: Mapping[str
 
 
 def _fields(name: str, mapped: Mapping[str, str], cells: dict[str, Any]) -> dict[str, Any]:
+    return {"id": name, **map_cells(mapped, cells)}
+
+
+def map_cells(mapped: Mapping[str, str], cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the mapped columns, without empty cells. Raises `ValueError` for a column that the record lacks."""
     fields: dict[str, Any] = {}
     for field, column in mapped.items():
         if column not in cells:
@@ -99,11 +89,21 @@ def _fields(name: str, mapped: Mapping[str, str], cells: dict[str, Any]) -> dict
             fields.setdefault(section, {})[inner] = value
         else:
             fields[section] = {**value, **fields.get(section, {})} if isinstance(value, dict) else value
-    return {"id": name, **fields}
+    return fields
+
+
+def merge_fields(fields: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with others in their place; of `metadata` both parts."""
+    merged = {**fields, **others}
+    if isinstance(others.get("metadata"), dict):
+        merged["metadata"] = {**fields.get("metadata", {}), **others["metadata"]}
+    return merged
 
 
 def _value(field: str, column: str, cell: Any) -> Any:
-    """Value of a cell in the type of its field."""
+    """Value of a cell in the type of its field; in the world it stays as it is."""
+    if field.startswith(_WORLD):
+        return cell
     if field in _TEXTS:
         return _texts(cell)
     if field in _OBJECTS:

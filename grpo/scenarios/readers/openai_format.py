@@ -4,8 +4,10 @@
         {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": "{\\"order\\": \\"7\\"}"}}]}
     {"role": "tool", "tool_call_id": "call_1", "content": "lost"}
 
-Roles are system, developer, user, assistant and tool. Content is a text, null, or a list of text parts; a picture,
-sound or file is a `ValueError`. Arguments are JSON in a text, or an object.
+Roles are system, developer, user, assistant, tool, and function, which answers a `function_call`. Content is a text,
+null, or a list of text parts, which are joined without anything between them, as the server joins them; a picture,
+sound or file is a `ValueError`. A refusal is the text of a message without content. Arguments are JSON in a text, or an
+object. `grpo.scenarios.readers.openai_fields` says what becomes of every field.
 """
 
 from __future__ import annotations
@@ -18,6 +20,17 @@ from pydantic_core import from_json
 from grpo.messages import Role
 from grpo.scenarios.data_errors import excerpt
 from grpo.scenarios.logged_chat import MAX_MESSAGES, LoggedCall, LoggedMessage
+from grpo.scenarios.readers.openai_fields import (
+    CALL,
+    CALL_FUNCTION,
+    CHOICE,
+    MESSAGE,
+    RESPONSE,
+    TEXT_PART,
+    TOOL,
+    TOOL_FUNCTION,
+    left_out,
+)
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -25,8 +38,14 @@ _ROLES: dict[str, Role] = {
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
+    "function": "tool",
 }
-_TEXT_PARTS = ("text", "input_text", "output_text")
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Types of the parts of a text, and the field that holds it."""
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Spellings of the reasoning before a reply: of DeepSeek and vLLM, of OpenRouter, and of Ollama."""
+_CUT_OFF = ("length", "content_filter")
+"""Reasons for the end of a reply that is not whole."""
 _SHOWN = 80  # characters of a value in a reason
 
 
@@ -46,40 +65,102 @@ def parse_message(message: Any, number: int) -> LoggedMessage:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise ValueError(f"unknown role: {excerpt(role, _SHOWN)} in message {number}; known are {', '.join(_ROLES)}")
-    calls = message.get("tool_calls") or ()
-    if not isinstance(calls, (list, tuple)):
-        raise ValueError(f"tool_calls are not a list: {type(calls).__name__} in message {number}")
+    ignored = list(left_out(MESSAGE, message, "message", f"message {number}"))
+    calls = _calls(message, number, ignored)
     if calls and role != "assistant":
         raise ValueError(f"tool call of another role: {role} in message {number}; only the assistant calls tools")
+    name = _id(message.get("name"))
     return LoggedMessage(
         role=_ROLES[role],
-        content=_text(message.get("content"), number),
-        calls=tuple(_call(call, number) for call in calls),
-        answers=_id(message.get("tool_call_id")) if role == "tool" else None,
+        content=_content(message, number, ignored),
+        calls=calls,
+        answers=_answered(role, message, name),
+        name=None if _ROLES[role] == "tool" else name,
+        weight=_weight(message.get("weight"), number),
+        reasoning=_reasoning(message, number),
+        ignored=tuple(ignored),
     )
 
 
-def _text(content: Any, number: int) -> str:
+def _answered(role: str, message: Mapping[str, Any], name: str | None) -> str | None:
+    """Id of the call that a result answers; results of a `function_call` name the function."""
+    if role == "function":
+        return None if name is None else _function_id(name)
+    return _id(message.get("tool_call_id")) if role == "tool" else None
+
+
+def _function_id(name: str) -> str:
+    return f"function {name}"
+
+
+def _weight(value: Any, number: int) -> int:
+    """1, or 0 for a turn that is not to be learned."""
+    if value is None:
+        return 1
+    if isinstance(value, bool) or value not in (0, 1):
+        raise ValueError(f"weight is not 0 or 1: {excerpt(value, _SHOWN)} in message {number}")
+    return int(value)
+
+
+def _reasoning(message: Mapping[str, Any], number: int) -> str | None:
+    """Reasoning before the reply, in any spelling."""
+    for field in _REASONING:
+        if value := message.get(field):
+            if not isinstance(value, str):
+                raise ValueError(f"{field} is not a text: {type(value).__name__} in message {number}")
+            return value
+    return None
+
+
+def _content(message: Mapping[str, Any], number: int, ignored: list[str]) -> str:
+    text, refusal = _text(message.get("content"), number, ignored), message.get("refusal")
+    if refusal in (None, ""):
+        return text
+    if not isinstance(refusal, str):
+        raise ValueError(f"refusal is not a text: {type(refusal).__name__} in message {number}")
+    if text.strip():
+        raise ValueError(f"content and a refusal in one message: message {number} has two texts")
+    return refusal
+
+
+def _text(content: Any, number: int, ignored: list[str]) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise ValueError(f"content is not text: {type(content).__name__} in message {number}")
     texts = []
     for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        field = _TEXT_PARTS.get(kind) if isinstance(part, Mapping) and isinstance(kind, str) else None
         if isinstance(part, str):
             texts.append(part)
-        elif isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str):
-            texts.append(part["text"])
+        elif field is not None and isinstance(part.get(field), str):
+            texts.append(part[field])
+            ignored += left_out(TEXT_PART, part, "part", f"message {number}")
         else:
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise ValueError(f"content is not text: part {excerpt(kind, _SHOWN)} in message {number}")
-    return "\n".join(texts)
+    return "".join(texts)
 
 
-def _call(call: Any, number: int) -> LoggedCall:
+def _calls(message: Mapping[str, Any], number: int, ignored: list[str]) -> tuple[LoggedCall, ...]:
+    calls, legacy = message.get("tool_calls") or (), message.get("function_call")
+    if not isinstance(calls, (list, tuple)):
+        raise ValueError(f"tool_calls are not a list: {type(calls).__name__} in message {number}")
+    if legacy in (None, "", {}):
+        return tuple(_call(call, number, ignored) for call in calls)
+    if calls:
+        raise ValueError(f"tool_calls and function_call in one message: message {number}; keep one of them")
+    call = _call({"function": legacy}, number, ignored)
+    return (LoggedCall(name=call.name, arguments=call.arguments, id=_function_id(call.name)),)
+
+
+def _call(call: Any, number: int, ignored: list[str]) -> LoggedCall:
+    if isinstance(call, Mapping):
+        ignored += left_out(CALL, call, "tool_call", f"message {number}")
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ValueError(f"tool call without a function name: message {number}")
+    ignored += left_out(CALL_FUNCTION, function, "function", f"message {number}")
     arguments = parse_arguments(function.get("arguments"), f"{excerpt(function['name'], _SHOWN)} in message {number}")
     return LoggedCall(name=function["name"], arguments=arguments, id=_id(call.get("id")))
 
@@ -103,10 +184,11 @@ def _id(value: Any) -> str | None:
     return None if value in (None, "") else excerpt(value)
 
 
-def parse_tools(value: Any) -> tuple[dict[str, Any], ...]:
+def parse_tools(value: Any, ignored: list[str] | None = None) -> tuple[dict[str, Any], ...]:
     """Tools as a scenario has them, from `{"type": "function", "function": {…}}` or the functions alone, or from JSON.
 
-    Raises `ValueError` for tools that are not a list of functions with a name, and for two of one name.
+    Fields that are not read are appended to `ignored`. Raises `ValueError` for tools that are not a list of functions
+    with a name, and for two of one name.
     """
     if isinstance(value, str):
         try:
@@ -117,7 +199,7 @@ def parse_tools(value: Any) -> tuple[dict[str, Any], ...]:
         return ()
     if not isinstance(value, list):
         raise ValueError(f"tools are not a list: {type(value).__name__}")
-    tools = tuple(_tool(tool, number) for number, tool in enumerate(value))
+    tools = tuple(_tool(tool, number, [] if ignored is None else ignored) for number, tool in enumerate(value))
     names: set[str] = set()
     for tool in tools:
         if tool["name"] in names:
@@ -126,10 +208,18 @@ def parse_tools(value: Any) -> tuple[dict[str, Any], ...]:
     return tools
 
 
-def _tool(tool: Any, number: int) -> dict[str, Any]:
+def _tool(tool: Any, number: int, ignored: list[str]) -> dict[str, Any]:
+    if isinstance(tool, str):
+        tool = parse_arguments(tool, f"tool {number}")
     function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    kind = tool.get("type", "function") if isinstance(tool, Mapping) else "function"
+    if isinstance(tool, Mapping):
+        ignored += left_out(TOOL, tool, "tool", f"tool {number}")
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise ValueError(f"tool without a name: tool {number}")
+        of_the_api = f" of type {excerpt(kind, _SHOWN)}, which the API runs itself" if kind != "function" else ""
+        raise ValueError(f"tool without a name: tool {number}{of_the_api}")
+    if function is not tool:
+        ignored += left_out(TOOL_FUNCTION, function, "tool.function", f"tool {number}")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise ValueError(f"parameters are not an object: {type(parameters).__name__} of tool {number}")
@@ -141,17 +231,29 @@ def _tool(tool: Any, number: int) -> dict[str, Any]:
     }
 
 
-def reply_of(response: Any) -> Any:
-    """Message of a chat completion: that of its first choice. Raises `ValueError` where there is none."""
+def reply_of(response: Any, ignored: list[str]) -> dict[str, Any]:
+    """Message of a chat completion: the message of its first choice.
+
+    A reply that was cut off has weight 0. What is not read is appended to `ignored`. Raises `ValueError` where there is
+    no message.
+    """
     choices = response.get("choices") if isinstance(response, Mapping) else None
     first = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, Mapping) or not isinstance(first.get("message"), Mapping):
         raise ValueError("no choice in the response: choices[0].message is missing")
-    return first["message"]
+    ignored += left_out(RESPONSE, response, "response", "")
+    ignored += left_out(CHOICE, first, "choice", "")
+    if isinstance(choices, list) and len(choices) > 1:
+        ignored.append("response.choices: further replies, of which the first is read")
+    message = dict(first["message"])
+    if first.get("finish_reason") in _CUT_OFF:
+        ignored.append(f"choice.message: a reply that was cut off ({first['finish_reason']}) is not a reference")
+        message["weight"] = 0
+    return message
 
 
 def with_reply(messages: Any, replies: Sequence[Any]) -> list[Any]:
-    """Messages of a request followed by those of its response."""
+    """Messages of a request, followed by the messages of its response."""
     if not isinstance(messages, list):
         raise ValueError(f"messages are not a list: {type(messages).__name__}")
     return [*messages, *replies]

@@ -3,6 +3,8 @@
 layout text        prompt "2 + 2?", chosen "4", rejected "5"
 layout messages    prompt [user "2 + 2?"], chosen [assistant "4"], rejected [assistant "5"]
                    without a prompt: chosen [user "2 + 2?", assistant "4"], rejected [user "2 + 2?", assistant "5"]
+                   ShareGPT: prompt (conversations) [human "2 + 2?"], chosen {from gpt, value "4"}, rejected {…}
+                   OpenAI: prompt (input) {messages: […]}, chosen (preferred_output) […], rejected (…) […]
 labels             text "4", label "right", and a prompt where there is one
 """
 
@@ -10,19 +12,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
 from grpo.artifacts import local_path
+from grpo.config.chats import ChatColumns
 from grpo.config.rewards import LabelFile, PairFile
-from grpo.messages import Message, Role
-from grpo.scenarios.data_errors import first_validation_error
+from grpo.messages import Message
+from grpo.scenarios.readers.chat_dialects import openai_messages
 from grpo.scenarios.readers.csv_file import read_cells
 from grpo.scenarios.readers.json_file import read_json, read_jsonl
+from grpo.scenarios.readers.openai_format import parse_messages
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.records import SourceRecord, convert_records
 
@@ -38,14 +42,8 @@ class _Row(BaseModel):
         return cells[column]
 
 
-class _ChatMessage(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    role: Role
-    content: str
-
-
-_MESSAGES = TypeAdapter(list[_ChatMessage])
+_NAMES = ChatColumns()
+"""The common names of keys and speakers."""
 
 
 def read_pair_records(settings: PairFile) -> Iterator[SourceRecord]:
@@ -53,7 +51,7 @@ def read_pair_records(settings: PairFile) -> Iterator[SourceRecord]:
 
     Raises `DataError` for a file that is missing or broken, or lacks one of the columns.
     """
-    columns = [settings.chosen, settings.rejected, *_columns(settings, settings.prompt)]
+    columns = [settings.chosen, settings.rejected, *_columns(settings)]
     return convert_records(_records(settings, columns), _Row, _pair(settings))
 
 
@@ -62,19 +60,24 @@ def read_label_records(settings: LabelFile) -> Iterator[SourceRecord]:
 
     Raises `DataError` for a file that is missing or broken, or lacks one of the columns.
     """
-    columns = [settings.reply, settings.label, *_columns(settings, settings.prompt, settings.score)]
+    columns = [settings.reply, settings.label, *_columns(settings, settings.score)]
     return convert_records(_records(settings, columns), _Row, _label(settings))
 
 
 def _columns(settings: PairFile | LabelFile, *others: str | None) -> list[str]:
-    names = (*others, settings.id, settings.group, settings.category, settings.split)
+    names = (*others, *_prompt_columns(settings), settings.system)
+    names = (*names, settings.id, settings.group, settings.category, settings.split)
     return [name for name in names if name is not None]
+
+
+def _prompt_columns(settings: PairFile | LabelFile) -> tuple[str, ...]:
+    return (settings.prompt,) if isinstance(settings.prompt, str) else settings.prompt or ()
 
 
 def _records(settings: PairFile | LabelFile, columns: Sequence[str]) -> Iterator[SourceRecord]:
     path = local_path(settings.path)
     if settings.kind == "csv":
-        return read_cells(path, required=columns)
+        return read_cells(path, settings.csv, required=columns)
     if settings.kind == "parquet":
         return read_parquet(path, columns=columns)
     return read_jsonl(path) if settings.kind == "jsonl" else read_json(path)
@@ -120,12 +123,17 @@ def _common(row: _Row, line: int, settings: PairFile | LabelFile, prompt: Sequen
 
 
 def _prompt(row: _Row, settings: PairFile | LabelFile) -> list[Message]:
-    if settings.prompt is None:
-        return []
-    value = row.cell(settings.prompt)
+    cells = row.model_extra or {}
+    system = None if settings.system is None else cells.get(settings.system)
+    before = [Message(role="system", content=_string(str(settings.system), system))] if system else []
+    columns = _prompt_columns(settings)
+    if not columns:
+        return before
     if settings.layout == "messages":
-        return _messages(settings.prompt, value)
-    return [Message(role="user", content=_string(settings.prompt, value))]
+        return [*before, *_messages(columns[0], row.cell(columns[0]))]
+    first, *others = columns
+    texts = [_string(first, row.cell(first)), *(_string(name, cells[name]) for name in others if cells.get(name))]
+    return [*before, Message(role="user", content="\n\n".join(texts))]
 
 
 def _replies(row: _Row, column: str, settings: PairFile | LabelFile) -> list[Message]:
@@ -147,10 +155,17 @@ def _messages(column: str, value: Any) -> list[Message]:
             value = from_json(value)
         except ValueError as error:
             raise ValueError(f"column {column} is not JSON: {error}") from error
+    if isinstance(value, Mapping) and isinstance(value.get("messages"), list):
+        if unread := [name for name in ("tools", "functions") if value.get(name)]:
+            raise ValueError(f"{unread[0]} in a pair: column {column} has {unread[0]}, which a pair cannot keep")
+        value = value["messages"]
     try:
-        return [Message(role=item.role, content=item.content) for item in _MESSAGES.validate_python(value)]
-    except ValidationError as error:
-        raise ValueError(f"column {column} holds no messages: {first_validation_error(error)}") from error
+        logged = parse_messages(openai_messages([value] if isinstance(value, Mapping) else value, _NAMES))
+    except ValueError as error:
+        raise ValueError(f"column {column} holds no messages: {error}") from error
+    if any(message.calls or message.role == "tool" for message in logged):
+        raise ValueError(f"tool calls in a pair: column {column} has some, and a pair is of texts")
+    return [Message(role=message.role, content=message.content) for message in logged]
 
 
 def _string(column: str, value: Any) -> str:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from grpo.artifacts import local_path
-from grpo.config.scenarios import LoggedUsers, ServedSource
+from grpo.config.chats import LoggedUsers
+from grpo.config.scenarios import ServedSource
 from grpo.messages import Message
 from grpo.scenarios.data_errors import problem_text, try_call
 from grpo.scenarios.logged_chat import LoggedCall, LoggedChat, LoggedMessage, chat_fields
@@ -31,12 +32,22 @@ def served_records(joined: Joined, source: ServedSource) -> Iterator[SourceRecor
     conversation's records. A call at the end, which the client did not answer, is left out.
     """
     for number, conversation in enumerate(joined.conversations, start=1):
-        data = try_call(partial(_fields, conversation, source.users))
-        fault = problem_text(data, "not a conversation") if isinstance(data, Exception) else None
-        fields = None if isinstance(data, Exception) else data
-        yield SourceRecord(source=f"{source.path} (served)", line=number, data=fields, problem=fault)
+        yield served_record(conversation, source, number)
     for entry in joined.problems:
         yield SourceRecord(source=entry.source, line=entry.line, data=None, problem=entry.problem)
+
+
+def served_record(conversation: ServedConversation, source: ServedSource, number: int = 0) -> SourceRecord:
+    """Record of a conversation, the one of this number in its log."""
+    data = try_call(partial(_fields, conversation, source.users))
+    fault = problem_text(data, "not a conversation") if isinstance(data, Exception) else None
+    fields = None if isinstance(data, Exception) else data
+    return SourceRecord(source=served_place(source), line=number, data=fields, problem=fault)
+
+
+def served_place(source: ServedSource) -> str:
+    """Name of a serving log in the places of its conversations."""
+    return f"{source.path} (served)"
 
 
 def _fields(conversation: ServedConversation, users: LoggedUsers) -> dict[str, Any]:

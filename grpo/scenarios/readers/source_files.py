@@ -12,6 +12,14 @@ from grpo.errors import DataError
 
 LONGEST_LINE = 16 * 2**20  # bytes
 LARGEST_DOCUMENT = 64 * 2**20  # bytes; parsed JSON takes about ten times as much memory
+_FORMATS = {
+    b"PK\x03\x04": "an Excel workbook or another archive; save the sheet as CSV UTF-8",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV UTF-8",
+    b"PAR1": "Parquet; read it with kind parquet",
+    b"ARROW1": "Arrow; read it with kind arrow",
+    b"\x1f\x8b": "compressed; unpack it, or name JSON lines .jsonl.gz",
+}
+"""Formats by the first bytes of their files."""
 
 
 def open_source(path: Path) -> io.BufferedReader:
@@ -24,9 +32,20 @@ def open_source(path: Path) -> io.BufferedReader:
         raise DataError(f"source {path} cannot be read: {error.strerror}; it must be a readable file") from error
 
 
+def open_text(path: Path) -> io.BufferedReader:
+    """Open a source of text; raises `DataError` where it cannot be, and for a file of another format."""
+    file = open_source(path)
+    head = file.peek(8)
+    for magic, name in _FORMATS.items():
+        if head.startswith(magic):
+            file.close()
+            raise DataError(f"{path} is not text, but {name}")
+    return file
+
+
 def read_document(path: Path) -> Any:
     """Read a whole JSON file; raises `DataError` where it is missing, too large or broken."""
-    with open_source(path) as file:
+    with open_text(path) as file:
         content = file.read(LARGEST_DOCUMENT + 1)
     if len(content) > LARGEST_DOCUMENT:
         raise DataError(

@@ -76,6 +76,8 @@ def _claim(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> Claim | str:
         return "no sampled tokens"
     if np.isnan(turn.sampler_logprobs[turn.loss_mask]).any():
         return "no log-probabilities: sampled greedily, or from a part of the vocabulary"
+    if turn.constrained:
+        return "constrained: sampled from the tokens that a grammar allows"
     earlier = [np.zeros_like(part.loss_mask) for part in path[:-1]]
     return Claim(
         turn=turn,

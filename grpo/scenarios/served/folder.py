@@ -2,20 +2,23 @@
 
     segments/20261122T030000-3fa1c0….log             append-only; deleted once it is in Parquet
     turns/2026-11-22/20261122T030000-3fa1c0….parquet     the turns of one segment and day
+    turns/2026-11-22/merged-20261122-5d03….parquet       those of all segments that began on a day, once it is over
     feedback/2026-11-22/20261122T030000-3fa1c0….parquet
     damaged/2026-11-22/20261122T030000-3fa1c0….parquet   places of lines that were not records
     erasures/7c1f….json                              digests of the users and conversations that were erased
 
 A segment is the truth until it is gone: a compaction that was killed left Parquet files, which are not read while the
-segment is there. A snapshot names segments, those that may grow with their end: `20261122T030000-3fa1c0…:81920`. It
-reads the same records before and after compaction.
+segment is there. A table of one segment is not read once a merged one beside it has that segment. A snapshot names
+merged tables and segments, those that may grow with their end: `20261122T030000-3fa1c0…:81920`. It reads the same
+records before and after compaction and merging.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -29,11 +32,13 @@ from grpo.errors import DataError
 from grpo.scenarios.data_errors import problem_text, try_call
 from grpo.scenarios.readers.arrow import ParquetRows
 from grpo.scenarios.served.lines import read_lines
+from grpo.scenarios.served.log_tables import TURNS, LogTable, find_tables
 from grpo.scenarios.served.records import Erasure, Record, ServedTurn
-from grpo.scenarios.served.tables import SCHEMA_VERSION, VERSION_KEY, Damage, record_from_row
-from grpo.tables import open_parquet
+from grpo.scenarios.served.tables import SCHEMA_VERSIONS, SEGMENT, VERSION_KEY, Damage, record_from_row
+from grpo.storage.files import file_digest
+from grpo.tables import open_checked
 
-SEGMENTS, TURNS, FEEDBACK, DAMAGED, ERASURES = "segments", "turns", "feedback", "damaged", "erasures"
+SEGMENTS, ERASURES = "segments", "erasures"
 SEGMENT_SUFFIX = ".log"
 
 
@@ -46,8 +51,39 @@ class ServedEntry:
     """Number of the line or row in its file, from 1."""
     record: Record | None
     problem: str | None = None
+    segment: str = ""
     end: int = 0
     """Position in the segment after the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablePart:
+    """Rows of a table of the log: all, or those of some segments."""
+
+    table: LogTable
+    segments: frozenset[str] | None = None
+    """None for all rows."""
+
+    @property
+    def place(self) -> str:
+        """Kind, day and name of the table."""
+        return f"{self.table.kind}/{self.table.path.parent.name}/{self.table.path.name}"
+
+    def digest(self, *, whole: bool = False) -> str:
+        """Digest of the table and of the rows that are meant; with `whole` of all bytes, else see `LogTable.digest`."""
+        chosen = None if self.segments is None else sorted(self.segments)
+        content = file_digest(self.table.path) if whole else self.table.digest(self.table.name).hex()
+        text = json.dumps([self.place, content, chosen])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentPart:
+    """Lines of a segment that may grow; it may have been compacted since the part was listed."""
+
+    path: Path
+    end: int
+    """Position up to which the lines are meant."""
 
 
 class ServedLog:
@@ -60,20 +96,27 @@ class ServedLog:
         """Segments that are not compacted, by name, oldest first."""
         return {path.stem: path for path in sorted((self.folder / SEGMENTS).glob(f"*{SEGMENT_SUFFIX}"))}
 
-    def tables(self, name: str = "*") -> list[Path]:
-        """Parquet files of a compacted segment, or of all."""
-        kinds = (TURNS, FEEDBACK, DAMAGED)
-        return [path for kind in kinds for path in sorted(self.folder.glob(f"{kind}/*/{name}.parquet"))]
+    def tables(self) -> list[LogTable]:
+        """Parquet files of the log by kind, day and name, without those whose segments a merged one has."""
+        return [table for table in find_tables(self.folder) if not table.is_merged_already]
+
+    def tables_by_segment(self) -> dict[str, list[LogTable]]:
+        """Tables of each compacted segment."""
+        tables = defaultdict(list)
+        for table in self.tables():
+            for name in table.segments:
+                tables[name].append(table)
+        return tables
 
     def snapshot(self) -> tuple[str, ...]:
-        """Names of all segments, those that may grow with the end of their last complete record."""
+        """Names of all merged tables and segments, those that may grow with the end of their last complete record."""
         growing = {}
         for name, path in self.segments().items():  # before the tables: a segment is compacted first and deleted then
             content = _bytes(path)
             if content is not None:
                 end = content.rfind(b"\n") + 1
                 growing[name] = f"{name}:{end}"
-        compacted = {path.stem for path in self.tables()} - growing.keys()
+        compacted = {table.name for table in self.tables()} - growing.keys()
         return tuple(sorted([*growing.values(), *compacted]))
 
     def read(self, snapshot: Sequence[str] | None = None) -> Iterator[ServedEntry]:
@@ -82,11 +125,9 @@ class ServedLog:
         Erased records are left out. Raises `DataError` for a segment of the snapshot that is gone.
         """
         erasures = self.erasures()
-        for pinned in self.snapshot() if snapshot is None else snapshot:
-            name, _, end = pinned.partition(":")
-            for entry in self._entries(name, int(end) if end else None):
-                if entry.record is None or not is_record_erased(entry.record, erasures):
-                    yield entry
+        for entry in self._entries(self.snapshot() if snapshot is None else snapshot):
+            if entry.record is None or not is_record_erased(entry.record, erasures):
+                yield entry
 
     def turns_of(self, conversations: Set[str]) -> list[ServedTurn]:
         """Turns of these conversations by their time, erased ones left out; other records are not converted."""
@@ -96,8 +137,10 @@ class ServedLog:
             lines = (_bytes(path) or b"").splitlines(keepends=True)
             content = b"".join(line for line in lines if any(name in line for name in names))
             records += [line.content for line in read_lines(content)]
-        for path in self.folder.glob(f"{TURNS}/*/*.parquet"):
-            rows = try_call(lambda path=path: _rows_of(path, conversations))  # type: ignore[misc]
+        for table in self.tables():
+            if table.kind != TURNS:
+                continue
+            rows = try_call(lambda path=table.path: _records_of(path, conversations.__contains__))  # type: ignore[misc]
             records += [] if isinstance(rows, Exception) else rows  # gone meanwhile, or damaged: `read` says so
         erasures = self.erasures()
         turns = {
@@ -110,15 +153,15 @@ class ServedLog:
         return sorted(turns.values(), key=lambda turn: (turn.time, turn.choice))
 
     def digest(self, snapshot: Sequence[str]) -> str:
-        """Digest of a snapshot and of the erasures; compaction does not change it.
+        """Digest of a snapshot and of the erasures; neither compaction nor merging changes it.
 
         It has the content of tables, and of a segment that may grow its name and end: what is written is not changed.
         """
-        digest = hashlib.sha256()
+        digest, by_name = hashlib.sha256(), self._tables_by_name()
         for pinned in snapshot:
-            contents = [] if ":" in pinned else [path.read_bytes() for path in self.tables(pinned)]
-            for part in (pinned.encode(), *contents):
-                digest.update(hashlib.sha256(part).digest())
+            digest.update(hashlib.sha256(pinned.encode()).digest())
+            for table in by_name.get(pinned, ()):
+                digest.update(table.digest(pinned))
         for path in sorted(self.folder.glob(f"{ERASURES}/*.json")):
             digest.update(path.read_bytes())
         return digest.hexdigest()
@@ -127,59 +170,125 @@ class ServedLog:
         """Erasures, which hold for records until their time."""
         return tuple(read_erasure(path) for path in sorted(self.folder.glob(f"{ERASURES}/*.json")))
 
-    def _entries(self, name: str, end: int | None) -> Iterator[ServedEntry]:
-        path = self.folder / SEGMENTS / f"{name}{SEGMENT_SUFFIX}"
-        content = _bytes(path)
-        if content is not None:
-            for line in read_lines(content if end is None else content[:end]):
-                yield _entry(str(path), line.number, line.content, line.end)
+    def _tables_by_name(self) -> dict[str, list[LogTable]]:
+        """Tables by all names that a snapshot may have for them."""
+        by_name: dict[str, list[LogTable]] = defaultdict(list, self.tables_by_segment())
+        for table in self.tables():
+            if table.is_merged:
+                by_name[table.name].append(table)
+        return by_name
+
+    def parts(self, snapshot: Sequence[str]) -> list[TablePart | SegmentPart]:
+        """Files that have the records of a snapshot: tables in the order of names, then segments that may grow.
+
+        Raises `DataError` for a compacted segment of the snapshot that is gone.
+        """
+        growing = dict(pinned.split(":") for pinned in snapshot if ":" in pinned)
+        named = {pinned for pinned in snapshot if ":" not in pinned}
+        by_name = self._tables_by_name()
+        for name in sorted(named - by_name.keys()):
+            raise self._gone(name)
+        parts: list[TablePart | SegmentPart] = []
+        for table in {table.path: table for name in sorted(named) for table in by_name[name]}.values():
+            is_whole = table.is_merged and table.name in named
+            segments = None if is_whole else frozenset(named & table.segments.keys())
+            parts.append(TablePart(table=table, segments=segments))
+        for name, end in growing.items():
+            path = self.folder / SEGMENTS / f"{name}{SEGMENT_SUFFIX}"
+            parts.append(SegmentPart(path=path, end=int(end)))
+        return parts
+
+    def part_entries(self, part: TablePart | SegmentPart) -> Iterator[ServedEntry]:
+        """Entries of a part, those of erased records as well; damage is an entry with a problem."""
+        if isinstance(part, TablePart):
+            yield from table_entries(self.present(part.table), segments=part.segments)
             return
-        tables = self.tables(name)
-        if not tables and end != 0:
-            raise DataError(
-                f"segment {name} of the serving log {self.folder} is gone: it passed its retention, or was removed; "
-                "start the retraining again"
-            )
+        content, name = _bytes(part.path), part.path.stem
+        if content is not None:
+            for line in read_lines(content[: part.end]):
+                yield _entry(str(part.path), line.number, line.content, name, line.end)
+            return
+        tables = self.tables_by_segment().get(name, [])
+        if not tables and part.end != 0:
+            raise self._gone(name)
         for table in tables:
-            yield from table_entries(table, end)
+            yield from table_entries(table.path, part.end, segments={name})
+
+    def part_records(self, part: TablePart | SegmentPart, is_wanted: Callable[[str], bool]) -> Iterator[Record]:
+        """Records of the wanted conversations in a part, those of erased ones as well.
+
+        Of an undamaged table only their rows are converted.
+        """
+        if isinstance(part, TablePart):
+            records = try_call(lambda: _records_of(self.present(part.table), is_wanted, part.segments))
+            if not isinstance(records, Exception):
+                yield from records
+                return
+        for entry in self.part_entries(part):
+            if entry.record is not None and is_wanted(entry.record.conversation_id):
+                yield entry.record
+
+    def _entries(self, snapshot: Sequence[str]) -> Iterator[ServedEntry]:
+        for part in self.parts(snapshot):
+            yield from self.part_entries(part)
+
+    def present(self, table: LogTable) -> Path:
+        """The table's file, or the merged one that has taken its place since the tables were listed."""
+        if table.path.exists():
+            return table.path
+        later = self.tables_by_segment().get(table.name, [])
+        return next((other.path for other in later if other.path.parent == table.path.parent), table.path)
+
+    def _gone(self, name: str) -> DataError:
+        return DataError(
+            f"segment {name} of the serving log {self.folder} is gone: it passed its retention, or was removed; "
+            "start the retraining again"
+        )
 
 
-def table_entries(path: Path, end: int | None = None, *, after: int = 0) -> Iterator[ServedEntry]:
-    """Entries of a Parquet file, those between two positions of its segment; damage ends the file with one entry."""
+def table_entries(path: Path, end: int | None = None, *, segments: Set[str] | None = None) -> Iterator[ServedEntry]:
+    """Entries of a Parquet file up to a position of its segment; damage ends the file with one entry.
+
+    Of a merged file, those of `segments`, if any are given.
+    """
     number = 0
     try:
         file = ParquetRows(path)
-        version = (file.schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
-        if version != SCHEMA_VERSION:
-            raise DataError(f"{path} has serving log version {version}, this code reads {SCHEMA_VERSION}")
+        _check_version(path, file.schema)
         for row in file.read(file.names):
             number = row.number
-            position = row.cells.get("end", 0)
-            if 0 < position <= after or (end is not None and position > end):
+            position, segment = row.cells.get("end", 0), row.cells.get(SEGMENT) or path.stem
+            if (end is not None and position > end) or (segments is not None and segment not in segments):
                 continue
             content = try_call(partial(_row_content, row.cells))
             if row.problem is not None or isinstance(content, Exception):
                 problem = row.problem or problem_text(content, "not a record")  # type: ignore[arg-type]
-                yield ServedEntry(source=str(path), line=number, record=None, problem=problem, end=position)
+                place = {"source": str(path), "line": number, "segment": segment, "end": position}
+                yield ServedEntry(**place, record=None, problem=problem)
             else:
-                yield _entry(str(path), number, content, position)
+                yield _entry(str(path), number, content, segment, position)
     except DataError as error:
         yield ServedEntry(source=str(path), line=number + 1, record=None, problem=f"damaged file: {error}")
 
 
 def is_record_erased(record: Record, erasures: Sequence[Erasure]) -> bool:
-    """True for a record whose user or conversation was erased after it was received."""
+    """True for a record whose user or conversation was erased after it was received.
+
+    A turn with the status `erased` has nothing of them, and stays.
+    """
+    if isinstance(record, ServedTurn) and record.status == "erased":
+        return False
     user = record.user if isinstance(record, ServedTurn) else ""
     return is_erased(erasures, time=record.time, conversation_id=record.conversation_id, user=user)
 
 
 def is_erased(erasures: Sequence[Erasure], *, time: datetime, conversation_id: str, user: str = "") -> bool:
     """True where an erasure holds for a record of this time, conversation and user."""
+    if not erasures:
+        return False
+    conversation, of_user = name_digest(conversation_id), name_digest(user) if user else ""
     return any(
-        time <= erasure.time
-        and (
-            name_digest(conversation_id) in erasure.conversations or (bool(user) and name_digest(user) in erasure.users)
-        )
+        time <= erasure.time and (conversation in erasure.conversations or of_user in erasure.users)
         for erasure in erasures
     )
 
@@ -196,6 +305,7 @@ def erasure_document(erasure: Erasure) -> str:
             "time": erasure.time.isoformat(),
             "users": sorted(erasure.users),
             "conversations": sorted(erasure.conversations),
+            "callers": sorted(erasure.callers),
         }
     )
 
@@ -208,18 +318,31 @@ def read_erasure(path: Path) -> Erasure:
             time=datetime.fromisoformat(document["time"]),
             users=frozenset(document["users"]),
             conversations=frozenset(document["conversations"]),
+            callers=frozenset(document.get("callers", ())),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"erasure {path} cannot be read: {error}; repeat the erasure and delete the file") from error
 
 
-def _rows_of(path: Path, conversations: Set[str]) -> list[Record]:
-    """Turns of these conversations in a Parquet file, of which other columns are read only where it has some."""
-    file = open_parquet(path)
-    chosen = pc.is_in(file.read(["conversation_id"]).column(0), pa.array(sorted(conversations)))
-    if not pc.any(chosen).as_py():
+def _records_of(path: Path, is_wanted: Callable[[str], bool], segments: Set[str] | None = None) -> list[Record]:
+    """Records of the wanted conversations in a table, whose other columns are read only where it has some.
+
+    Raises the exceptions of Arrow and of records for a damaged one, and `DataError` for a table of another version.
+    """
+    file = open_checked(path)
+    _check_version(path, file.schema_arrow)
+    names = file.read(["conversation_id"]).column(0)
+    wanted = pa.array([name for name in names.unique().to_pylist() if is_wanted(name)], pa.string())
+    if not len(wanted):
         return []
-    return [record_from_row(row) for row in file.read().filter(chosen).to_pylist()]
+    rows = file.read().filter(pc.is_in(names, wanted)).to_pylist()
+    return [record_from_row(row) for row in rows if segments is None or (row.get(SEGMENT) or path.stem) in segments]
+
+
+def _check_version(path: Path, schema: pa.Schema) -> None:
+    version = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
+    if version not in SCHEMA_VERSIONS:
+        raise DataError(f"{path} has serving log version {version}, this code reads {', '.join(SCHEMA_VERSIONS)}")
 
 
 def _row_content(row: dict[str, Any]) -> Record | Damage:
@@ -228,13 +351,13 @@ def _row_content(row: dict[str, Any]) -> Record | Damage:
     return record_from_row(row)
 
 
-def _entry(source: str, number: int, content: Record | Damage, end: int) -> ServedEntry:
+def _entry(source: str, number: int, content: Record | Damage, segment: str, end: int) -> ServedEntry:
     if isinstance(content, Damage):
         place = f"line {content.line}, {content.bytes} bytes"
         reason, _, detail = content.reason.partition(": ")
         problem = f"{reason}: {detail}, {place}"
-        return ServedEntry(source=source, line=number, record=None, problem=problem, end=end)
-    return ServedEntry(source=source, line=number, record=content, end=end)
+        return ServedEntry(source=source, line=number, record=None, problem=problem, segment=segment, end=end)
+    return ServedEntry(source=source, line=number, record=content, segment=segment, end=end)
 
 
 def _bytes(path: Path) -> bytes | None:

@@ -5,16 +5,21 @@ fork        1 ← 2, 1 ← 4     two conversations: 1 2 by the conversation's id
 n = 2       1 ← 2a, 1 ← 2b   one conversation: 1 2b where 2b was continued, else 1 2a, choice 0
 feedback    the last value of each field; that on the conversation before that on its turns
 
-turns = answered + aborted + failed
+turns = answered + aborted + failed + erased
 answered = joined + unjoined(reason)
 feedback = joined + duplicates + quarantined(reason)
+
+Feedback is of the key that had the conversation, unless an admin gave it; outcomes need the scope `outcomes`, without
+which they are dropped and the rest of the feedback is used. The server refuses both, and this reader checks them again:
+a record was written by a program that may have been another one.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import fmean
 from typing import Any, TypeVar
@@ -103,10 +108,15 @@ class ServedConversation:
         """The conversation's tokens as the policy read and generated them.
 
         Raises `DataError` where spans do not continue those before them, and where turns have different policies,
-        renderers or temperatures: their tokens are not of one trajectory.
+        renderers or temperatures: their tokens are not of one trajectory. A constrained turn is one as well.
         """
         first, position = self.turns[0], 0
         for turn in self.turns:
+            if turn.constrained:
+                raise DataError(
+                    f"turn {turn.id} is constrained ({turn.constrained}): its log-probabilities are of the tokens that "
+                    "a grammar allows alone, so that no ratio follows from them; leave the conversation out"
+                )
             for name in ("policy_hash", "renderer_hash", "temperature"):
                 if getattr(turn, name) != getattr(first, name):
                     raise DataError(f"several values of {name}: in turns {first.id} and {turn.id}")
@@ -146,6 +156,7 @@ class JoinCounts:
     answered: int
     aborted: int
     failed: int
+    erased: int
     duplicate_turns: int
     damaged: int
     """Lines and rows that are not records."""
@@ -158,6 +169,8 @@ class JoinCounts:
     """Feedback records, duplicates included."""
     duplicate_feedback: int
     joined_feedback: int
+    dropped_outcomes: int
+    """Joined feedback of which the outcome is left out, because its key had not the scope."""
     quarantined_feedback: Mapping[str, int]
     """By reason."""
 
@@ -184,6 +197,15 @@ class Joined:
     counts: JoinCounts
 
 
+_MENTION = re.compile(r"\b(?:conversation|correction)-([0-9A-Za-z_]+)")
+"""Id of a conversation in that of its scenario, of a fork, and of a correction."""
+
+
+def mentioned_conversations(text: str) -> set[str]:
+    """Ids of the conversations whose scenarios or corrections a text names."""
+    return set(_MENTION.findall(text))
+
+
 def scenario_id(conversation_id: str) -> str:
     """Id of the scenario of a conversation."""
     return f"conversation-{conversation_id}"
@@ -207,7 +229,7 @@ def join(entries: Iterable[ServedEntry]) -> Joined:
             feedback[record.id] = _earlier(record, feedback.get(record.id, record))
     chains, unjoined = _chains(turns)
     joined_turns = {turn.id for chain in chains.values() for turn in chain}
-    judged, quarantined = _judge(feedback.values(), turns, joined_turns)
+    judged, quarantined, dropped = _judge(feedback.values(), turns, joined_turns)
     conversations = [_conversation(name, chain, judged) for name, chain in chains.items()]
     statuses = Counter(turn.status for turn in turns.values())
     reasons = Counter(item.reason for item in quarantined)
@@ -216,6 +238,7 @@ def join(entries: Iterable[ServedEntry]) -> Joined:
         answered=statuses["answered"],
         aborted=statuses["aborted"],
         failed=statuses["failed"],
+        erased=statuses["erased"],
         duplicate_turns=received[ServedTurn] - len(turns),
         damaged=len(problems),
         conversations=len(conversations),
@@ -224,12 +247,13 @@ def join(entries: Iterable[ServedEntry]) -> Joined:
         feedback=received[Feedback],
         duplicate_feedback=received[Feedback] - len(feedback),
         joined_feedback=len(feedback) - len(quarantined),
+        dropped_outcomes=dropped,
         quarantined_feedback=dict(sorted(reasons.items())),
     )
     return Joined(
         conversations=tuple(sorted(conversations, key=lambda item: (item.turns[0].time, item.id))),
         quarantined=tuple(quarantined),
-        problems=tuple(problems),
+        problems=tuple(sorted(problems, key=lambda entry: (entry.source, entry.line))),
         counts=counts,
     )
 
@@ -303,16 +327,24 @@ def _unjoined(turn: ServedTurn, turns: Mapping[str, ServedTurn]) -> str:
 
 def _judge(
     feedback: Iterable[Feedback], turns: Mapping[str, ServedTurn], joined: Set[str]
-) -> tuple[dict[tuple[str, str | None], list[Feedback]], list[QuarantinedFeedback]]:
-    """Feedback in the order of time by conversation and turn, and the feedback that was not joined."""
-    conversations = {turn.conversation_id for turn in turns.values()}
+) -> tuple[dict[tuple[str, str | None], list[Feedback]], list[QuarantinedFeedback], int]:
+    """Feedback in the order of time by conversation and turn, the feedback that was not joined, and the number of
+    feedback that was joined without its outcome."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for served in turns.values():
+        owners[served.conversation_id].add(served.key)
     with_turns = {turns[name].conversation_id for name in joined}
     judged = defaultdict(list)
-    quarantined = []
+    quarantined, dropped = [], 0
     for item in sorted(feedback, key=lambda item: (item.time, item.id)):
+        allowed = item if "outcomes" in item.scopes else replace(item, success=None, expected=None, world=None)
         turn = turns.get(item.turn_id or "")
-        if item.conversation_id not in conversations:
+        if item.conversation_id not in owners:
             reason = "unknown conversation"
+        elif "admin" not in item.scopes and owners[item.conversation_id] != {item.key}:
+            reason = "another key's conversation"
+        elif allowed != item and all(getattr(allowed, name) is None for name in _FIELDS):
+            reason = "outcome without the scope"
         elif item.turn_id is not None and turn is None:
             reason = "unknown turn"
         elif turn is not None and turn.conversation_id != item.conversation_id:
@@ -320,10 +352,11 @@ def _judge(
         elif (turn is not None and turn.id not in joined) or item.conversation_id not in with_turns:
             reason = "turn in no conversation"
         else:
-            judged[item.conversation_id, item.turn_id].append(item)
+            judged[item.conversation_id, item.turn_id].append(allowed)
+            dropped += allowed != item
             continue
         quarantined.append(QuarantinedFeedback(feedback=item, reason=reason))
-    return judged, quarantined
+    return judged, quarantined, dropped
 
 
 def _conversation(

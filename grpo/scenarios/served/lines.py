@@ -9,6 +9,7 @@ back bit by bit, NaN too.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import sys
 import zlib
@@ -42,16 +43,32 @@ class Line:
 def encode(record: Record) -> bytes:
     """Line of a record. Raises `DataError` for one that JSON cannot hold, such as NaN or half a surrogate pair."""
     try:
-        row: dict[str, Any] = record_row(record)
-        for name in _ARRAYS.keys() & row.keys():
-            row[name] = base64.b64encode(np.ascontiguousarray(row[name], _ARRAYS[name]).tobytes()).decode()
-        row["time"] = row["time"].isoformat()
-        kind = "turn" if isinstance(record, ServedTurn) else "feedback"
-        text = json.dumps({"kind": kind, **row}, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(_document(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         content = text.encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise DataError(f"record {record.id} cannot be stored as JSON: {error}; correct its values") from error
     return b"%08x %s\n" % (zlib.crc32(content), content)
+
+
+def record_digest(record: Record) -> bytes:
+    """sha256 of all fields of a record.
+
+    A record that another program wrote may have values that a line cannot hold, such as 1e999: those are digested as
+    Python shows them.
+    """
+    content = try_call(lambda: encode(record))
+    if isinstance(content, Exception):
+        arrays = [getattr(record, name).tobytes() for name in _ARRAYS if hasattr(record, name)]
+        content = b"\0".join([repr(record).encode(errors="surrogatepass"), *arrays])
+    return hashlib.sha256(content).digest()
+
+
+def _document(record: Record) -> dict[str, Any]:
+    row: dict[str, Any] = record_row(record)
+    for name in _ARRAYS.keys() & row.keys():
+        row[name] = base64.b64encode(np.ascontiguousarray(row[name], _ARRAYS[name]).tobytes()).decode()
+    row["time"] = row["time"].isoformat()
+    return {"kind": "turn" if isinstance(record, ServedTurn) else "feedback", **row}
 
 
 def decode(line: bytes) -> Record:

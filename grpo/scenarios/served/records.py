@@ -25,9 +25,13 @@ from grpo.messages import Message
 from grpo.scenarios.scenario import Expected
 from grpo.trajectories import Turn, equal_fields
 
-TurnStatus = Literal["answered", "aborted", "failed"]
-"""Aborted: the client went away or the server stopped; failed: an error, or a turn that was not begun."""
+TurnStatus = Literal["answered", "aborted", "failed", "erased"]
+"""Aborted: the client went away or the server stopped; failed: an error, or a turn that was not begun; erased: its user
+or conversation was erased while it ran, and nothing of it is kept."""
 STATUSES: tuple[str, ...] = get_args(TurnStatus)
+CONSTRAINED = "constrained"
+"""Key of `metadata` of a turn that was sampled from the tokens that a grammar allowed, with the kinds of constraints.
+Its log-probabilities are those of that distribution, which no policy has by itself."""
 COMPLETION = "completion"
 """`metadata.kind` of the completion of a raw prompt, which a program has written; it belongs to no conversation."""
 
@@ -105,6 +109,11 @@ class ServedTurn:
         """True for the completion of a raw prompt."""
         return self.metadata.get("kind") == COMPLETION
 
+    @property
+    def constrained(self) -> str:
+        """Kinds of the constraints that the reply was sampled under; empty for a free reply."""
+        return self.metadata.get(CONSTRAINED, "")
+
     def __eq__(self, other: object) -> bool:
         """Compare all fields; NaN log-probabilities are equal."""
         if not isinstance(other, ServedTurn):
@@ -140,6 +149,9 @@ class Feedback:
     """Hash of the API key."""
     source: str = "api"
     """Origin: `api`, `mlflow`."""
+    scopes: tuple[str, ...] = ()
+    """Scopes of the key when the feedback was accepted. `admin` may speak about the conversations of other keys, and
+    `outcomes` give `success`, `expected` and `world`."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -159,8 +171,12 @@ class Erasure:
     time: datetime
     users: frozenset[str] = frozenset()
     conversations: frozenset[str] = frozenset()
+    callers: frozenset[str] = frozenset()
+    """Of key hash, `/` and hash of the user in the erased turns, by which agents forget what they remember of them."""
 
 
+OUTCOMES = ("success", "expected", "world")
+"""Fields of feedback that decide what counts as right; a key needs the scope `outcomes` to give them."""
 Record = ServedTurn | Feedback
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -171,6 +187,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "bool | None": (bool, NoneType),
     "Message | None": (Message, NoneType),
     "Mapping[str, str]": (Mapping,),
+    "tuple[str, ...]": (tuple,),
     "Mapping[str, Any] | None": (Mapping, NoneType),
 }
 

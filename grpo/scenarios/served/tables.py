@@ -17,7 +17,10 @@ from grpo.scenarios.scenario import Expected
 from grpo.scenarios.served.records import Feedback, Record, ServedTurn
 from grpo.tables import TOKEN_COLUMNS, TURN, calls_from_json, calls_to_json, turns_from_rows, turns_to_rows
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION, MERGED_VERSION = "2", "3"
+"""Versions of the tables of one segment, and of several, whose rows name theirs."""
+SCHEMA_VERSIONS = (SCHEMA_VERSION, MERGED_VERSION)
+SEGMENT = "segment"
 VERSION_KEY = b"served_log_version"
 _METADATA = {VERSION_KEY: SCHEMA_VERSION}
 _END = ("end", pa.int64())
@@ -69,6 +72,7 @@ FEEDBACK = pa.schema(
         ("world", pa.string()),
         ("key", pa.string()),
         ("source", pa.string()),
+        ("scopes", pa.list_(pa.string())),
         _END,
     ],
     metadata=_METADATA,
@@ -95,6 +99,7 @@ def record_row(record: Record) -> dict[str, Any]:
         row["turns"] = turns_to_rows(record.turns)
         return {**row, "tools": _json(list(record.tools)), "metadata": _json(dict(record.metadata))}
     expected, correction = record.expected, record.correction
+    row["scopes"] = list(record.scopes)
     row["expected"] = None if expected is None else _json(expected.model_dump(exclude_defaults=True))
     row["correction"] = (
         None if correction is None else _json([correction.content, calls_to_json(correction.tool_calls)])
@@ -104,12 +109,13 @@ def record_row(record: Record) -> dict[str, Any]:
 
 def record_from_row(row: Mapping[str, Any]) -> Record:
     """Record of a row of either table; raises the exceptions of its class for a row that is not a record."""
-    cells = {name: cell for name, cell in row.items() if name != "end"}
+    cells = {name: cell for name, cell in row.items() if name not in ("end", SEGMENT)}
     for name in _JSON:
         if cells.get(name) is not None:
             cells[name] = from_json(cells[name], allow_inf_nan=False)
     cells["time"] = cells["time"].astimezone(UTC)
     if "turns" not in cells:
+        cells["scopes"] = tuple(cells.get("scopes") or ())  # a log of before has none
         if cells["expected"] is not None:
             cells["expected"] = Expected.model_validate(cells["expected"])
         if cells["correction"] is not None:

@@ -3,20 +3,23 @@
 position {}                     all records
 position {"…3fa1c0": 81920}     those of this segment after byte 81920, in the segment or in its Parquet files
 position {"…3fa1c0": -1}        none of this segment, which is compacted
+position {"merged-…": -1}       none of the segments of this merged table
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo.errors import DataError
 from grpo.scenarios.served.folder import SEGMENT_SUFFIX, SEGMENTS, ServedLog, is_record_erased, table_entries
 from grpo.scenarios.served.lines import read_lines
+from grpo.scenarios.served.log_tables import LogTable
 from grpo.scenarios.served.records import Record
-from grpo.scenarios.served.tables import Damage
+from grpo.scenarios.served.tables import SEGMENT, Damage
 from grpo.tables import open_parquet
 
 READ = -1
@@ -43,13 +46,13 @@ class LogTail:
 
     def unread(self) -> Iterator[Unread]:
         """Records after the position, segment by segment; `advance` moves the position."""
-        log = ServedLog(self.folder)
-        growing, compacted = self._unread_segments()
-        erasures = log.erasures()
-        for name in sorted(growing | compacted):
-            for end, record in self._lines(name) if name in growing else self._rows(log, name):
+        growing, compacted = self._unread()
+        erasures = ServedLog(self.folder).erasures()
+        for name in sorted(growing | compacted.keys()):
+            steps = self._lines(name) if name in growing else self._rows(compacted[name])
+            for segment, end, record in steps:
                 erased = record is not None and is_record_erased(record, erasures)
-                yield Unread(segment=name, end=end, record=None if erased else record)
+                yield Unread(segment=segment, end=end, record=None if erased else record)
             if name in compacted:
                 yield Unread(segment=name, end=READ, record=None)
 
@@ -59,24 +62,35 @@ class LogTail:
 
     def waiting(self) -> int:
         """Number of records after the position."""
-        growing, compacted = self._unread_segments()
+        growing, compacted = self._unread()
         lines = sum(self._rest(name).count(b"\n") for name in growing)
-        tables = [(name, path) for name in compacted for path in ServedLog(self.folder).tables(name)]
-        return lines + sum(self._rows_after(path, self.position.get(name, 0)) for name, path in tables)
+        return lines + sum(self._rows_after(table) for tables in compacted.values() for table in tables)
 
-    def _unread_segments(self) -> tuple[set[str], set[str]]:
-        """Segments that may grow, and compacted ones that were not read; segments that are gone leave the position."""
+    def _unread(self) -> tuple[set[str], dict[str, list[LogTable]]]:
+        """Segments that may grow, and the tables with unread records by their names.
+
+        Of the position, what is gone is removed, and the segments of a merged table of which all is read.
+        """
         log = ServedLog(self.folder)
         growing = set(log.segments())  # before the tables: a segment is compacted first and deleted then
-        compacted = {path.stem for path in log.tables()} - growing
-        for gone in self.position.keys() - growing - compacted:
-            del self.position[gone]
-        return growing, {name for name in compacted if self.position.get(name) != READ}
+        compacted: dict[str, list[LogTable]] = defaultdict(list)
+        for table in log.tables():
+            if table.name not in growing:
+                compacted[table.name].append(table)
+        needed = growing | compacted.keys()
+        for name, tables in compacted.items():
+            segments = {segment for table in tables if table.is_merged for segment in table.segments}
+            if segments and all(self.position.get(segment) == READ for segment in segments):
+                self.position[name] = READ
+            needed |= segments if self.position.get(name) != READ else set()
+        for name in self.position.keys() - needed:
+            del self.position[name]
+        return growing, {name: tables for name, tables in compacted.items() if self.position.get(name) != READ}
 
-    def _lines(self, name: str) -> Iterator[tuple[int, Record | None]]:
+    def _lines(self, name: str) -> Iterator[tuple[str, int, Record | None]]:
         start = self.position.get(name, 0)
         for line in read_lines(self._rest(name)):
-            yield start + line.end, None if isinstance(line.content, Damage) else line.content
+            yield name, start + line.end, None if isinstance(line.content, Damage) else line.content
 
     def _rest(self, name: str) -> bytes:
         """Bytes of a segment after its position; none where it was compacted meanwhile."""
@@ -87,17 +101,26 @@ class LogTail:
         except FileNotFoundError:
             return b""
 
-    def _rows(self, log: ServedLog, name: str) -> Iterator[tuple[int, Record | None]]:
-        """Rows of all tables of a segment, in the order in which they were written."""
-        after = self.position.get(name, 0)
-        tables = [table_entries(path, after=after) for path in log.tables(name)]
-        for entry in heapq.merge(*tables, key=lambda entry: entry.end):
-            if entry.end:  # the end of a damaged file has no position
-                yield entry.end, entry.record
+    def _rows(self, tables: Sequence[LogTable]) -> Iterator[tuple[str, int, Record | None]]:
+        """Unread rows of the tables of one name, segment by segment, in the order in which they were written."""
+        position = dict(self.position)
+        entries = heapq.merge(
+            *(table_entries(table.path) for table in tables), key=lambda entry: (entry.segment, entry.end)
+        )
+        for entry in entries:
+            if entry.end and not _is_before(position, entry.segment, entry.end):
+                yield entry.segment, entry.end, entry.record
 
-    def _rows_after(self, path: Path, position: int) -> int:
+    def _rows_after(self, table: LogTable) -> int:
+        columns = ["end", SEGMENT] if table.is_merged else ["end"]
         try:
-            ends = open_parquet(path).read(["end"]).column("end").to_pylist()
+            rows = open_parquet(table.path).read(columns).to_pylist()
         except (DataError, OSError, ValueError):  # expired meanwhile, or damaged: `unread` says so
             return 0
-        return sum(end > position for end in ends)
+        return sum(not _is_before(self.position, row.get(SEGMENT, table.name), row["end"]) for row in rows)
+
+
+def _is_before(position: Mapping[str, int], segment: str, end: int) -> bool:
+    """True for a record that was read: of a segment that is read, or before the position in it."""
+    read = position.get(segment, 0)
+    return read == READ or end <= read

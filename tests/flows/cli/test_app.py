@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from grpo import interrupts
 from grpo_flows.cli.app import app
 from grpo_flows.cli.errors import FAILED, REFUSED, WRONG_INPUT
 from tests.command_lines import commands, examples
 from tests.places import ROOT
 
 QUICKSTART = str(ROOT / "data" / "configs" / "quickstart.yaml")
-GRPO = [sys.executable, "-c", "from grpo_flows.cli.app import app; app(prog_name='grpo')"]
+GRPO = [sys.executable, "-m", "grpo_flows.cli"]
 """The command as it is called where it is installed."""
 
 
@@ -30,6 +32,14 @@ def _grpo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         timeout=300,
         check=False,
     )
+
+
+def test_a_program_that_calls_the_commands_itself_keeps_its_handlers_of_signals():
+    """As a notebook or a test does; only the process of `grpo` itself is ended some time after a signal."""
+    before = signal.getsignal(signal.SIGTERM)
+    assert CliRunner().invoke(app, ["schema"]).exit_code == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert not interrupts._state.is_command
 
 
 @pytest.mark.parametrize("name", list(commands()))
@@ -132,7 +142,7 @@ def test_a_shell_completes_commands_and_options():
 
 def test_a_shell_can_install_its_completion(tmp_path: Path):
     """`--show-completion` prints it, `--install-completion` puts it where bash finds it."""
-    command = " ".join([sys.executable, "-c", f'"{GRPO[2]}"'])
+    command = " ".join(GRPO)
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
 
     def bash(option: str) -> str:

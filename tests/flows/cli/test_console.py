@@ -10,11 +10,12 @@ import pytest
 from rich.table import Table
 
 from grpo import progress
-from grpo_flows.cli.console import PlainConsole, _OnceFilter, printable, show_progress
+from grpo.errors import printable
+from grpo_flows.cli.console import PlainConsole, _OnceFilter, show_progress
 
 
 @pytest.mark.parametrize(
-    "text", ["pip install 'grpo[vllm]'", "[/x]", "[red]x[/]", ":smile:", "[link=http://x]y", "a\\[b]"]
+    "text", ["pip install 'grpo-agent-framework[vllm]'", "[/x]", "[red]x[/]", ":smile:", "[link=http://x]y", "a\\[b]"]
 )
 def test_text_is_printed_as_it_is(text: str):
     """In a line and in a cell of a table."""
@@ -78,8 +79,8 @@ def test_progress_shows_a_stage_whose_text_looks_like_markup():
     shown = io.StringIO()
     console = PlainConsole(file=shown, width=200)
     with show_progress(console):
-        progress.report("train again: artifact [/x] is damaged", 0, 1)
-    assert "train again: artifact [/x] is damaged 0/1" in shown.getvalue()
+        progress.report("train again: artifact [/x] is damaged", 1, 1)
+    assert "train again: artifact [/x] is damaged 1/1" in shown.getvalue()
 
 
 def test_without_a_terminal_a_long_stage_has_a_line_each_half_minute(monkeypatch: pytest.MonkeyPatch):
@@ -95,20 +96,52 @@ def test_without_a_terminal_a_long_stage_has_a_line_each_half_minute(monkeypatch
         now[0] += 20
         progress.report("train", 3, 3, cached=0.0)
     assert shown.getvalue().splitlines() == [
-        "sft 0/5 loss 1",
-        "sft 4/5 loss 1",
-        "rollout 0/1",
-        "train 3/3 cached 0",
+        "sft 3/5 loss 1",
         "iteration 1 of 3: about 40 s left",
     ]
 
 
-def test_without_a_terminal_each_iteration_is_a_line():
-    """Number, reward of the last scored rollout, and time left."""
+def test_with_debug_messages_the_start_of_a_stage_is_a_line(monkeypatch: pytest.MonkeyPatch):
+    """Also within an iteration."""
+    monkeypatch.setenv("GRPO_DEBUG", "1")
     shown = io.StringIO()
     with show_progress(PlainConsole(file=shown, width=200), iterations=2):
-        progress.report("score", 1, 1, reward=0.25)
-        progress.report("train", 3, 3, cached=0.0)
-        progress.report("train", 3, 3, cached=1.0)
-    lines = [line for line in shown.getvalue().splitlines() if line.startswith("iteration")]
-    assert lines == ["iteration 1 of 2: reward 0.250, about 0 s left", "iteration 2 of 2: reward 0.250, about 0 s left"]
+        progress.report("rollout", 0, 2)
+        progress.report("rollout", 64, 128)
+        progress.report("rollout", 2, 2, cached=0.0)
+    assert shown.getvalue().splitlines() == ["rollout 0/2"]
+
+
+def test_without_a_terminal_each_iteration_is_a_line():
+    """Number, reward, success and loss, and time left; a stage outside of the iterations is a line as well.
+
+    The reports are those of a run: a stage is announced, reports its units, and ends with its numbers.
+    """
+    shown = io.StringIO()
+    with show_progress(PlainConsole(file=shown, width=200), iterations=2):
+        for stage, units, numbers in [("ingest", 2, {"records": 40.0}), ("split", 1, {})]:
+            progress.report(stage, 0, 1)
+            progress.report(stage, units, units, **numbers)
+            progress.report(stage, 1, 1, cached=0.0, **numbers)
+        for loss, cached in ((0.5, 0.0), (0.25, 1.0)):
+            progress.report("rollout", 0, 1)
+            for done in range(1, 129):
+                progress.report("rollout", done, 128)
+            progress.report("rollout", 1, 1, cached=0.0)
+            progress.report("score", 0, 1)
+            progress.report("score", 1, 1, reward=0.25, success=0.5, cached=0.0)
+            progress.report("train", 0, 1)
+            progress.report("train", 3, 3, loss=loss, entropy=1.0)
+            progress.report("train", 1, 1, cached=cached)
+        progress.report("rollout", 0, 1)
+        progress.report("rollout", 80, 80)
+        progress.report("rollout", 1, 1, cached=1.0)
+        progress.report("fetch", 5, 5)
+    assert shown.getvalue().splitlines() == [
+        "ingest: records 40",
+        "split: done",
+        "iteration 1 of 2: reward 0.25, success 0.5, loss 0.5, about 0 s left",
+        "iteration 2 of 2: reward 0.25, success 0.5, loss 0.25, about 0 s left",
+        "rollout: cached",
+        "fetch 5/5",
+    ]

@@ -20,7 +20,7 @@ from tests.grpo.registry.making import ANNA, make_provenance
 def test_a_missing_extra_is_printed_with_its_remedy():
     """The remedy can be copied as it is."""
     shown = io.StringIO()
-    remedy = "pip install 'grpo[vllm]'"
+    remedy = "pip install 'grpo-agent-framework[vllm]'"
     check = CheckResult(area="extras", name="vllm", state="absent", detail="not [/here]", remedy=remedy)
     print_checks(PlainConsole(file=shown, width=200), DoctorReport(checks=(check,)))
     assert remedy in shown.getvalue()
@@ -80,6 +80,7 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         number=1,
         action="promote",
         champion=2,
+        content="c2",
         replaced=1,
         previous=1,
         reason="[b]looked at it[/b]",
@@ -103,24 +104,25 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         ),
         parents=(
             Ancestor(policy="p1", version=1, model="store/x"),
-            Ancestor(policy="base", version=None, model="models/desk_clerk"),
+            Ancestor(policy="base", version=4, model="models/desk_clerk", refusal="models:/desk/4 is not signed"),
         ),
         evaluated_against=1,
         history=(forced,),
-        pending=forced.model_copy(update={"action": "rollback", "champion": 1, "replaced": 2, "forced": False}),
+        admitted="2026-03-03 by ben@laptop: of the other team",
+        moved="the alias champion of desk was moved by hand to version 1; version 2 was promoted",
+        unsigned=(3,),
     )
     lines = _printed(lineage).splitlines()
     assert "trained from policy p1, version 1" in lines
     assert "  external code     shop.rewards:Politeness, module shop.words: 5d5d5d5d5d5d5d5d" in lines
-    assert "  trained from policy base, base model models/desk_clerk" in lines
+    assert "  trained from policy base, version 4: models:/desk/4 is not signed" in lines
     assert (
         "2026-03-04T05:06:07+00:00 promote, forced: version 2 instead of 1, by anna@laptop, flow run run-1: "
         "[b]looked at it[/b]" in lines
     )
-    (pending,) = [
-        line for line in lines if line.startswith("pending, the next promotion or rollback completes or undoes it: ")
-    ]
-    assert "rollback: version 1 instead of 2, by anna@laptop" in pending
+    assert "promotion record 3 is not signed, and not believed" in lines
+    assert "the alias champion of desk was moved by hand to version 1; version 2 was promoted" in lines
+    assert "  admitted          2026-03-03 by ben@laptop: of the other team" in lines
     assert any(line.split() == ["sources", "jsonl", "a.jsonl;", "verifiers", "my-words"] for line in lines)
     assert any(line.split() == ["code", "c0de,", "commit", "abc"] for line in lines)
 

@@ -28,7 +28,7 @@ from grpo_flows.local.checks import (
 from tests.places import ROOT
 
 METADATA = """Metadata-Version: 2.1
-Name: grpo
+Name: grpo-agent-framework
 Version: 9
 Requires-Python: >=3.11
 Requires-Dist: pydantic>=2
@@ -44,7 +44,7 @@ Provides-Extra: dev
 
 def _installed(folder: Path) -> None:
     """An installation of the package whose metadata asks for other things."""
-    metadata = folder / "grpo-9.dist-info" / "METADATA"
+    metadata = folder / "grpo_agent_framework-9.dist-info" / "METADATA"
     metadata.parent.mkdir()
     metadata.write_text(METADATA)
 
@@ -78,7 +78,7 @@ def test_a_missing_extra_is_not_a_problem(tmp_path: Path, monkeypatch: pytest.Mo
     checks = _by_name(doctor._check_extras())
     assert list(checks) == ["no-such-vendor (vendor)"]
     check = checks["no-such-vendor (vendor)"]
-    assert (check.state, check.remedy) == ("absent", "pip install 'grpo[vendor]'")
+    assert (check.state, check.remedy) == ("absent", "pip install 'grpo-agent-framework[vendor]'")
 
 
 def test_a_path_that_cannot_be_used_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -258,7 +258,7 @@ def test_what_a_run_of_a_config_would_refuse_is_a_problem(
     monkeypatch.chdir(ROOT)
     config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"store={tmp_path / 'store'}", *changes))
     *models, check = doctor._check_config(config)
-    assert [model.name for model in models] == (["policy.model", "forward path"] if state == "ok" else [])
+    assert [model.name for model in models] == (["policy.model", "forward path", "context"] if state == "ok" else [])
     assert (check.state, detail in check.detail) == (state, True), check
     assert list(tmp_path.iterdir()) == []
 

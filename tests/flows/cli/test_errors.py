@@ -13,7 +13,16 @@ import sqlalchemy
 import typer
 from typer.testing import CliRunner, Result
 
-from grpo.errors import ConfigError, PolicyError, PromotionRefused, RegistryError, StorageError
+from grpo.errors import (
+    DISTRIBUTION,
+    ConfigError,
+    PolicyError,
+    PromotionRefused,
+    RegistryError,
+    StorageError,
+    install_command,
+)
+from grpo.interrupts import Stopped
 from grpo_flows.cli.app import app
 from grpo_flows.cli.errors import known_failure, with_exit_codes
 from grpo_flows.local.service import free_port
@@ -75,6 +84,24 @@ def test_a_refusal_of_mlflow_is_one_line(tmp_path: Path):
     assert str(failure) == "MLflow refuses: no such model"
 
 
+def test_a_login_that_mlflow_refuses_is_one_line_with_the_remedy(monkeypatch: pytest.MonkeyPatch):
+    """Of its client, and of the requests by which artifacts go through the server."""
+    import requests
+    from mlflow.exceptions import RestException
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s3cret@127.0.0.1:5000")
+    answer = requests.Response()
+    answer.status_code = 401
+    refusals = (
+        RestException({"error_code": "UNAUTHENTICATED", "message": "the login is wrong"}),
+        requests.exceptions.HTTPError("401 Client Error", response=answer),
+    )
+    for refusal in refusals:
+        failure = known_failure(refusal)
+        assert isinstance(failure, ConnectionError)
+        assert str(failure).startswith("MLflow at http://me:***@127.0.0.1:5000 refuses the login; set MLFLOW_TRACKING_")
+
+
 def test_a_database_that_is_not_one_is_one_line(tmp_path: Path):
     """SQLAlchemy adds the statement and a link; the reason is enough."""
     path = tmp_path / "mlflow.db"
@@ -108,7 +135,7 @@ def test_a_fault_of_the_project_keeps_its_traceback(error: Exception):
     assert known_failure(error) is None
 
 
-def _ended_by(error: Exception) -> Result:
+def _ended_by(error: BaseException) -> Result:
     failing = typer.Typer()
 
     def fail() -> None:
@@ -118,17 +145,21 @@ def _ended_by(error: Exception) -> Result:
     return CliRunner().invoke(failing, [])
 
 
-@pytest.mark.parametrize("extra", metadata("grpo").get_all("Provides-Extra") or [])
+@pytest.mark.parametrize("extra", metadata(DISTRIBUTION).get_all("Provides-Extra") or [])
 def test_the_extra_that_is_missing_can_be_copied(extra: str):
     """Brackets are not markup."""
-    remedy = f"pip install 'grpo[{extra}]'"
+    remedy = install_command(extra)
     assert remedy in _ended_by(PolicyError(f"a package is not installed; {remedy}")).stderr
 
 
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (ConfigError("pip install 'grpo[vllm]'"), 2, "ConfigError: pip install 'grpo[vllm]'"),
+        (
+            ConfigError("pip install 'grpo-agent-framework[vllm]'"),
+            2,
+            "ConfigError: pip install 'grpo-agent-framework[vllm]'",
+        ),
         (PolicyError("record [/x] :smile: \x1b[2J"), 1, "PolicyError: record [/x] :smile: \\x1b[2J"),
         (PromotionRefused("worse"), 3, "PromotionRefused: worse"),
         (ConnectionError("http://a:b@h cannot be reached"), 1, "ConnectionError: http://a:***@h cannot be reached"),
@@ -140,6 +171,20 @@ def test_a_command_ends_with_one_plain_line(error: Exception, code: int, line: s
     """Text is not markup, passwords of addresses are masked, and the exit code is the kind of failure."""
     result = _ended_by(error)
     assert (result.exit_code, result.stderr.strip()) == (code, line)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()])
+def test_code_that_ends_the_process_is_a_failed_command(error: BaseException):
+    """Never exit code 0 without a result: one line with the file, and 1."""
+    result = _ended_by(error)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"UserCodeError: code of this command raised {type(error).__name__}")
+    assert "test_errors.py:" in result.stderr
+
+
+def test_a_signal_keeps_its_exit_code():
+    """143, which the handler of SIGTERM raises."""
+    assert _ended_by(Stopped(143)).exit_code == 143
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from grpo.config.scenarios import ScenarioSettings
+from grpo.scenarios.sources import read_records
 from grpo_flows.cli.app import app
 from grpo_flows.cli.ingestion import one_line
 from tests.doubles import changed, short_run
@@ -62,3 +64,49 @@ def test_text_of_others_is_one_line_that_a_terminal_does_not_obey():
     """Control characters are escaped, white space is folded, and long text is cut."""
     assert one_line("a\n\tb\x1b[31m") == "a b\\x1b[31m"
     assert one_line("x" * 300, 10) == "x" * 10 + "…"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "content", "settings"),
+    [
+        ("chats.jsonl", json.dumps(CHAT), ["kind: openai_messages"]),
+        ("dump.json", '[{"conversations": [{"from": "human", "value": "Hi there."}]}]', ["kind: sharegpt"]),
+        ("alpaca.json", '[{"instruction": "Hi there.", "input": "", "output": "Hello."}]', ["kind: alpaca"]),
+        ("pairs.jsonl", '{"prompt": "Hi there.", "completion": "Hello."}', ["kind: prompt_completion"]),
+        ("own.jsonl", '{"id": "a", "user_responses": ["Hi there."]}', ["kind: jsonl"]),
+        (
+            "tickets.csv",
+            "ticket;question;topic\n1;Hi there.;x\n",
+            ["kind: csv", "user_responses: question", "id: ticket"],
+        ),
+        (
+            "desk.csv",
+            "Ticket ID,Author,Created at,Body\n1,end-user,2026-11-20 09:00,Hi there.\n1,agent,2026-11-20 09:01,Yes?\n",
+            ["kind: csv", "group_by: Ticket ID", "speaker: Author", "text: Body", "order: Created at"],
+        ),
+    ],
+)
+def test_a_file_without_a_config_is_guessed(tmp_path: Path, name: str, content: str, settings: list[str]):
+    """The settings to paste read the file: they are loaded from what is printed."""
+    path = tmp_path / name
+    path.write_text(content)
+    result = CliRunner().invoke(app, ["ingest", str(path), "--folder", str(tmp_path / "tables")])
+    assert result.exit_code == 0, f"{result.output}{result.exception}"
+    assert "Hi there." in result.output
+    printed = result.output.partition("settings that read it, for a config:\n")[2]
+    assert [line for line in settings if line not in printed] == []
+    (source,) = ScenarioSettings.model_validate(yaml.safe_load(printed)["scenarios"]).sources
+    assert [record.problem for record in read_records(source)] == [None]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_guess_says_what_it_could_not_read(tmp_path: Path):
+    """The line and the reason of each broken record; a file of unknown columns is one line."""
+    path = tmp_path / "chats.jsonl"
+    path.write_text(f'{json.dumps(CHAT)}\n{{"messages": 7}}\n')
+    output = CliRunner().invoke(app, ["ingest", str(path), "--folder", str(tmp_path / "tables")]).output
+    assert "chats.jsonl:2  messages are not a list: int" in output
+    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
+    result = CliRunner().invoke(app, ["ingest", str(tmp_path / "x.csv")])
+    assert "none of its keys or columns is known" in f"{result.output}{result.exception}"

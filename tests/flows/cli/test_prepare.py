@@ -15,8 +15,8 @@ from grpo.artifacts import local_path
 from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
-from grpo.retraining.curation import curate_conversations
 from grpo_flows.cli.app import app
+from tests.grpo.retraining.curating import curate
 from tests.places import DESK_SCENARIOS, ROOT
 
 QUICKSTART = ROOT / "data" / "configs" / "quickstart.yaml"
@@ -134,5 +134,5 @@ def test_a_project_has_a_retraining_of_its_own(import_path: None, tmp_path: Path
     assert "dry run of retraining shop-retrain" in planned.output
     assert "retrain/shop" in CliRunner().invoke(app, ["deploy", "--dry-run"]).output
     config = load_settings("retrain.yaml", RetrainConfig)
-    counts = curate_conversations(config.conversations, tmp_path, known=(), heldout=(), settings=config.curation)
+    counts = curate(config.conversations, tmp_path, settings=config.curation)
     assert (counts.records, counts.accepted) == (1, 1)

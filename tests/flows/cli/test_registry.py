@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,15 @@ def _grpo(*arguments: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Registry:
+def registry(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[Registry]:
     """A champion, version 1, a refused version 2, and a promotable version 3."""
     folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRPO_HOME", str(folder))  # whose key signs them
+        yield _made_registry(folder, tiny_folder)
+
+
+def _made_registry(folder: Path, tiny_folder: Path) -> Registry:
     registry = Registry(f"sqlite:///{folder}/mlflow.db", artifact_root=f"file://{folder}/mlartifacts")
     policy = load(tiny_folder)
     for key, verdict, against in (("k1", "promote", "base"), ("k2", "refuse", "k1"), ("k3", "promote", "k1")):
@@ -106,3 +113,43 @@ def test_a_dry_rollback_shows_where_it_would_go(registry: Registry):
     result = _grpo("rollback", "models:/desk@champion", "--reason", "x", "--dry-run")
     assert "champion: version 3 → version 1\n  previous: version 1 → none\n" in result.stdout
     assert serving(registry, "desk") == (3, 1)
+
+
+def test_an_unsigned_version_is_listed_with_the_command_that_admits_it(registry: Registry, tiny_folder: Path):
+    """And an alias that was moved by hand to it; the promoted version stays champion."""
+    client = registry.client
+    client.create_registered_model("listed")
+    client.create_model_version("listed", source="file:///nowhere")
+    client.set_registered_model_alias("listed", "champion", "1")
+    shown = _grpo("models", "listed").stdout
+    assert "models:/listed/1 is not signed, so nothing in it is believed; `grpo admit models:/listed/1" in shown
+    assert "the alias champion of listed was moved by hand to version 1, and no version of it was promoted" in shown
+
+
+def test_a_version_is_admitted_after_a_question_and_then_needs_force(registry: Registry, tiny_folder: Path):
+    """No answers 3 and signs nothing; `--yes` does not ask."""
+    import mlflow
+
+    policy = load(tiny_folder)
+    mlflow.set_tracking_uri(registry.tracking_uri)
+    with mlflow.start_run(experiment_id=registry.experiment("tests")):
+        info = mlflow.transformers.log_model(
+            transformers_model={"model": policy.model, "tokenizer": policy.tokenizer},
+            name="own",
+            task="llm/v1/chat",
+            pip_requirements=[],
+        )
+    mlflow.register_model(info.model_uri, "brought")
+    refused = _grpo("promote", "models:/brought/1", "--reason", "x")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
+    assert "models:/brought/1 is not signed" in refused.stderr
+    declined = CliRunner().invoke(app, ["admit", "models:/brought/1", "--reason", "mine"], input="n\n")
+    assert declined.exit_code == 3
+    assert "provenance        none" in declined.stdout
+    assert "is not signed" in _grpo("models", "brought").stdout
+    admitted = _grpo("admit", "models:/brought/1", "--reason", "mine", "--yes")
+    assert admitted.exit_code == 0, admitted.output
+    assert "grpo promote models:/brought/1 --reason WHY --force puts it into service" in admitted.stdout
+    assert _grpo("promote", "models:/brought/1", "--reason", "x").exit_code == 3
+    assert _grpo("promote", "models:/brought/1", "--reason", "x", "--force").exit_code == 0
+    assert serving(registry, "brought") == (1, None)

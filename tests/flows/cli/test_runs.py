@@ -123,7 +123,10 @@ def recorded(run: Path) -> Path:
     """The run with an iteration and the held-out episodes of three scenarios before and after it."""
     store = ArtifactStore(str(run.parent / "store"))
     parts: dict[Literal["before", "after"] | int, list[Trajectory]] = {
-        0: [_episode("t", 0.1, success=False, stop="truncated"), _episode("t", 0.9, success=True, sample=1)],
+        0: [
+            _episode("t", 0.1, success=False, stop="truncated"),
+            _episode("t", 0.9, success=True, sample=1, stop="turn_limit"),
+        ],
         "before": [_episode(name, 0.2, success=False) for name in "abc"],
         "after": [
             _episode(name, reward, success=reward > 0.5) for name, reward in zip("abc", (1, 0.3, 0.8), strict=True)
@@ -160,9 +163,9 @@ def test_the_episodes_of_a_run_are_counted(recorded: Path):
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines() if line.startswith(("iteration", "before ", "after "))]
     assert rows == [
-        ["iteration", "0", "2", "1", "0.500", "1", "1", "1", "0"],
-        ["before", "3", "3", "0.200", "0", "3", "0", "0"],
-        ["after", "3", "3", "0.700", "2", "1", "0", "0"],
+        ["iteration", "0", "2", "1", "0.500", "1", "1", "1", "1", "0"],
+        ["before", "3", "3", "0.200", "0", "3", "0", "0", "0"],
+        ["after", "3", "3", "0.700", "2", "1", "0", "0", "0"],
     ]
     (row,) = [
         line for line in _show("--max-reward", "0.5", "--policy", "after").stdout.splitlines() if "after  " in line
@@ -184,6 +187,7 @@ def test_the_episodes_of_a_run_are_counted(recorded: Path):
         (["--policy", "after", "--min-reward", "0.25", "--max-reward", "0.9"], ["0.3", "0.8"]),
         (["--iteration", "0"], ["0.1", "0.9"]),
         (["--iteration", "0", "--outcome", "truncated"], ["0.1"]),
+        (["--iteration", "0", "--outcome", "turn_limit"], ["0.9"]),
     ],
 )
 def test_conversations_are_filtered_and_paired_by_scenario(recorded: Path, options: list[str], replies: list[str]):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
-import urllib.request
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 
+from grpo_flows.local.login import login, login_file
 from grpo_flows.local.servers import mlflow_server
 from grpo_flows.local.service import port_is_free
 from tests.places import ROOT
@@ -43,14 +43,14 @@ def test_the_pages_of_mlflow_have_telemetry_disabled(tmp_path: Path, monkeypatch
         probe.bind(("127.0.0.1", 0))
         monkeypatch.setenv("GRPO_MLFLOW_PORT", str(probe.getsockname()[1]))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    path = "ajax-api/3.0/mlflow/ui-telemetry"
-    with mlflow_server(tmp_path) as url, urllib.request.urlopen(f"{url}/{path}", timeout=30) as response:
-        answer = json.load(response)
+    with mlflow_server(tmp_path) as url:
+        user, _, password = login(tmp_path, "mlflow").partition(":")
+        answer = httpx.get(f"{url}/ajax-api/3.0/mlflow/ui-telemetry", auth=(user, password), timeout=30).json()
     assert answer["disable_ui_telemetry"] is True
 
 
 def test_the_pages_end_on_sigterm(tmp_path: Path):
-    """`grpo ui` under SIGTERM leaves no server behind."""
+    """`grpo ui` says where the passwords of both are, and under SIGTERM leaves no server behind."""
     with socket.socket() as first, socket.socket() as second:
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))
@@ -65,8 +65,13 @@ def test_the_pages_end_on_sigterm(tmp_path: Path):
     command = [sys.executable, "-m", "grpo_flows.cli", "ui"]
     with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert str(ports[0]) in process.stdout.readline()
-        assert not any(port_is_free("127.0.0.1", port) for port in ports)
+        addresses, *hints = (process.stdout.readline() for _ in range(3))
+        taken = [not port_is_free("127.0.0.1", port) for port in ports]
         process.terminate()
         process.wait(timeout=300)
+    assert taken == [True, True]
+    assert str(ports[0]) in addresses
+    assert str(login_file(tmp_path, "prefect")) in hints[0]
+    assert "before it is given, the page shows no runs" in hints[0]
+    assert str(login_file(tmp_path, "mlflow")) in hints[1]
     assert all(port_is_free("127.0.0.1", port) for port in ports)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,10 @@ from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
 
-from grpo.config.pipeline import load_config
+from grpo.config.pipeline import GpuStages, PipelineConfig, load_config
+from grpo.config.retraining import RetrainConfig
+from grpo.config.tuning import TuneConfig
+from grpo.errors import ConfigError
 from grpo_flows.local import settings
 from grpo_flows.local.deployments import JOB_TEMPLATE, deploy, load_parameters
 from tests.greeting import write_greeting
@@ -84,7 +88,7 @@ def test_a_deployment_has_a_description_a_pool_and_the_offline_variables(deploym
     trains = flow_of(deployment).name in ("train", "retrain", "tune", "pretrain")
     assert deployment["work_pool"].get("work_queue_name") == ("training" if trains else None)
     assert deployment["work_pool"]["job_variables"] == {"env": "{{ parameters.environment }}"}
-    assert load_parameters()["environment"] == settings.offline_variables()
+    assert load_parameters()["environment"] == settings.run_variables()
 
 
 @pytest.mark.parametrize("deployment", [one for one in DEPLOYMENTS if "schedules" in one], ids=name_of)
@@ -103,6 +107,23 @@ def test_the_config_of_a_deployment_is_the_whole_file():
     )
     assert type(default).model_validate(config) == default
     assert (default.scenarios, default.evaluation.samples) == (quickstart.scenarios, 2)
+
+
+def test_what_is_laid_over_all_runs_reaches_those_that_are_repeated_and_varied(monkeypatch: pytest.MonkeyPatch):
+    """The store and the GPU stages of a cluster, in the configs of train, retrain and tune; wrong ones are refused."""
+    sets = ["store=s3://team/artifacts", "compute.gpu_stages={}"]
+    monkeypatch.setenv("GRPO_DEPLOY_SET", json.dumps(sets))
+    folder = ROOT / "data" / "configs"
+    train = load_parameters(str(folder / "quickstart.yaml"))["config"]
+    retrain = load_parameters(str(folder / "retrain.yaml"), "grpo.config.retraining:RetrainConfig")["config"]
+    tune = load_parameters(str(folder / "tune.yaml"), "grpo.config.tuning:TuneConfig")["config"]
+    repeated = RetrainConfig.model_validate(retrain).load_pipeline()
+    assert retrain["overrides"] == ["training.iterations=12", *sets]
+    for config in (PipelineConfig.model_validate(train), repeated, TuneConfig.model_validate(tune).base):
+        assert (config.store, config.compute.gpu_stages) == ("s3://team/artifacts", GpuStages())
+    monkeypatch.setenv("GRPO_DEPLOY_SET", '["stores=x"]')
+    with pytest.raises(ConfigError, match="stores"):
+        load_parameters(str(folder / "retrain.yaml"), "grpo.config.retraining:RetrainConfig")
 
 
 @pytest.mark.usefixtures("server")

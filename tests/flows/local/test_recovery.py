@@ -74,13 +74,14 @@ def process_of(run: UUID | str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def test_a_run_without_a_process_starts_again(pool: Pool):
-    """Its state is Running, and it has no process."""
+def test_a_run_without_a_process_is_crashed(pool: Pool):
+    """Its state is Running, and it has no process; an automation starts it again, and nothing else does."""
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
-    assert pool.reschedule(worker_dead=False) == [run]
-    assert pool.state(run) == "AwaitingRetry"
+    for _ in range(2):
+        assert pool.reschedule(worker_dead=False) == []
+        assert pool.state(run) == "Crashed"
 
 
 def test_a_run_with_a_process_is_left_alone_while_its_worker_lives(pool: Pool):
@@ -116,19 +117,6 @@ def test_a_run_that_a_worker_is_about_to_start_is_lost_only_with_it(pool: Pool):
     assert pool.reschedule(worker_dead=True) == [run]
 
 
-def test_a_run_that_crashes_repeatedly_is_started_three_times(pool: Pool):
-    """Then it stays crashed, for an operator."""
-    from prefect.states import Crashed, Pending, Running
-
-    run = pool.run(Pending, Running, Crashed)
-    for _ in range(2):
-        assert pool.reschedule(worker_dead=False) == [run]
-        pool.go(run, Pending, Running, Crashed)
-    assert pool.reschedule(worker_dead=False) == []
-    assert pool.reschedule(worker_dead=True) == []
-    assert pool.state(run) == "Crashed"
-
-
 def test_a_run_that_dies_before_it_is_running_is_started_three_times(pool: Pool):
     """A missing folder, for example: Prefect does not count such an attempt, and reports each crash twice."""
     from prefect.states import Crashed, Pending
@@ -142,28 +130,15 @@ def test_a_run_that_dies_before_it_is_running_is_started_three_times(pool: Pool)
     assert pool.state(run) == "Crashed"
 
 
-def test_a_run_that_loses_its_process_repeatedly_ends_as_crashed(pool: Pool):
-    """It does not stay Running without a process."""
+def test_a_run_goes_on_however_often_its_worker_dies(pool: Pool):
+    """A long run outlives any number of calls of `down` and `up`."""
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
-    for _ in range(2):
-        assert pool.reschedule(worker_dead=False) == [run]
-        pool.go(run, Pending, Running)
-    assert pool.reschedule(worker_dead=False) == []
-    assert pool.state(run) == "Crashed"
-
-
-def test_dead_workers_do_not_count_as_crashes_of_their_runs(pool: Pool):
-    """A long run outlives any number of calls of `down` and `up`, and may still crash."""
-    from prefect.states import Crashed, Pending, Running
-
-    run = pool.run(Pending, Running)
-    for _ in range(3):
+    for _ in range(7):
         assert pool.reschedule(worker_dead=True) == [run]
+        assert pool.state(run) == "AwaitingRetry"
         pool.go(run, Pending, Running)
-    pool.go(run, Crashed)
-    assert pool.reschedule(worker_dead=False) == [run]
 
 
 @pytest.mark.parametrize("end", ["Completed", "Cancelled"])
@@ -199,7 +174,8 @@ def test_a_deleted_run_does_not_stop_the_recovery_of_others(
         return runs
 
     monkeypatch.setattr(recovery, "_unfinished", seen_and_deleted)
-    assert pool.reschedule(worker_dead=worker_dead) == [lost]
+    assert pool.reschedule(worker_dead=worker_dead) == ([lost] if worker_dead else [])
+    assert pool.state(lost) == ("AwaitingRetry" if worker_dead else "Crashed")
 
 
 @pytest.mark.parametrize("worker_dead", [True, False])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,14 @@ import pytest
 
 from grpo.errors import ConfigError, StorageError
 from grpo_flows.local import service as services
-from grpo_flows.local.service import Service, free_port, port_is_free, process_identity, processes_with_variable
+from grpo_flows.local.service import (
+    Service,
+    free_port,
+    port_is_free,
+    process_identity,
+    processes_with_variable,
+    recorded_services,
+)
 from tests.places import ROOT
 
 
@@ -81,6 +89,25 @@ def test_a_clock_that_is_set_leaves_what_lives_alone(service: Service, monkeypat
     began = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: began(process) + 3600)
     assert service.address() == url
+
+
+def test_the_copy_of_a_home_has_no_running_services_and_a_renamed_one_has(service: Service, tmp_path: Path):
+    """A copied record names the server of the original: it is neither used nor stopped. A rename keeps the folder."""
+    service.start()
+    service.wait()
+    copied = tmp_path / "copy"
+    shutil.copytree(service.home / "services", copied / "services")
+    copy = files(copied, free_port())
+    assert recorded_services(copied) == {"files": None}
+    copy.stop()
+    assert recorded_services(service.home) == {"files": service.process()}
+    assert service.process() is not None
+    (copied / "services").rename(copied / "services of the copy")
+    (service.home / "services").rename(copied / "services")
+    assert copy.process() is not None
+    copy.stop()
+    (copied / "services").rename(service.home / "services")
+    assert service.process() is None
 
 
 @pytest.mark.parametrize("record", ["", '{"pid": 1', "{}", "[]", '{"pid": 999999999, "identity": "", "url": ""}'])
@@ -268,7 +295,7 @@ def test_a_process_without_a_record_makes_room(service: Service):
 def test_a_process_whose_record_cannot_be_written_is_stopped(service: Service, monkeypatch: pytest.MonkeyPatch):
     """On a full disk; otherwise each attempt would leave one more."""
 
-    def full(path: Path, content: str) -> None:
+    def full(path: Path, content: str, *, mode: int) -> None:
         raise StorageError("the disk is full")
 
     monkeypatch.setattr(services, "write_atomically", full)

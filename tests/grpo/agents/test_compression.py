@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -125,3 +127,43 @@ def test_a_summary_selects_the_sentences_with_the_most_frequent_words():
     assert summarize(texts, max_words=4) == "My lamp is broken."
     assert summarize(texts, max_words=12) == "My lamp is broken. The broken lamp came yesterday from Ulm."
     assert summarize(texts, max_words=1) == ""
+
+
+@pytest.mark.parametrize("strategy", ["truncate", "summary"])
+def test_a_server_compresses_on_another_thread(strategy: str):
+    """Where the transcript has a place for such work, no text is tokenized on the event loop."""
+    agent = make_agent(
+        Echo(), max_context=700, max_new_tokens=100, enable_context_compression=True, compression_strategy=strategy
+    )
+    chat = [*CHAT[1:-1] * 10, Message(role="user", content="last turn.")]
+    threads: list[int] = []
+
+    async def respond() -> str:
+        async with agent.open_transcript() as transcript:
+            build = transcript.renderer.build_prompt
+
+            def noted(messages: Sequence[Message]) -> list[int]:
+                threads.append(threading.get_ident())
+                return build(messages)
+
+            transcript.renderer.build_prompt = noted  # type: ignore[method-assign]
+            transcript.encode_elsewhere = lambda characters, work: asyncio.to_thread(work)
+            return (await agent.respond(transcript, chat)).text
+
+    assert run(respond())
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+def test_the_number_of_counts_grows_with_the_logarithm_of_the_messages():
+    """Of 1,000 messages whose last 100 fit, the first that is kept is found in 10 counts."""
+    messages = [Message(role="user", content=str(number)) for number in range(1000)]
+    counts: list[int] = []
+
+    def count(kept: Sequence[Message]) -> int:
+        counts.append(len(kept))
+        return len(kept)
+
+    kept, dropped = compress(messages, max_tokens=100, strategy="truncate", count_tokens=count)
+    assert (len(kept), len(dropped)) == (100, 900)
+    assert len(counts) <= 10

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.agents.reasoning import split_reasoning, stable_prefix
-from grpo.messages import Message
+from grpo.agents.reasoning import stable_prefix
+from grpo.messages import Message, split_reasoning
 from tests.grpo.agents.fixtures import run, stub
 
 

@@ -130,7 +130,7 @@ def _raises(failure: Exception) -> Any:
     [
         (_raises(KeyError("order")), "KeyError: 'order'"),
         (_raises(TimeoutError("upstream")), "TimeoutError: upstream"),
-        (lambda: object(), "the result is not JSON: Object of type object is not JSON serializable"),
+        (lambda: object(), "the result is not a value of JSON: Object of type object is not JSON serializable"),
     ],
 )
 def test_an_exception_of_a_tool_returns_a_typed_error(function: Any, message: str):

@@ -34,3 +34,15 @@ def test_a_setting_that_another_one_makes_ineffective_is_refused(
     """The error names both settings and the remedy."""
     (error,) = _errors(kind, document)
     assert error.endswith(f" {[*document][-1]} is not read {message}")
+
+
+def test_no_setting_is_called_keys():
+    """`dict(model)` takes an object with `keys` for a mapping, and Prefect calls it on each config of a flow."""
+    from grpo.config.pipeline import PipelineConfig
+    from grpo.config.retraining import RetrainConfig
+    from grpo.config.tuning import TuneConfig
+
+    for config in (PipelineConfig, RetrainConfig, TuneConfig):
+        schema = config.model_json_schema()
+        models = {config.__name__: schema, **schema["$defs"]}
+        assert [name for name, model in models.items() if "keys" in model.get("properties", {})] == []

@@ -24,6 +24,9 @@ from tests.doubles import changed, short_run
         ("registry", {"model_name": "a" * 300}, r"registry\.model_name"),
         ("registry", {"tags": {"a/b\n": "x"}}, r"registry\.tags"),
         ("registry", {"tags": {"": "x"}}, r"registry\.tags"),
+        ("registry", {"tags": {"admitted": "by me"}}, r"registry\.tags: .*signs the tag admitted itself"),
+        ("registry", {"tags": {"signature": "x"}}, r"registry\.tags: .*signs the tag signature itself"),
+        ("registry", {"tags": {"started_from": "mine"}}, r"registry\.tags: .*signs the tag started_from itself"),
         ("registry", {"tags": {"team": "x" * 5001}}, r"registry\.tags\.team"),
     ],
 )
@@ -57,6 +60,16 @@ def test_a_run_that_vllm_cannot_play_is_refused(tmp_path: Path, sections: dict[s
     assert PipelineConfig.model_validate(playable).training.lora is not None
     with pytest.raises(ValidationError, match=problem):
         PipelineConfig.model_validate(changed(playable, **sections))
+
+
+@pytest.mark.parametrize("temperature", [0, 9e-6, 5e-324, float("nan"), float("inf")])
+@pytest.mark.parametrize("section", ["rollout", "evaluation"])
+def test_a_temperature_that_no_distribution_is_sampled_at_is_refused(tmp_path: Path, section: str, temperature: float):
+    """A rollout without spread has no advantages; the least that is taken is 1e-5."""
+    config = short_run(tmp_path)
+    assert PipelineConfig.model_validate(changed(config, **{section: {"temperature": 1e-5}}))
+    with pytest.raises(ValidationError, match=f"{section}.temperature"):
+        PipelineConfig.model_validate(changed(config, **{section: {"temperature": temperature}}))
 
 
 TASKSET = {"kind": "verifiers", "id": "words", "args": {"count": 3}}

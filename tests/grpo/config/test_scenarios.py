@@ -50,10 +50,10 @@ def test_files_of_a_source_count_from_the_folder_of_the_config(tmp_path: Path):
     sources = [
         {"kind": "sharegpt", "path": "dump.json"},
         {"kind": "csv", "path": "t.csv", "columns": {"id": "x"}},
-        {"kind": "python", "object": "shop_rows:rows", "files": ["t.csv"]},
+        {"kind": "python", "object": "shop_rows:rows", "reads": ["t.csv"]},
     ]
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(changed(short_run(tmp_path), scenarios={"sources": sources})))
     log, table, function = load_config(path).scenarios.sources
     assert (log.path, table.path) == (str(tmp_path / "dump.json"), str(tmp_path / "t.csv"))  # type: ignore[union-attr]
-    assert function.files == (str(tmp_path / "t.csv"),)  # type: ignore[union-attr]
+    assert function.reads == (str(tmp_path / "t.csv"),)  # type: ignore[union-attr]

@@ -18,7 +18,8 @@ from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, ToolCall
 from grpo.renderers.reply_format import HERMES
 from grpo.scenarios.scenario import Expected, Scenario
-from grpo.trajectories import Outcome
+from grpo.trajectories import NOTHING_EXPECTED, Outcome
+from grpo.user_failures import current_scenario
 
 State = dict[str, Any]
 ORDER = Scenario(
@@ -106,8 +107,18 @@ def test_an_additional_part_of_the_state_is_wrong_unless_its_name_begins_with_an
         return {**state, "note": "hello"}, None
 
     world = TaskEnvironment(functions=(look, note))
-    assert _outcome(world, ORDER, _call("look", order="1")).success
-    assert not _outcome(world, ORDER, _call("note")).success
+    unchanged = ORDER.model_copy(update={"expected": Expected(reward_basis=("DB",))})
+    assert _outcome(world, unchanged, _call("look", order="1")).success
+    assert _outcome(world, unchanged, _call("note")).success is False
+
+
+def test_doing_nothing_is_no_success_where_the_scenario_expects_nothing():
+    """Success is None and named as not judged; `reward_basis: [DB]` says that an unchanged world is right."""
+    silent = _outcome(_desk(), ORDER, _reply("Hm."))
+    assert (silent.success, silent.unjudged, dict(silent.checks)) == (None, (NOTHING_EXPECTED,), {})
+    explicit = ORDER.model_copy(update={"expected": Expected(reward_basis=("DB",))})
+    assert _outcome(_desk(), explicit, _reply("Hm.")).success is True
+    assert _outcome(_desk(), explicit, _call("cancel", order="1")).success is False
 
 
 def test_expected_facts_must_be_communicated():
@@ -159,6 +170,26 @@ def test_an_exception_of_a_function_is_a_result_that_the_model_reads(caplog: pyt
     assert not result.state.done
     (line,) = [record.getMessage() for record in caplog.records if record.name == "grpo.agents.tools"]
     assert re.fullmatch(r"tool look, .*test_task.py:\d+: KeyError: '7'; the model reads it as a result", line)
+
+
+def test_an_exception_inside_a_library_is_logged_with_the_line_of_the_function(caplog: pytest.LogCaptureFixture):
+    """In an episode with its scenario as well, once for each line of code."""
+
+    def parse(state: dict[str, Any], text: str) -> tuple[dict[str, Any], str]:
+        """Parse."""
+        return state, json.loads(text)
+
+    environment = TaskEnvironment(functions=[parse], criteria={})
+
+    async def run() -> None:
+        current_scenario.set("order-1")
+        await _play(environment, ORDER, [_call("parse", text="{")])
+
+    asyncio.run(run())
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "grpo.agents.tools"]
+    assert re.fullmatch(
+        r"tool parse, .*test_task.py:\d+: JSONDecodeError: .*, in scenario order-1; the model reads .*", line
+    )
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -66,12 +66,11 @@ def test_a_failed_episode_counts_as_no_success():
 
 
 def test_truncated_and_failed_episodes_are_counted_separately():
-    """One of four is truncated, two failed."""
-    after = [
-        _played(str(k), False, stop=stop) for k, stop in enumerate(["truncated", "failed", "failed", "terminated"])
-    ]
-    result = _evaluate(_side("0000"), after)
-    assert (result.failed_share, result.truncated_share) == (0.5, 0.25)
+    """Of eight, one is truncated, two failed and four are at the limit of turns."""
+    stops = ["truncated", "failed", "failed", "turn_limit", "turn_limit", "turn_limit", "turn_limit", "terminated"]
+    after = [_played(str(k), False, stop=stop) for k, stop in enumerate(stops)]
+    result = _evaluate(_side("0" * 8), after)
+    assert (result.failed_share, result.truncated_share, result.turn_limit_share) == (0.25, 0.125, 0.5)
 
 
 def test_calls_that_were_never_logged_are_counted_for_each_policy():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.scenarios import PythonSource, ScenarioSettings
-from grpo.identity.code import external_digests, runs_user_code
+from grpo.identity.code import executed_code, external_digests
 
 
 def test_the_modules_and_files_of_a_python_source_are_in_its_identity(
@@ -19,9 +19,9 @@ def test_the_modules_and_files_of_a_python_source_are_in_its_identity(
     (tmp_path / "tickets.csv").write_text("a")
     monkeypatch.syspath_prepend(tmp_path)
     declared = str(tmp_path / "tickets.csv")
-    source = PythonSource(kind="python", object="counted_rows:rows", options={"count": 2}, files=(declared,))
+    source = PythonSource(kind="python", object="counted_rows:rows", options={"count": 2}, reads=(declared,))
     settings = ScenarioSettings(sources=(source,))
-    assert runs_user_code([settings])
+    assert executed_code([settings]) is not None
     assert list(external_digests([settings])) == [
         "counted_rows:rows, module counted_rows",
         "counted_rows:rows, module counted_words",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_installed_packages_count_by_their_version(package: Path):
     """numpy is not read file by file: its version stands for it."""
     (package / "numbers_of.py").write_text("import numpy.linalg\n")
     code = user_code_digests("shop.numbers_of:rows")
-    assert code["package numpy"] == sys.modules["numpy"].__version__
+    assert code["package numpy"] == importlib.metadata.version("numpy")
     assert not [name for name in code if name.startswith("module numpy")]
 
 
@@ -73,3 +74,18 @@ def test_a_source_that_is_not_python_is_an_error_that_names_it(package: Path):
     (package / "broken.py").write_text("def rows(:\n")
     with pytest.raises(ConfigError, match=r"broken\.py is not valid Python"):
         user_code_digests("shop.broken:rows")
+
+
+@pytest.mark.parametrize(
+    ("top", "distributions"),
+    [
+        ("numpy", ("numpy",)),
+        ("yaml", ("PyYAML",)),  # another name than its module
+        ("six", ("six",)),  # a module, not a package
+        ("no_such_package", ()),
+    ],
+)
+def test_a_module_is_looked_up_in_the_files_of_the_distributions(top: str, distributions: tuple[str, ...]):
+    """As `importlib.metadata.packages_distributions` finds them in a second."""
+    assert user_code._distributions(top) == distributions
+    assert sorted({*importlib.metadata.packages_distributions().get(top, ())}) == sorted(distributions)

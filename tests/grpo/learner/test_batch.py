@@ -185,9 +185,10 @@ def test_credit_by_turn_reaches_the_tokens_of_that_turn():
     batch = build_batch([siblings], settings, policy_hash="p")
     assert [s.advantages.tolist() for s in batch.groups[0]] == [[0, 0, 0, -0.5], [0, 0, 0, 0.5]]
     short = played(0, (1.0,), 0.0)
-    cut = replace(siblings, trajectories=(replace(short, stop="truncated"), siblings.trajectories[1]))
-    (group,) = build_batch([cut], settings, policy_hash="p").groups
-    assert [s.advantages.tolist() for s in group] == [[0, 0, 0, -0.5], [0, 0, 0, 0.5]]  # a cut turn got no reward
+    for stop in ("truncated", "turn_limit"):
+        cut = replace(siblings, trajectories=(replace(short, stop=stop), siblings.trajectories[1]))
+        (group,) = build_batch([cut], settings, policy_hash="p").groups
+        assert [s.advantages.tolist() for s in group] == [[0, 0, 0, -0.5], [0, 0, 0, 0.5]]  # a cut turn got no reward
     with pytest.raises(ValueError, match="set baseline to group_mean"):
         TrainingSettings(credit_assignment="turn", algorithm="reinforce")
     odd = replace(siblings, trajectories=(short, siblings.trajectories[1]))

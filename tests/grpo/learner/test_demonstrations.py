@@ -80,14 +80,28 @@ def test_a_turn_that_must_not_be_learned_is_refused(tmp_path: Path):
         read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
 
 
+def test_legacy_calls_and_refusals_are_turns(tmp_path: Path):
+    """The call of a function with its result, and a refusal as the text of a turn."""
+    turns = [
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+        {"role": "function", "name": "f", "content": "2"},
+        {"role": "assistant", "content": None, "refusal": "No."},
+    ]
+    path = tmp_path / "demonstrations.jsonl"
+    path.write_text(json.dumps({"messages": turns}))
+    (conversation,) = read_demonstrations(WrittenDemonstrations(kind="jsonl", path=str(path)))
+    assert [(message.role, message.content) for message in conversation[2:]] == [("tool", "2"), ("assistant", "No.")]
+    assert conversation[1].tool_calls == (ToolCall(name="f", arguments={"x": 1}),)
+
+
 @pytest.mark.parametrize(
     ("turn", "reason"),
     [
-        ({"content": None, "function_call": {"name": "f", "arguments": "{}"}}, "has function_call, which is not read"),
-        ({"content": None, "refusal": "No."}, "has refusal, which is not read"),
+        ({"content": None, "audio": {"id": "a1"}}, "message.audio cannot be read: sound is not read; message 1"),
         ({"content": " "}, "message 1 of the assistant is empty"),
-        ({"content": "x", "weight": 0.5}, r"weight 0\.5"),
-        ({"content": "x", "reasoning": [{"type": "text", "text": "y"}]}, "reasoning of message 1 is list, not text"),
+        ({"content": "x", "weight": 0.5}, r"weight is not 0 or 1: 0\.5"),
+        ({"content": "x", "reasoning": [{"type": "text", "text": "y"}]}, "reasoning is not a text: list in message 1"),
     ],
 )
 def test_a_turn_that_would_be_misread_is_refused(tmp_path: Path, turn: dict, reason: str):

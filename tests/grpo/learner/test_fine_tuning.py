@@ -26,11 +26,11 @@ from tests.places import DESK_MODEL
         ),
         (
             {"content": "Hello.", "reasoning_content": "A greeting."},
-            "the reasoning of message 2 reads back from its tokens as '', and was written as 'A greeting.'",
+            "message 2: its reasoning reads back from its tokens as '', and was written as 'A greeting.'",
         ),
         (
             {"content": '<tool_call>{"name": "fly", "arguments": {}}</tool_call>'},
-            "the content of message 2 reads back from its tokens as ''",
+            "message 2: its content reads back from its tokens as ''",
         ),
     ],
 )

@@ -6,8 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import distributed
@@ -38,15 +42,11 @@ def _request(desk: DeskRollout, target: Path, *, launcher: int | None = None, **
 
 
 @pytest.fixture
-def rendezvous(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Environment of torchrun for rank 0 of 1; the exception hook is restored afterwards."""
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}.items():
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setenv("MASTER_PORT", str(store.port))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(distributed, "_kept_store", store, raising=False)
 
 
 @pytest.mark.usefixtures("rendezvous")
@@ -109,7 +109,7 @@ def test_a_worker_ends_without_its_launcher(desk_rollout: DeskRollout, tmp_path:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x", launcher=gone.pid).model_dump_json())
-    meeting = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    meeting = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     began = time.monotonic()
     process = subprocess.run(
         [sys.executable, "-m", "grpo.learner.worker", str(tmp_path / "request.json")],
@@ -118,6 +118,39 @@ def test_a_worker_ends_without_its_launcher(desk_rollout: DeskRollout, tmp_path:
     assert (process.returncode, process.stderr) == (1, b"")
     assert time.monotonic() - began < 200
     assert not (tmp_path / ERROR).exists()
+
+
+def test_processes_of_an_update_open_no_port_for_others(desk_rollout: DeskRollout, tmp_path: Path):
+    """No store of torch, whose content is unpickled, and nothing beyond the loopback interface, in any process."""
+    opened: dict[tuple[str, int], bool] = {}
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_workers, _request(desk_rollout, tmp_path / "x", processes=2))
+        while not running.done():
+            for address in _listening() - opened.keys():
+                opened[address] = _is_store(*address)
+        running.result()
+    assert read_state(tmp_path / "x").step_count > 0
+    assert {ip for ip, _ in opened} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    assert not any(opened.values())
+
+
+def _listening() -> set[tuple[str, int]]:
+    """Addresses at which descendants of this process listen."""
+    listening = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            sockets = process.net_connections(kind="tcp")
+            listening |= {(one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
+    return listening
+
+
+def _is_store(host: str, port: int) -> bool:
+    """True if a store of torch answers there, as its clients ask it."""
+    try:
+        distributed.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=3)).set("planted", "x")
+    except (RuntimeError, ValueError):
+        return False
+    return True
 
 
 def test_more_processes_than_accelerators_are_refused(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import struct
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +25,6 @@ from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome, TrajectoryGroup
 from tests.doubles import make_trajectory
 from tests.grpo.notebook.test_diagnostics import record
-from tests.waiting import until
 
 SCENARIOS = [Scenario(id=text, user_responses=(text, "and then")) for text in ("hello", "my order", "how are you")]
 HELDOUT = [Scenario(id="broken", user_responses=("broken",))]
@@ -349,49 +345,3 @@ def test_a_policy_that_cannot_learn_is_refused():
     agent = MultiTurnAgent(AgentConfig(model_name="stub://demo", stub_responses=("hi",)))
     with pytest.raises(ConfigError, match="cannot be trained"):
         asyncio.run(train(agent, ConversationEnvironment(SCENARIOS), LetterReward(), num_episodes=8))
-
-
-def test_wandb_that_is_not_installed_is_named(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """The error comes before the first rollout."""
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ConfigError, match="pip install wandb"):
-        run(make_trainer(tiny_folder, report_to="wandb"))
-
-
-def _wandb_history(file: Path) -> list[dict[str, float]]:
-    """Rows of a W&B run's own file: a LevelDB log of protobuf records, in blocks of 32 KiB after 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, place, rows, parts = file.read_bytes(), 7, [], b""
-    while place + 7 <= len(data):
-        if (left := 32768 - place % 32768) < 7:
-            place += left
-            continue
-        length, kind = struct.unpack("<4xHB", data[place : place + 7])
-        if place + 7 + length > len(data):  # it is being written
-            break
-        parts += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            record, parts = Record.FromString(parts), b""
-            if record.HasField("history"):
-                items = record.history.item
-                rows.append({item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items})
-    return rows
-
-
-def test_an_offline_wandb_run_has_the_metrics_of_each_iteration(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """Read back from the run's own file: the reward of each iteration, and its place in the series."""
-    pytest.importorskip("wandb", reason="wandb is not installed; pip install wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    trainer = make_trainer(tiny_folder, report_to="wandb", wandb_project="letters")
-    rewards = run(trainer)
-    [file] = trainer.folder.glob("wandb/offline-run-*/*.wandb")
-
-    def logged() -> dict[float, float]:
-        return {row["_step"]: row["rollout/reward"] for row in _wandb_history(file) if "rollout/reward" in row}
-
-    until("W&B's process to write the run", lambda: len(logged()) == len(rewards), patience_s=60)
-    assert logged() == pytest.approx(dict(enumerate(rewards, start=1)))

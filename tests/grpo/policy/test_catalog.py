@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config.pipeline import PolicySettings
-from grpo.errors import PolicyError
+from grpo.errors import PolicyError, install_command
 from grpo.policy.catalog import open_policy
 from grpo.policy.openai import ChatPolicy, CompletionsPolicy
 from grpo.policy.scripted import ScriptedPolicy
@@ -84,5 +85,5 @@ def test_a_backend_that_is_not_installed_names_its_extra(package: str, module: s
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.delitem(sys.modules, "grpo.policy.openai", raising=False)
     address = {"openai": "openai+http://localhost/v1#m", "vllm": "vllm://data/models/desk_clerk"}[package]
-    with pytest.raises(PolicyError, match=rf"package {package} is not installed; pip install 'grpo\[{package}\]'"):
+    with pytest.raises(PolicyError, match=re.escape(f"package {package} is not installed; {install_command(package)}")):
         open_policy(address)

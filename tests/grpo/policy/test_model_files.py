@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from grpo.errors import PolicyError
 from grpo.policy.model_files import check_architecture, check_model_files
@@ -88,6 +91,19 @@ def test_files_that_are_not_the_models_are_not_read(tmp_path: Path):
     for name in ("model-00001-of-00002.safetensors", "optimizer.safetensors"):
         (folder / name).write_bytes(b"{")
     assert check_model_files(folder) == folder
+
+
+@pytest.mark.parametrize("place", ["quantization_config", "text_config"])
+def test_packed_weights_are_told_from_a_leftover_entry(tmp_path: Path, place: str):
+    """Integers of four bits in 32 are quantized; halves are not, whatever the config says, of the model or its text."""
+    entry = {"quant_method": "gptq"}
+    config = {"model_type": "llama", place: entry if place == "quantization_config" else {"quantization_config": entry}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"weight": np.ones(2, dtype=np.float16)}, tmp_path / "model.safetensors")
+    assert check_model_files(tmp_path) == tmp_path
+    save_file({"qweight": np.ones(2, dtype=np.int32)}, tmp_path / "model.safetensors")
+    with pytest.raises(PolicyError, match=r"are quantized \(gptq\), which cannot be trained"):
+        check_model_files(tmp_path)
 
 
 def test_an_invalid_file_name_is_not_a_folder():

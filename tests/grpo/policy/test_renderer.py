@@ -20,9 +20,10 @@ from grpo.messages import Message, Tool
 from grpo.policy.renderer import check_renderer, make_renderer
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import load_tokenizer
+from grpo.preflight import Facts
+from grpo.preflight.data import objects
 from grpo.renderers.byte_renderer import ByteRenderer
 from grpo.renderers.chat_template import Renderer
-from grpo_flows.local.objects import check_objects
 from tests.doubles import changed, short_run
 
 MODULE = """
@@ -159,7 +160,10 @@ def test_its_modules_are_part_of_the_identity_and_options_are_checked_before_a_r
         "florist:FloristRenderer, module florist",
         "florist:FloristRenderer, module florist_words",
     }
-    check_objects(config)
+    with Facts(config) as facts:
+        assert list(objects(facts)) == []
     misspelt = config.policy.model_copy(update={"renderer": settings(lout=True)})
-    with pytest.raises(ConfigError, match="has no option 'lout'"):
-        check_objects(config.model_copy(update={"policy": misspelt}))
+    with Facts(config.model_copy(update={"policy": misspelt})) as facts:
+        (error,) = objects(facts)
+    assert isinstance(error, ConfigError)
+    assert "has no option 'lout'" in str(error)

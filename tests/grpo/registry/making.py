@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo.policy.weights.promotion_records import Actor
+from grpo.policy.weights.registered import signed_tags
 from grpo.registry import Provenance, Registry
-from grpo.registry.promotions import Actor
 
 ANNA = Actor(user="anna", host="laptop", run="run-1")
 BEN = Actor(user="ben", host="laptop")
@@ -49,7 +50,13 @@ def put_version(
         "champion_sha256": against,
         **more,
     }
-    return int(client.create_model_version(model, source="file:///nowhere", tags=tags).version)
+    signed = signed_tags(model, run_id="", tags=tags)
+    return int(client.create_model_version(model, source="file:///nowhere", tags=signed).version)
+
+
+def put_into_service(registry: Registry, model: str, version: int) -> None:
+    """Promote a version, whatever its gates said."""
+    registry.promotions(model).promote(version, reason="into service", by=ANNA, force=True)
 
 
 def serving(registry: Registry, model: str) -> tuple[int | None, int | None]:

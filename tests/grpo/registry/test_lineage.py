@@ -55,8 +55,10 @@ def test_a_version_is_traced_through_merged_adapters(registry: Registry, policy:
     assert result.evaluated_against == 1
 
 
-def test_an_interrupted_promotion_is_shown_as_pending(registry: Registry, policy: TransformersPolicy):
-    """Its process was killed before the alias moved: version 1 stays champion, and reading changes nothing."""
+def test_an_interrupted_promotion_is_in_effect_and_its_alias_is_shown_as_left_behind(
+    registry: Registry, policy: TransformersPolicy
+):
+    """Its process was killed before the alias moved: version 2 is champion, and reading changes nothing."""
     _generation(registry, policy, "cut-off", start="base", trained="p1", against="base", merged="")
     tags = {"run_key": "cut-off", "policy": "p2", "verdict": "promote", "champion_sha256": "p1"}
     run_id = registry.open_run("tests", "run", run_key="cut-off", params={})
@@ -66,9 +68,9 @@ def test_an_interrupted_promotion_is_shown_as_pending(registry: Registry, policy
         Registry(registry.tracking_uri, client=client).promotions("cut-off").promote(2, reason="gates", by=ANNA)  # type: ignore[arg-type]
     for _ in range(2):
         lineage = trace_lineage(registry, version)
-        assert (lineage.aliases, [change.champion for change in lineage.history]) == (["candidate"], [1])
-        assert lineage.pending is not None
-        assert (lineage.pending.action, lineage.pending.champion) == ("promote", 2)
+        assert (lineage.aliases, [change.champion for change in lineage.history]) == (["candidate"], [1, 2])
+        assert lineage.moved is not None
+        assert "version 2 was promoted" in lineage.moved
 
 
 def test_differences_are_ordered_by_likely_cause():

@@ -17,8 +17,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, INVALID_PARAMETER_VALUE, RESOURCE_DOES_NOT_EXIST
 
 from grpo.errors import AddressError, NothingToRollBack, PromotionRefused, RegistryError
+from grpo.policy.weights.promotion_records import Actor, ChampionChange, is_absent
 from grpo.registry import Registry
-from grpo.registry.promotions import Actor, ChampionChange, PromotionLog, champion_stack, is_absent
+from grpo.registry.promotions import PromotionLog, champion_stack
+from grpo.storage.signing import verify
 from tests.grpo.registry.making import ANNA, BEN, put_version, serving
 from tests.places import ROOT
 
@@ -134,6 +136,8 @@ class Dying:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
+        if not callable(method):
+            return method
 
         def call(*arguments: Any, **named: Any) -> Any:
             self.calls += 1
@@ -186,12 +190,12 @@ def test_a_change_killed_at_any_call_leaves_one_champion_and_is_applied_once_on_
             assert serving(registry, model) == new
             state = registry.promotions(model).state()
             assert [one.action for one in state.history] == ["promote", "promote", action]
-            assert state.pending is None
+            assert state.moved is None
             assert len(registry.client.get_registered_model(model).tags) == 3
     pytest.fail("it never ended")
 
 
-_CHAMPION_SET = 5
+_CHAMPION_SET = 7
 """Calls of a rollback up to the one that moves the alias `champion`."""
 
 
@@ -263,6 +267,8 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._client, name)
+        if not callable(method):
+            return method
 
         def call(*arguments: Any, **named: Any) -> Any:
             self._look()
@@ -272,7 +278,7 @@ class Watched:
 
 
 def test_a_reader_on_another_machine_does_not_disturb_a_promotion(registry: Registry):
-    """No lock is shared; at each moment the promotion is not begun, pending, or in effect."""
+    """No lock is shared; the promotion takes effect with its record, and the alias follows."""
     _three(registry, "read")
     version = put_version(registry, "read", "d", against="c")
     reader = PromotionLog(registry.client, "read", nullcontext())
@@ -280,12 +286,12 @@ def test_a_reader_on_another_machine_does_not_disturb_a_promotion(registry: Regi
 
     def look() -> None:
         state = reader.state()
-        seen.append((state.champion, len(state.history), state.pending.champion if state.pending else None))
+        seen.append((state.champion, len(state.history), state.alias))
 
     watched = Watched(registry.client, look)
     Registry(registry.tracking_uri, client=watched).promotions("read").promote(version, reason="gates", by=ANNA)  # type: ignore[arg-type]
     look()
-    assert list(dict.fromkeys(seen)) == [(3, 3, None), (3, 3, 4), (4, 4, None)]
+    assert list(dict.fromkeys(seen)) == [(3, 3, 3), (4, 4, 3), (4, 4, 4)]
 
 
 def test_two_promotions_at_once_end_with_one_champion_and_the_other_is_refused(registry: Registry):
@@ -314,7 +320,7 @@ def test_two_promotions_at_once_end_with_one_champion_and_the_other_is_refused(r
 KILL = """
 import os, signal, sys
 from grpo.registry import Registry
-from grpo.registry.promotions import Actor
+from grpo.policy.weights.promotion_records import Actor
 
 registry = Registry(sys.argv[1])
 client = registry.client
@@ -331,24 +337,23 @@ registry.promotions("killed").promote(int(sys.argv[3]), reason="gates", by=Actor
 
 
 def test_kill_9_around_the_alias_write(registry: Registry):
-    """Before it the old champion stays and the record is removed; after it the new one, and `previous` is set."""
+    """The record is written, so the new version is champion; the same command again sets the aliases."""
     registry.promotions("killed").promote(put_version(registry, "killed", "a", against="x"), reason="gates", by=ANNA)
-    version = put_version(registry, "killed", "b", against="a")
-    for moment, expected, pending in (("before", (1, None), True), ("after", (2, 1), False)):
+    for moment, version, against in (("before", 2, "a"), ("after", 3, "b")):
+        put_version(registry, "killed", "bc"[version - 2], against=against)
         command = [sys.executable, "-c", KILL, registry.tracking_uri, moment, str(version)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=300, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-        assert serving(registry, "killed")[0] == expected[0]
-        assert (registry.promotions("killed").state().pending is not None) is pending
-        assert registry.promotions("killed").promote(expected[0], reason="again", by=ANNA) is None
-        assert serving(registry, "killed") == expected
-        assert registry.promotions("killed").state().pending is None
+        assert serving(registry, "killed")[0] == (1 if moment == "before" else 3)
+        assert registry.promotions("killed").state().champion == version
+        assert registry.promotions("killed").promote(version, reason="again", by=ANNA) is None
+        assert serving(registry, "killed") == (version, version - 1)
 
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_killed_first_promotion_is_recorded_on_retry(registry: Registry, after: bool):
-    """Its alias moves before the record; killed at each call, the retry ends with champion 1 and one record."""
+    """Killed at each call, the retry ends with champion 1, one record and the alias."""
     for at in range(1, 9):
         model = f"first-{at}-{after}"
         version = put_version(registry, model, "a", against="base")
@@ -357,14 +362,14 @@ def test_a_killed_first_promotion_is_recorded_on_retry(registry: Registry, after
         except Killed:
             registry.promotions(model).promote(version, reason="gates", by=ANNA)
         state = registry.promotions(model).state()
-        assert (state.champion, [change.champion for change in state.history], state.pending) == (1, [1], None)
+        assert (state.champion, [change.champion for change in state.history], state.alias) == (1, [1], 1)
 
 
 def test_a_removed_champion_alias_is_not_a_model_without_champion(registry: Registry):
-    """The alias was removed by hand after the only promotion: the next promotion needs force."""
+    """The alias was removed by hand after the only promotion: version 1 is champion, and another one has to beat it."""
     registry.promotions("bare").promote(put_version(registry, "bare", "a", against="base"), reason="gates", by=ANNA)
     registry.client.delete_registered_model_alias("bare", "champion")
-    with pytest.raises(PromotionRefused, match="bare had a champion and has none now"):
+    with pytest.raises(PromotionRefused, match="evaluated against another policy than that of version 1"):
         registry.promotions("bare").promote(put_version(registry, "bare", "b", against="base"), reason="x", by=ANNA)
     assert len(registry.promotions("bare").history()) == 1
 
@@ -394,6 +399,7 @@ def test_a_promotion_adds_to_the_champion_stack_and_a_rollback_removes(history: 
                 number=number,
                 action="promote" if step[0] == "+" else "rollback",
                 champion=int(champion),
+                content="",
                 replaced=int(replaced) if replaced else champion_before,
                 previous=None,
                 reason="why",
@@ -438,11 +444,11 @@ def test_a_missing_champion_has_three_remedies(registry: Registry):
     """Each with its command or setting."""
     put_version(registry, "lost", "a", against="base")
     registry.promotions("lost").promote(1, reason="gates", by=ANNA)
-    registry.client.delete_registered_model_alias("lost", "champion")
+    registry.client.delete_model_version("lost", "1")
     with pytest.raises(RegistryError) as refusal:
         registry.champion("lost")
     assert str(refusal.value) == (
-        "model lost had a champion and has none now: the version or its alias was deleted; "
+        "model lost had a champion and has none now: the version was deleted; "
         "`grpo rollback models:/lost@champion --reason WHY` restores the version before it, "
         "`grpo promote models:/lost/N --reason WHY --force` promotes another one, "
         "and another registry.model_name starts anew"
@@ -524,4 +530,5 @@ def test_a_first_promotion_records_its_arguments(registry: Registry):
     assert (kept.by, kept.reason) == (BEN, "gates")
     tags = registry.client.get_registered_model("asked").tags
     assert list(tags) == ["promotion.0001"]
-    assert ChampionChange.model_validate_json(tags["promotion.0001"]) == kept
+    document = verify("promotion", tags["promotion.0001"])
+    assert (document["model"], ChampionChange.model_validate(document["change"])) == ("asked", kept)

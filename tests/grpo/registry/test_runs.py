@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.errors import AddressError
-from grpo.registry import Registry
+from grpo.errors import AddressError, RegistryError, SignatureError
+from grpo.registry import ModelVersion, Registry
 from tests.grpo.registry.making import ANNA, put_version
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
@@ -93,11 +93,17 @@ def test_a_version_without_a_run_has_no_provenance(registry: Registry, tmp_path:
     mlflow.pyfunc.save_model(tmp_path / "echo", python_model=Echo(), pip_requirements=[])
     registry.client.create_registered_model("echo")
     registry.client.create_model_version("echo", source=(tmp_path / "echo").as_uri())
-    version = registry.resolve("models:/echo/1")
+    with pytest.raises(SignatureError) as unsigned:
+        registry.resolve("models:/echo/1")
+    assert str(unsigned.value) == (
+        "models:/echo/1 is not signed, so nothing in it is believed; `grpo admit models:/echo/1 --reason WHY` shows "
+        "what is in it, and signs it"
+    )
+    version = ModelVersion(name="echo", version=1, run_id="", source="", tags={})
     with pytest.raises(AddressError) as refusal:
         registry.provenance(version)
     assert str(refusal.value) == ("models:/echo/1 has no provenance: no run of this pipeline registered it")
-    with pytest.raises(AddressError, match="echo version 1 has no tag 'checkpoint_uri': no run of this pipeline"):
+    with pytest.raises(AddressError, match="models:/echo/1 has no tag 'checkpoint_uri': no run of this pipeline"):
         _ = version.checkpoint
 
 
@@ -159,3 +165,16 @@ def test_an_invalid_address_is_distinguished_from_a_missing_model(registry: Regi
     with pytest.raises(AddressError) as refusal:
         registry.resolve(address)
     assert reason in str(refusal.value)
+
+
+def test_a_deleted_experiment_is_refused_with_its_remedy(registry: Registry):
+    """MLflow finds it and takes no run; restored it is used again, and one that is not there is None."""
+    number = registry.experiment("binned")
+    registry.client.delete_experiment(number)
+    remedy = f"experiment binned was deleted in MLflow.*restore --experiment-id {number}, or set registry.experiment"
+    for call in (registry.experiment, registry.known_experiment):
+        with pytest.raises(RegistryError, match=remedy):
+            call("binned")
+    registry.client.restore_experiment(number)
+    assert registry.experiment("binned") == number
+    assert registry.known_experiment("never made") is None

@@ -155,7 +155,7 @@ def test_an_unreachable_registry_is_not_one_without_a_champion(tmp_path: Path):
     from mlflow.exceptions import MlflowException
 
     class Away:
-        def get_model_version_by_alias(self, model: str, alias: str) -> object:
+        def get_registered_model(self, model: str) -> object:
             raise MlflowException("the database is locked")
 
     with pytest.raises(MlflowException, match="locked"):

@@ -222,8 +222,9 @@ def test_a_template_that_computes_with_the_date_needs_a_fixed_one(expression: st
 
 def test_a_date_may_be_named():
     """As transformers' function takes it."""
+    before = datetime.now()
     text = _text(_renderer("[{{ strftime_now(format='%Y') }}]" + PLAIN), user("x"))
-    assert text.startswith(f"[{datetime.now():%Y}]")
+    assert text[:6] in {f"[{time:%Y}]" for time in (before, datetime.now())}
 
 
 def test_a_template_for_tools_and_one_without_are_both_used(tmp_path: Path):
@@ -252,10 +253,11 @@ THINKING = (
 
 
 def test_a_turn_begins_with_a_whole_mark():
-    """The prompt ends in <|begin_think|>, the turn begins with <|begin_text|>: nothing of either mark is cut off."""
+    """The prompt ends in <|begin_think|>, which the turn closes; nothing of either mark is cut off."""
     renderer = Renderer(published.tokenizer("{#- turns as generated #}" + THINKING, end="<|end|>"))
     ids = renderer.encode_reply(reply("yes"))
-    assert renderer.tokenizer.decode(ids) == "<|begin_text|>yes<|end|>"
+    assert renderer.tokenizer.decode(ids) == "<|end_think|><|begin_text|>yes<|end|>"
+    assert renderer.parse_reply(ids) == reply("yes")
 
 
 def test_an_earlier_release_of_a_template_has_its_training_variant():

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.scenarios import ConversationLogSource, ServedSource
+from grpo.config.retraining import CurationSettings
+from grpo.config.scenarios import ConversationLogSource, ServedSource, Source
 from grpo.messages import Message
 from grpo.registry import Registry
 from grpo.retraining.champion import (
@@ -22,12 +23,14 @@ from grpo.retraining.champion import (
     new_conversations,
     production_metrics,
 )
+from grpo.retraining.curation import LIVE
 from grpo.retraining.data_lineage import TrainingData
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
 from grpo.serving.log import ServingLog
 from tests.grpo.registry.making import put_version
+from tests.grpo.retraining.curating import curate
 from tests.grpo.scenarios.served.fixtures import feedback, turn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
@@ -67,10 +70,6 @@ def challenger(artifacts: ArtifactStore, seen: Iterable[str]) -> Challenger:
     return Challenger(name="desk/2", registered=THEN, conversations=taken)
 
 
-def ids(found: Iterable[Scenario]) -> list[str]:
-    return [one.id for one in found]
-
-
 def test_the_last_challenger_is_the_newest_version_against_the_champion(registry: Registry, artifacts: ArtifactStore):
     """Refused or rolled back from; a run by hand saw no conversations, and one against another version says nothing."""
     put_version(registry, "desk", "checkpoint-1", against="base")
@@ -104,8 +103,12 @@ def test_training_data_of_a_refused_version_is_not_new_again(tmp_path: Path, art
     )
     champion = serving(artifacts, seen=["live-0"])
     refused = challenger(artifacts, ["live-0", "live-1", "live-2"])
-    assert ids(new_conversations(tmp_path / "log.parquet", artifacts, champion, refused)) == ["live-3"]
-    assert ids(new_conversations(tmp_path / "log.parquet", artifacts, champion)) == ["live-1", "live-2", "live-3"]
+    assert new_conversations(tmp_path / "log.parquet", artifacts, champion, refused).ids.to_pylist() == ["live-3"]
+    assert new_conversations(tmp_path / "log.parquet", artifacts, champion).ids.to_pylist() == [
+        "live-1",
+        "live-2",
+        "live-3",
+    ]
 
 
 def test_topics_are_compared_with_those_of_the_last_challenger(artifacts: ArtifactStore):
@@ -119,6 +122,14 @@ def test_topics_are_compared_with_those_of_the_last_challenger(artifacts: Artifa
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
+def metrics(folder: Path, source: Source, since: datetime | None = None) -> dict[str, list[float]]:
+    """Production metrics of version 1 as a check of the triggers reads them, after curation."""
+    out = folder / "out" / "curated"
+    out.mkdir(parents=True, exist_ok=True)
+    curate([source], out, settings=CurationSettings(licences=("own",), max_unreadable_fraction=1))
+    return production_metrics([source], "desk/1", since, live=out / LIVE)
+
+
 def test_production_metrics_are_of_one_version_since_a_time(tmp_path: Path):
     """Four an hour apart of this version, one of another; two came after 13:30."""
     messages = (Message(role="user", content="Hello."),)
@@ -130,9 +141,9 @@ def test_production_metrics_are_of_one_version_since_a_time(tmp_path: Path):
     ]
     log.append(LoggedConversation(id="other", time=NOON, model="desk/2", messages=messages, reward=1.0))
     ConversationLog(tmp_path).write(log)
-    sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path))]
-    assert production_metrics(sources, "desk/1") == {"reward": [0.0, 0.1, 0.2, 0.3], "rating": []}
-    assert production_metrics(sources, "desk/1", NOON + timedelta(hours=1.5)) == {"reward": [0.2, 0.3], "rating": []}
+    source = ConversationLogSource(kind="conversation_log", path=str(tmp_path))
+    assert metrics(tmp_path, source) == {"reward": [0.0, 0.1, 0.2, 0.3], "rating": []}
+    assert metrics(tmp_path, source, NOON + timedelta(hours=1.5)) == {"reward": [0.2, 0.3], "rating": []}
 
 
 def test_production_metrics_skip_a_damaged_file_or_reward(tmp_path: Path):
@@ -148,8 +159,8 @@ def test_production_metrics_skip_a_damaged_file_or_reward(tmp_path: Path):
     table = pq.read_table(changed)
     cells = pa.array([float("nan")])
     pq.write_table(table.set_column(table.schema.get_field_index("reward"), "reward", cells), changed)
-    sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path))]
-    assert production_metrics(sources, "desk/1")["reward"] == [0.5]
+    source = ConversationLogSource(kind="conversation_log", path=str(tmp_path))
+    assert metrics(tmp_path, source)["reward"] == [0.5]
 
 
 def test_production_metrics_of_a_serving_log(tmp_path: Path):
@@ -167,7 +178,7 @@ def test_production_metrics_of_a_serving_log(tmp_path: Path):
                 await log.append(record)
 
     asyncio.run(serve())
-    sources = [ServedSource(kind="served", path=str(tmp_path))]
-    assert production_metrics(sources, "desk/1") == {"reward": [0.0, 1.0], "rating": [0.25]}
+    source = ServedSource(kind="served", path=str(tmp_path))
+    assert metrics(tmp_path, source) == {"reward": [0.0, 1.0], "rating": [0.25]}
     since = turns[1].time
-    assert production_metrics(sources, "desk/1", since) == {"reward": [1.0], "rating": [0.25]}
+    assert metrics(tmp_path, source, since) == {"reward": [1.0], "rating": [0.25]}

@@ -15,11 +15,12 @@ from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ConversationLogSource, FileSource, ServedSource
 from grpo.errors import BudgetError
 from grpo.messages import Message
-from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, CurationCounts, curate_conversations
+from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, CurationCounts
 from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
-from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.scenario import Origin, Scenario
 from grpo.scenarios.table import read_scenarios
 from grpo.serving.log import ServingLog
+from tests.grpo.retraining.curating import curate
 from tests.grpo.scenarios.served.fixtures import feedback, turn
 
 BASE = Scenario(id="base-1", user_responses=("My kettle broke after two days, please replace it.",))
@@ -36,7 +37,7 @@ def run(folder: Path, *records: dict[str, Any] | str, settings: CurationSettings
     source = folder / "new.jsonl"
     source.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in records) + "\n")
     sources = [FileSource(kind="jsonl", path=str(source))]
-    return curate_conversations(sources, folder, known=[BASE], heldout=[HELDOUT], settings=settings)
+    return curate(sources, folder, known=[BASE], heldout=[HELDOUT], settings=settings)
 
 
 def ids(folder: Path, table: str) -> list[str]:
@@ -113,7 +114,7 @@ def test_contamination_is_detected_with_another_name(tmp_path: Path):
     source = tmp_path / "new.jsonl"
     source.write_text(json.dumps(record("one", "My name is Jo Li. A lamp!")) + "\n")
     sources = [FileSource(kind="jsonl", path=str(source))]
-    counts = curate_conversations(sources, tmp_path, known=[], heldout=[heldout], settings=SETTINGS)
+    counts = curate(sources, tmp_path, known=[], heldout=[heldout], settings=SETTINGS)
     assert counts.rejected == {"contamination: like a held-out scenario": 1}
 
 
@@ -123,7 +124,7 @@ def test_a_held_out_conversation_is_not_contaminated_by_itself(tmp_path: Path):
     source = tmp_path / "new.jsonl"
     source.write_text(json.dumps(record("conversation-1", "Where is the parcel with my blue teapot?")) + "\n")
     sources = [FileSource(kind="jsonl", path=str(source))]
-    assert curate_conversations(sources, tmp_path, known=[], heldout=[earlier], settings=SETTINGS).accepted == 1
+    assert curate(sources, tmp_path, known=[], heldout=[earlier], settings=SETTINGS).accepted == 1
 
 
 def test_too_many_unreadable_records_stop_the_run(tmp_path: Path):
@@ -160,7 +161,7 @@ def test_damage_in_a_log_is_rejected_with_its_place_and_the_rest_is_read(tmp_pat
     worlds = pa.array(['{"price": NaN}', '{"price": 1}'])
     pq.write_table(table.set_column(table.schema.get_field_index("world"), "world", worlds), changed)
     sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path / "log"))]
-    counts = curate_conversations(sources, tmp_path, known=[], heldout=[], settings=SETTINGS)
+    counts = curate(sources, tmp_path, known=[], heldout=[], settings=SETTINGS)
     assert (counts.records, counts.accepted) == (4, 2)
     assert counts.rejected == {"schema: damaged file": 1, "schema: not a conversation": 1}
     assert ids(tmp_path, ACCEPTED) == ["conversation-second", "conversation-third"]
@@ -192,7 +193,7 @@ def test_the_join_of_a_serving_log_is_counted(tmp_path: Path):
     segment.write_bytes(segment.read_bytes() + b"damage\n")
     sources = [ServedSource(kind="served", path=str(tmp_path / "served"))]
     settings = CurationSettings(licences=("own",), max_unreadable_fraction=0.5)
-    counts = curate_conversations(sources, tmp_path, known=[], heldout=[], settings=settings)
+    counts = curate(sources, tmp_path, known=[], heldout=[], settings=settings)
     assert (counts.records, counts.accepted) == (3, 1)
     assert counts.rejected == {"schema: damaged record": 1, "consent: no consent": 1}
     assert ids(tmp_path, ACCEPTED) == ["conversation-c"]
@@ -206,3 +207,37 @@ def test_the_join_of_a_serving_log_is_counted(tmp_path: Path):
         "joined_feedback": 1,
         "feedback quarantined: unknown conversation": 1,
     }
+
+
+def test_a_conversation_has_the_keys_that_sent_it_or_a_copy_of_it(tmp_path: Path):
+    """Keys a, b and c sent one text, b first; a sent another one as well, for a user. Hashes are kept, no names."""
+
+    def said(name: str, key: str, text: str, **changes: Any) -> Any:
+        made = turn(name)
+        message = replace(made.turns[0], message=Message(role="user", content=text))
+        turns = (message, made.turns[1])
+        return replace(made, conversation_id=name, key=key, turns=turns, **changes)
+
+    async def serve() -> None:
+        async with ServingLog(tmp_path / "served") as log:
+            await log.append(said("c", "key-a", "Where is the parcel with my blue teapot?"))
+            await log.append(said("b", "key-b", "Where is the parcel with my blue teapots?"))
+            await log.append(said("d", "key-c", "Where is the parcel with my blue teapot??"))
+            await log.append(said("e", "key-a", "Can I pay the invoice later?", user="user-u"))
+
+    asyncio.run(serve())
+    sources = [ServedSource(kind="served", path=str(tmp_path / "served"))]
+    settings = CurationSettings(licences=("own",))
+    curate(sources, tmp_path, known=[], heldout=[], settings=settings)
+    origins = {item.id: item.metadata.origin for item in read_scenarios(tmp_path / ACCEPTED)}
+    assert origins == {
+        "conversation-b": Origin(keys=("key-b", "key-a", "key-c")),
+        "conversation-e": Origin(keys=("key-a",), user="user-u"),
+    }
+
+
+def test_a_conversation_of_another_source_is_of_an_unknown_key(tmp_path: Path):
+    """It is a conversation all the same, and bounded."""
+    run(tmp_path, record("good", "Where is the parcel with my blue teapot?"))
+    [item] = read_scenarios(tmp_path / ACCEPTED)
+    assert item.metadata.origin == Origin(keys=("",), user="")

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+import pytest
+from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+from mlflow.entities.model_registry import ModelVersionTag
+
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.errors import RegistryError, SignatureError
+from grpo.policy.weights.registered import as_version, signed_tags
 from grpo.registry import ModelVersion, Provenance, Registry
 from grpo.retraining.data_lineage import TrainingData, data_lineage, evaluation_scenarios, training_digests
 from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import assign_split
-from grpo.scenarios.table import text_digest, write_scenarios
+from grpo.scenarios.table import start_digest, write_scenarios
 from tests.grpo.registry.making import make_provenance
 
 SCENARIOS = [Scenario(id=f"s{k}", user_responses=(f"Parcel {k} is late.",)) for k in range(100)]
@@ -19,22 +26,40 @@ class Versions:
 
     shares = (0.26, 0.10, 0.25)
 
-    def versions(self, model: str) -> list[ModelVersion]:
+    def __init__(self, changed: Mapping[str, str] | None = None, *, admitted: int = 0) -> None:
+        self.admitted = admitted
+        """Version that was admitted without a provenance."""
+        self.changed = dict(changed or {})
+        """Tags of the first version that somebody has changed after it was signed."""
+
+    def listed(self, model: str) -> list[MlflowVersion]:
         """The first one began with a base model that no run made."""
         return [
-            ModelVersion(
+            MlflowVersion(
                 name=model,
-                version=k,
+                version=str(k),
+                creation_timestamp=0,
                 run_id="r",
-                tags={
-                    "checkpoint_uri": f"store/c{k}",
-                    "checkpoint_sha256": f"c{k}",
-                    "scenarios": f"{k}" * 64,
-                    "started_from": f"c{k - 1}",
-                },
+                source="s",
+                tags=[ModelVersionTag(*tag) for tag in self._tags(model, k).items()],
             )
             for k in (1, 2, 3)
         ]
+
+    def versions(self, model: str) -> list[ModelVersion]:
+        """The same, as they are believed."""
+        return [as_version(version) for version in self.listed(model)]
+
+    def _tags(self, model: str, k: int) -> dict[str, str]:
+        tags = {
+            "checkpoint_uri": f"store/c{k}",
+            "checkpoint_sha256": f"c{k}",
+            "scenarios": f"{k}" * 64,
+            "started_from": f"c{k - 1}",
+        }
+        if k == self.admitted:
+            tags = {name: tags[name] for name in ("checkpoint_uri", "checkpoint_sha256")} | {"admitted": "{}"}
+        return signed_tags(model, run_id="r", tags=tags) | (self.changed if k == 1 else {})
 
     def provenance(self, version: ModelVersion) -> Provenance:
         """Settings of the run, among others."""
@@ -49,7 +74,7 @@ def put_table(artifacts: ArtifactStore) -> Artifact:
 
 
 def held_out(share: float) -> set[str]:
-    return {scenario.id for scenario in SCENARIOS if assign_split(text_digest(scenario), share=share) == "heldout"}
+    return {scenario.id for scenario in SCENARIOS if assign_split(start_digest(scenario), share=share) == "heldout"}
 
 
 def test_the_split_of_a_version_uses_its_own_fraction(tmp_path: Path):
@@ -60,6 +85,22 @@ def test_the_split_of_a_version_uses_its_own_fraction(tmp_path: Path):
         ("2", 0.10),
         ("1", 0.26),
     ]
+
+
+def test_an_ancestor_that_is_not_believed_ends_the_retraining(tmp_path: Path):
+    """Without its data nobody knows what its descendants were trained on."""
+    models = Versions(changed={"scenarios": "9" * 64})
+    with pytest.raises(SignatureError, match=r"models:/desk/1 was changed after it was signed \(tag scenarios\)"):
+        data_lineage(cast("Registry", models), ArtifactStore(str(tmp_path)), as_version(models.listed("desk")[1]))
+
+
+def test_a_model_that_was_admitted_without_a_provenance_ends_the_lineage(tmp_path: Path):
+    """Its data are unknown. Its descendant is retrained, and it itself is not: the message says what to do instead."""
+    artifacts, models = ArtifactStore(str(tmp_path)), Versions(admitted=1)
+    first, second, _ = models.versions("desk")
+    assert [data.scenarios.sha256[0] for data in data_lineage(cast("Registry", models), artifacts, second)] == ["2"]
+    with pytest.raises(RegistryError, match=r"models:/desk/1 was admitted without .* policy.model: models:/desk/1, pr"):
+        data_lineage(cast("Registry", models), artifacts, first)
 
 
 def test_evaluation_scenarios_ignore_the_limit(tmp_path: Path):
@@ -77,5 +118,5 @@ def test_training_digests_cover_all_ancestors(tmp_path: Path):
     seen = [TrainingData(scenarios=table, validation_fraction=share, limit=None) for share in (0.26, 0.10)]
     assert held_out(0.10) < held_out(0.26)
     assert training_digests(artifacts, seen) == {
-        text_digest(scenario) for scenario in SCENARIOS if scenario.id not in held_out(0.10)
+        start_digest(scenario) for scenario in SCENARIOS if scenario.id not in held_out(0.10)
     }

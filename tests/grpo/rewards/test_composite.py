@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from grpo.errors import ConfigError, RewardError
+from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards import (
     CompositeReward,
@@ -79,6 +79,19 @@ def test_a_veto_is_the_least_score_where_a_weight_is_negative():
     with pytest.warns(UserWarning, match="outside"):
         reward = CompositeReward([(Fixed("a", 0.0), 0.5), (Fixed("b", 0.2), -0.5)], floors={"a": 0.1})
     assert _score(reward) == -0.5
+
+
+def test_a_constraint_that_could_not_be_checked_does_not_hold():
+    """An optional component without a score is left out, but not where it has a floor: the episode gets no reward."""
+
+    class Away(Fixed):
+        async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+            raise Unscored("the judge is away")
+
+    parts = [(Away("safety", 1.0), 0.1), (Fixed("b", 1.0), 0.9)]
+    assert _score(CompositeReward(parts, optional=["safety"])) == 0.9
+    with pytest.raises(Unscored, match="safety: the judge is away"):
+        scored(CompositeReward(parts, optional=["safety"], floors={"safety": 0.5}), "Hi", "Hello")
 
 
 def test_a_floor_of_no_component_is_refused():
@@ -165,7 +178,7 @@ def test_a_class_with_a_plain_compute_reward_is_adapted():
     assert _score(reward_function()(SimpleReward().compute_reward)) == 0.5
 
 
-@pytest.mark.parametrize("returned", [None, "0.5", True])
+@pytest.mark.parametrize("returned", [None, "0.5", [], {"score": 1.0}])
 def test_a_function_must_return_a_number_or_a_result(returned: object):
     """With its name and what it returned."""
     with pytest.raises(RewardError, match=r"reward <lambda> returned"):

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.rewards.rollout_summary import component_moments, summarize
-from grpo.trajectories import Outcome, Trajectory
+from grpo.messages import Message, ToolCall
+from grpo.rewards.rollout_summary import CallCounts, component_moments, summarize
+from grpo.tables import turns_from_rows, turns_to_rows
+from grpo.trajectories import Outcome, Trajectory, Turn
 from tests.doubles import make_trajectory
 
 
@@ -105,3 +107,15 @@ def test_joined_moments_are_those_of_all_episodes():
 def test_an_episode_that_lacks_a_component_is_left_out():
     """Two of three have both."""
     assert component_moments([*ROLLOUT[:2], _scored(a=0.3)]).count == 2
+
+
+def test_repaired_and_malformed_calls_are_counted():
+    """Two calls, of which one was repaired, beside a malformed one; kept in Parquet and added over rollouts."""
+    calls = (ToolCall(name="f", arguments={}, repaired="no arguments"), ToolCall(name="g", arguments={}))
+    message = Message(role="assistant", content="{", tool_calls=calls, malformed="not a tool call: {")
+    rows = turns_to_rows((Turn(message=message, start=0, stop=1),))
+    turns = turns_from_rows(rows)
+    assert [call.repaired for call in turns[0].message.tool_calls] == ["no arguments", None]
+    counts = summarize([make_trajectory(turns=turns)]).calls
+    assert counts == CallCounts(parsed=2, repaired=1, malformed=1)
+    assert counts.joined(counts) == CallCounts(parsed=4, repaired=2, malformed=2)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -9,7 +11,7 @@ from grpo.errors import RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.composite import CompositeReward
-from grpo.rewards.reward import Episode, RewardContext, RewardFunction, RewardResult
+from grpo.rewards.reward import Episode, FunctionReward, RewardContext, RewardFunction, RewardResult
 from grpo.rewards.rollout_summary import summarize
 from grpo.rewards.score import score
 from grpo.scenarios.scenario import Scenario
@@ -170,3 +172,118 @@ def test_a_negative_weight_inverts_a_reward():
         reward = make_reward([RewardComponent(kind="task_completion", weight=-1.0)])
     (scored,) = score([_judged()], reward)
     assert scored.total_reward == -1.0
+
+
+def _sleeps(turns: Sequence[Message]) -> float:
+    threading.Event().wait()
+    return 1.0
+
+
+def _loops(turns: Sequence[Message]) -> float:
+    while True:
+        pass
+
+
+async def _waits(turns: Sequence[Message]) -> float:
+    await asyncio.Event().wait()
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (_sleeps, r"reward _sleeps blocked for more than 0.2 s \(rollout.reward_timeout_s\) \(test_score.py:"),
+        (_loops, r"reward _loops blocked for more than 0.2 s \(rollout.reward_timeout_s\) \(test_score.py:"),
+        (_waits, r"reward _waits took longer than 0.2 s \(rollout.reward_timeout_s\)"),
+    ],
+)
+def test_a_reward_that_never_ends_ends_the_run(function: Callable[..., object], reason: str):
+    """After the timeout of a group, whether it blocks the process or waits; none of the others blocks in turn."""
+    rollout = [_trajectory("a", sample=sample) for sample in range(50)]
+    with pytest.raises(RewardError, match=reason):
+        list(score(rollout, FunctionReward(function), timeout_s=0.2))
+
+
+def test_metadata_that_json_lacks_leave_the_episode_unscored():
+    """NaN, which the table of the rollout does not have; the other episode keeps its score."""
+
+    def measured(turns: Sequence[Message], context: RewardContext) -> RewardResult:
+        return RewardResult(score=1.0, metadata={"ratio": float("nan") if context.sample else 0.5})
+
+    scored = list(score([_trajectory("a"), _trajectory("b", sample=1)], FunctionReward(measured)))
+    assert [trajectory.total_reward for trajectory in scored] == [1.0, None]
+    assert "not a value of JSON" in str(scored[1].error)
+
+
+class _Returns(RewardFunction):
+    """A reward that returns what it is given."""
+
+    name = "returns"
+
+    def __init__(self, value: object, *, group: bool = False) -> None:
+        super().__init__()
+        self._value, self._group = value, group
+
+    async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
+        return self._value  # type: ignore[return-value]
+
+    async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
+        return self._value if self._group else await super().compute_group(episodes)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("composed", [False, True])
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "None"),
+        ("", "''"),
+        ("good", "'good'"),
+        ({}, "a value of type dict"),
+        (object(), "a value of type object"),
+    ],
+)
+def test_a_reward_that_returns_no_result_ends_the_run_with_one_sentence(value: object, shown: str, composed: bool):
+    """Values that are false as well: reward, scenario, sample, what was returned, and the remedy."""
+    reward: RewardFunction = _Returns(value)
+    reward = CompositeReward([reward]) if composed else reward
+    with pytest.raises(RewardError) as raised:
+        list(score([_judged()], reward))
+    assert str(raised.value) == (
+        f"scenario s: sample 0: reward returns returned {shown}; return a number, a list with one for each turn of the "
+        "agent, or a RewardResult, or raise Unscored for an episode that it cannot score"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "reward returns raised TypeError: 'NoneType' object is not iterable"),
+        ([], "0 scores for 1 siblings"),
+        ([None], "sample 0: reward returns returned None"),
+        (3, "reward returns raised TypeError"),
+    ],
+)
+def test_a_group_without_a_result_for_each_sibling_ends_the_run_with_one_sentence(value: object, reason: str):
+    """Of a reward that compares the siblings."""
+    with pytest.raises(RewardError, match=rf"^scenario s: {reason}"):
+        list(score([_judged()], _Returns(value, group=True)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"score": None}, "reward None is no number"),
+        ({"score": "1"}, "reward a value of type str is no number"),
+        ({"score": 1.0, "breakdown": None}, "the breakdown of a reward is None"),
+        ({"score": 1.0, "breakdown": {"a": "x"}}, "the breakdown of a reward is a value of type dict"),
+        ({"score": 1.0, "metadata": None}, "the metadata of a reward are None"),
+    ],
+)
+def test_a_result_with_parts_of_another_type_is_refused(fields: dict[str, object], reason: str):
+    """Where the reward makes it, so that the message has the scenario and the sample."""
+
+    async def make(turns: Sequence[Message]) -> RewardResult:
+        return RewardResult(**fields)  # type: ignore[arg-type]
+
+    with pytest.raises(RewardError, match=rf"^scenario s: sample 0: {reason}"):
+        list(score([_judged()], FunctionReward(make)))

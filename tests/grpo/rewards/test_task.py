@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from grpo.errors import RewardError
+from grpo.environments.support_desk.desk import SupportDesk
+from grpo.errors import RewardError, Unscored
+from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 from tests.grpo.rewards.scoring import agent, judge, tool
 
@@ -25,8 +29,38 @@ def test_checks_give_partial_credit():
     assert judge("checks", [], outcome=outcome) == 0.5
 
 
+@pytest.mark.parametrize("name", ["checks", "task_completion"])
+def test_a_goodbye_at_a_desk_where_nothing_is_expected_has_no_score(name: str):
+    """Every check of the desk passes, since nothing had to be done: the episode counts as not judged."""
+    scenario = Scenario(id="chat", user_responses=("Hello.",), world={"orders": {}})
+
+    async def play() -> Outcome:
+        desk = SupportDesk()
+        state = await desk.reset(scenario)
+        return desk.verify((await desk.step(state, agent("Bye."))).state)
+
+    outcome = asyncio.run(play())
+    assert all(outcome.checks.values())
+    with pytest.raises(Unscored, match="expects nothing that could succeed; give it `expected`"):
+        judge(name, [agent("Bye.")], outcome=outcome)
+
+
 def test_valid_calls_counts_errors_among_results():
-    """1 error in 4 results → .75; no call at all → 1"""
+    """1 error in 4 results → .75"""
     results = [tool('{"error": "x"}'), tool("{}"), tool("[1]"), tool('{"done": 1}')]
     assert judge("valid_calls", results) == 0.75
-    assert judge("valid_calls", []) == 1.0
+
+
+def test_valid_calls_has_no_score_for_an_episode_without_a_call():
+    """An agent that calls nothing has made no valid call: 1 for it would reward doing nothing."""
+    with pytest.raises(Unscored, match="the agent called no tool"):
+        judge("valid_calls", [])
+
+
+@pytest.mark.parametrize(
+    ("result", "score"),
+    [("[" * 100_000, 1.0), ('{"a": ' * 2_000, 1.0), ("9" * 5_000, 1.0), ('{"error": NaN}', 0.0), ("{'error': 1}", 0.0)],
+)
+def test_valid_calls_reads_a_result_that_no_strict_reader_accepts(result: str, score: float):
+    """Deeply nested results, and numbers of thousands of digits, are results without an error."""
+    assert judge("valid_calls", [tool(result)]) == score

@@ -12,14 +12,14 @@ import pytest
 from grpo.errors import DataError
 from grpo.scenarios.expectations import SuiteResult, validate
 from grpo.scenarios.scenario import Expected, Metadata, Scenario, SplitName
-from grpo.scenarios.split import assign_split
-from grpo.scenarios.table import text_digest, write_scenarios
+from grpo.scenarios.split import assign_split, split
+from grpo.scenarios.table import start_digest, write_scenarios
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:module 'sre_(constants|parse)' is deprecated:DeprecationWarning"  # Great Expectations imports them
 )
 
-DONE = Expected(responses=("Done.",))
+DONE = Expected(facts=("Done.",))
 GOOD = (
     Scenario(id="a", user_responses=("Where is my order?",), split="train", expected=DONE),
     Scenario(id="b", user_responses=("Thanks.", "Bye."), split="heldout", expected=DONE),
@@ -87,7 +87,7 @@ def test_data_docs_show_every_expectation_with_its_result(good: tuple[SuiteResul
         False
     ]
     assert (page.count('class="passed"'), page.count('class="failed"'), page.count('class="warning"')) == (4, 0, 0)
-    assert "held-out texts are not near duplicates of training texts (leakage)" in page
+    assert "held-out texts are not near duplicates of training texts with the same world (leakage)" in page
     assert "expect_column_values_to_be_between(training_similarity) mostly: 0.9, max_value: 0.9" in page
 
 
@@ -109,26 +109,78 @@ def test_markup_of_a_source_is_shown_as_text_in_the_data_docs(leaky: tuple[str, 
 
 def test_a_text_that_is_declared_in_both_splits_is_leakage(leaky: tuple[str, Path]) -> None:
     """`a` is trained on, and a scenario with the same normalized text is held out."""
-    assert "no text is declared both train and heldout (leakage)" in leaky[0]
-    assert "first ids a, <script>" in leaky[0]
+    assert "2 of 4 scenarios start as others of the other declared split do, with the same text and world" in leaky[0]
+    assert "(leakage): a, <script>" in leaky[0]
+    assert "declare both in one split" in leaky[0]
 
 
-def near_duplicates(split: SplitName | None = None) -> list[Scenario]:
+def near_duplicates(declared: SplitName | None = None) -> list[Scenario]:
     """40 scenarios with texts that differ in a number; without a declared split the hash assigns it."""
     return [
-        Scenario(id=f"{k}", user_responses=(TEXT.format(k),), split=split if k % 4 else split and "heldout")
+        Scenario(id=f"{k}", user_responses=(TEXT.format(k),), split=declared if k % 4 else declared and "heldout")
         for k in range(10, 50)
     ]
 
 
-@pytest.mark.parametrize("split", [None, "train"])
-def test_near_duplicates_across_the_splits_are_leakage(tmp_path: Path, split: SplitName | None) -> None:
+@pytest.mark.parametrize("declared", [None, "train"])
+def test_near_duplicates_across_the_splits_are_leakage(tmp_path: Path, declared: SplitName | None) -> None:
     """Every held-out text has a near duplicate in training, for declared splits and for those of the hash."""
-    scenarios = near_duplicates(split)
-    heldout = [s for s in scenarios if (s.split or assign_split(text_digest(s), share=0.25)) == "heldout"]
-    message = rf"near duplicates of training texts \(leakage\): .*{len(heldout)} of {len(heldout)} rows"
+    scenarios = near_duplicates(declared)
+    heldout = [s for s in scenarios if (s.split or assign_split(start_digest(s), share=0.25)) == "heldout"]
+    message = (
+        rf"{len(heldout)} of {len(heldout)} held-out texts are near duplicates of training texts with the same world "
+    )
     with pytest.raises(DataError, match=message):
         run(tmp_path, *scenarios)
+
+
+def seeds(count: int, *, world: bool = True, identity: bool = False) -> list[Scenario]:
+    """Scenarios of one text, told apart by the seed of their world, by an identity, or by nothing but their ids."""
+    return [
+        Scenario(
+            id=f"level {k}",
+            user_responses=("Go to the green ball.",),
+            world={"level": "GoToLocal", "seed": k} if world else {"level": "GoToLocal"},
+            metadata=Metadata(identity=f"seed {k}" if identity else ""),
+            split=None if world or identity else ("heldout" if k % 4 == 0 else "train"),
+            expected=DONE,
+        )
+        for k in range(count)
+    ]
+
+
+def test_400_seeds_of_one_world_pass(tmp_path: Path) -> None:
+    """One text, 400 worlds: both splits have some, and no held-out scenario is a near duplicate."""
+    result = run(tmp_path, *seeds(400))
+    splits = split(tmp_path / "scenarios.parquet", validation_fraction=0.25, limit=None)
+    (near,) = [check for check in result.checks if "training_similarity" in check.name]
+    assert near.observed == f"0 of {len(splits.heldout)} unexpected"
+    assert len(splits.train) + len(splits.heldout) == 400
+    assert 60 < len(splits.heldout) < 140  # of 400 at a quarter: 100 ± 4.6 standard deviations of 8.7
+    assert result.warnings == ()
+
+
+def test_a_stated_identity_tells_scenarios_apart(tmp_path: Path) -> None:
+    """The same text and world, with identities: they pass, and a scenario of the same identity is in the same split."""
+    scenarios = seeds(40, world=False, identity=True)
+    again = scenarios[3].model_copy(update={"id": "other words", "user_responses": ("Walk to the ball.",)})
+    assert run(tmp_path, *scenarios, again).warnings == ()
+    splits = split(tmp_path / "scenarios.parquet", validation_fraction=0.25, limit=None)
+    assert ("other words" in splits.train) == ("level 3" in splits.train)
+
+
+def test_duplicates_in_text_and_world_are_refused(tmp_path: Path) -> None:
+    """One text in one world, under 40 ids that are declared in both splits."""
+    with pytest.raises(DataError, match="40 of 40 scenarios start as others of the other declared split do"):
+        run(tmp_path, *seeds(40, world=False))
+
+
+def test_near_duplicates_in_one_world_are_leakage(tmp_path: Path) -> None:
+    """The order of the keys of a world makes no difference; another world in the table makes none either."""
+    worlds: tuple[dict[str, int], ...] = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    alike = [s.model_copy(update={"world": worlds[k % 2]}) for k, s in enumerate(near_duplicates())]
+    with pytest.raises(DataError, match="held-out texts are near duplicates of training texts with the same world"):
+        run(tmp_path, *alike)
 
 
 def test_a_few_near_duplicates_are_allowed(tmp_path: Path) -> None:
@@ -149,8 +201,7 @@ def test_copies_under_other_ids_are_a_warning(tmp_path: Path, caplog: pytest.Log
     copy = GOOD[2].model_copy(update={"id": "d", "goal": "a refund!"})
     result = run(tmp_path, *GOOD, copy, GOOD[2].model_copy(update={"id": "e", "expected": Expected(facts=("7",))}))
     (warning,) = result.warnings
-    assert "scenarios differ in more than their ids (duplicates)" in warning
-    assert "2 of 5 rows, first ids c, d, values 1, 1" in warning
+    assert warning.startswith("2 of 5 scenarios are copies of others in all but their ids (duplicates): c, d; remove")
     assert warning in caplog.text
     page = (tmp_path / "docs" / result.docs_index).read_text(encoding="utf-8")
     assert (page.count('class="passed"'), page.count('class="warning"')) == (3, 1)
@@ -164,18 +215,17 @@ def test_scenarios_without_an_expected_outcome_are_a_warning_unless_all_are(tmp_
         for k, expected in enumerate(outcomes)
     ]
     (warning,) = run(tmp_path, *scenarios).warnings
-    assert "a source has an expected outcome for all of its scenarios, or for none" in warning
-    assert "1 of 2 rows, first ids mixed, values 0.5" in warning
+    assert "some scenarios expect nothing while others of their source do: 1 of 2 of source mixed (mixed 1)" in warning
+    assert "give them `expected`" in warning
+    assert "expect_column" not in warning
 
 
 def test_a_changed_balance_of_categories_is_a_warning(tmp_path: Path) -> None:
     """Returns from 30/60 to 60/60, refunds from 30/60 to none; a category of 19 may go without a warning."""
     before = categories(returns=30, refunds=30)
     shares, missing = run(tmp_path, *categories(returns=60), previous=before).warnings
-    assert "categories keep their shares of the last version (balance)" in shares
-    assert "2 of 2 rows, first ids refunds, returns, values -0.5, 0.5" in shares
-    assert "categories with 20 scenarios in the last version still have some" in missing
-    assert "1 of 2 rows, first ids refunds, values 0" in missing
+    assert shares.endswith("since the last version (balance): refunds, returns, by -0.5, 0.5")
+    assert missing == "categories with 20 scenarios in the last version have none now: refunds"
     small = categories(returns=100, refunds=19)
     assert run(tmp_path, *categories(returns=100, delays=20), previous=small).warnings == ()
 

@@ -109,7 +109,10 @@ def test_subsets_are_those_of_the_readme(server: Hub):
     ("files", "reason"),
     [
         ({"README.md": b"# Nothing"}, "has no files of data"),
-        ({"train.arrow": b"x"}, r"split train has train.arrow; files of .parquet, .jsonl, .json, .csv, .tsv are read"),
+        (
+            {"train.xml": b"x"},
+            r"split train has train.xml; files of .parquet, .arrow, .jsonl, .json, .csv",
+        ),
         ({"README.md": CARD.replace(b"english.jsonl", b"../../secret.jsonl")}, "names files elsewhere, ../../secret"),
         ({"README.md": CARD.replace(b"english.jsonl", b"'https://x.org/a.csv'")}, "names files elsewhere, https://x"),
         ({"README.md": CARD.replace(b"english.jsonl", b"[3]")}, "does not declare subsets as the hub's do"),

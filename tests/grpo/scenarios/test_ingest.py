@@ -261,3 +261,29 @@ def test_an_id_is_added_once() -> None:
         assert ids.add("order-17", "a.jsonl", 3) is None
         assert ids.add("Order-17", "a.jsonl", 4) is None
         assert ids.add("order-17", "b.jsonl", 1) == "a.jsonl:3"
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ({"arguments": {}}, "expected.calls: expected call 0 has no name"),
+        ({"name": " ", "arguments": {}}, "expected.calls: expected call 0 has no name"),
+        ({"name": "look_up"}, "expected.calls: expected call 0 has no arguments: look_up needs an object"),
+        ({"name": "look_up", "arguments": "{}"}, "expected.calls: expected call 0 has no arguments"),
+        (
+            {"name": "look_up", "arguments": {}, "turn": "first"},
+            "expected.calls: expected call 0 has a turn that is not",
+        ),
+        (
+            {"name": "look_up", "arguments": {}, "compare_args": "order"},
+            "expected.calls: expected call 0 has compare_args",
+        ),
+    ],
+)
+def test_an_expected_call_that_cannot_be_compared_is_quarantined(tmp_path: Path, call: Any, reason: str) -> None:
+    """The environments would fail on it in the middle of a run."""
+    good, broken = (
+        {"id": name, "goal": "x", "expected": {"calls": calls}} for name, calls in (("a", []), ("b", [call]))
+    )
+    _, (row,) = run(tmp_path, write(tmp_path / "s.jsonl", good, broken))
+    assert (row["line"], row["reason"][: len(reason)]) == (2, reason)

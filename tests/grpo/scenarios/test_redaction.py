@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from grpo.scenarios.redaction import Redacted
@@ -137,3 +139,57 @@ def test_two_people_never_become_one():
     assert [record["order"] for record in redacted.values()] == [str(index) for index in range(len(people))]
     assert all(record["first_name"] == name for name, record in redacted.items())
     assert not set(redacted) & set(people)
+
+
+def _seconds(text: str, *, inside: bool) -> float:
+    given = scenario("Hello.", expected=Expected(responses=(text,)), world={"text": text} if inside else {})
+    start = time.thread_time()
+    Redacted(given)
+    return time.thread_time() - start
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["in the texts", "in the world"])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "1",
+        "a.",
+        "a@",
+        "1 ",
+        "a{k}@b.de ",
+        "a@b{k}.de ",
+        "I am Anna{k}. ",
+        "+49 30 {k:06d} ",
+        "10.{k}.1.2 ",
+        "my name is ",
+    ],
+)
+def test_twice_the_text_takes_twice_the_time(unit: str, inside: bool):
+    """Runs of one character, and thousands of values, each another one: of four times the text, the time of this
+    thread is less than nine times as long; of the square it would be 16."""
+
+    def text(length: int) -> str:
+        return "".join(unit.format(k=k) for k in range(length // len(unit)))
+
+    short, long = (min(_seconds(text(length), inside=inside) for _ in range(2)) for length in (6_000, 24_000))
+    assert long < 9 * max(short, 0.002)
+
+
+def test_a_number_of_many_digits_is_replaced():
+    """40 digits under a personal key are more than the digest of a pseudonym has bytes."""
+    passport = "1234567890" * 4
+    result = Redacted(scenario("Hello.", world={"passport": passport})).scenario.world["passport"]
+    assert len(result) == 40
+    assert result != passport
+
+
+def test_an_integer_that_cannot_be_written_stays_a_number():
+    """5,000 digits are no telephone, and no error."""
+    result = Redacted(scenario("I am Anna Bell.", world={"phone": "4155550132", "huge": 10**5000}))
+    assert result.scenario.world["huge"] == 10**5000
+
+
+def test_a_value_that_is_longer_than_any_name_is_replaced_as_a_whole():
+    """An address of 400 characters under its key."""
+    street = "Am Anger 3, " * 40
+    assert Redacted(scenario("Hello.", world={"street": street})).scenario.world["street"] == "1 Sample Street"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from grpo.config.scenarios import FileSource, PublishedSource, PythonSource, Source, Tau2Source
+from grpo.config.scenarios import CsvSource, FileSource, PublishedSource, PythonSource, Source, Tau2Source
 from grpo.errors import DataError
 from grpo.scenarios.reward_data import read_pairs
 from grpo.scenarios.sources import content_hash, read_records
@@ -27,7 +27,8 @@ def test_a_source_without_records_is_an_error(tmp_path: Path, kind: str, name: s
     """A file without records is a mistake, in every format."""
     path = tmp_path / name
     path.write_text(content)
-    source = FileSource.model_validate({"kind": kind, "path": str(path)})
+    model = CsvSource if kind == "csv" else FileSource
+    source = model.model_validate({"kind": kind, "path": str(path)})
     with pytest.raises(DataError, match=rf"{name} \({kind}\) is empty; fill it or take it out of scenarios\.sources"):
         list(read_records(source))
 

@@ -11,7 +11,7 @@ import pytest
 
 from grpo.errors import DataError
 from grpo.scenarios.scenario import Expected, Metadata, Scenario
-from grpo.scenarios.table import SCHEMA, read_scenarios, scenario_row, text_digest, write_scenarios
+from grpo.scenarios.table import SCHEMA, read_scenarios, scenario_row, start_digest, write_scenarios
 
 FULL = Scenario(
     id="full",
@@ -47,14 +47,14 @@ def test_scenarios_come_back_equal_and_with_the_same_hash(table: Path) -> None:
 def test_derived_columns_have_the_values_of_the_scenario(table: Path) -> None:
     """The columns can be read without parsing a scenario."""
     row = pq.read_table(table).to_pylist()[0]
-    assert (row["hash"], row["text_digest"]) == (FULL.hash, text_digest(FULL))
+    assert (row["hash"], row["text_digest"]) == (FULL.hash, start_digest(FULL))
     assert (row["category"], row["difficulty"], row["domain"], row["split"]) == ("return", "hard", "sales", "heldout")
 
 
 def test_texts_that_differ_in_case_and_punctuation_have_the_same_digest() -> None:
     """Another word makes another digest."""
     first, second, third = (
-        text_digest(Scenario(id="x", user_responses=(text,)))
+        start_digest(Scenario(id="x", user_responses=(text,)))
         for text in ("Where's  my ORDER?!", "wheres my order", "wheres my parcel")
     )
     assert first == second

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import openai
 
@@ -17,16 +18,18 @@ from grpo.policy.catalog import load_weights
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.records import ServedTurn
+from grpo.serving.connections import Connections
 from grpo.serving.engine import ProcessPolicy
 from grpo.serving.guard import BODY_BYTES, Authenticator
 from grpo.serving.keys import KeyStore
 from grpo.serving.mirror import MirrorSettings
 from grpo.serving.operations import Orchestrator
+from grpo.serving.served_model import ServedModel
 from grpo.serving.server import ChatServer as Uvicorn
-from grpo.serving.server import ServerSettings, build_app, uvicorn_config
+from grpo.serving.server import ServerSettings, build_app, open_book, uvicorn_config
 from grpo.serving.service import Service
 from grpo.serving.settings import ServiceSettings
-from grpo.serving.versions import EngineSettings, ServedModel
+from grpo.serving.versions import EngineSettings
 
 CLERK = Path("data/models/desk_clerk")
 
@@ -59,6 +62,7 @@ class ChatServer:
     server: Uvicorn
     keys: KeyStore
     folder: Path
+    book: Connections
     clients: dict[str, openai.OpenAI] = field(default_factory=dict)
 
     @property
@@ -66,7 +70,7 @@ class ChatServer:
         return f"http://127.0.0.1:{self.port}"
 
     def client(
-        self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "metrics", "admin")
+        self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "outcomes", "metrics", "admin")
     ) -> openai.OpenAI:
         """OpenAI's client with a key of its own, which does not try again."""
         if name not in self.clients:
@@ -101,8 +105,9 @@ def chat_server(
     frame_bytes: int = BODY_BYTES,
     tls: tuple[Path, Path] | None = None,
     mirror: MirrorSettings | None = None,
+    **edge: Any,
 ) -> Iterator[ChatServer]:
-    """Serve until the block ends; yields when the first version is loaded."""
+    """Serve until the block ends; yields when the first version is loaded. `edge` are bounds of `ServerSettings`."""
     keys = KeyStore(folder / "keys.json")
     settings = ServerSettings(
         log=folder / "log",
@@ -117,18 +122,20 @@ def chat_server(
         mirror=mirror,
         certificate=None if tls is None else tls[0],
         private_key=None if tls is None else tls[1],
+        **edge,
     )
-    app, running = build_app(settings, next_version, Authenticator(keys), orchestrator)
+    book = open_book(settings)
+    app, running = build_app(settings, next_version, Authenticator(keys), orchestrator, connections=book)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = Uvicorn(uvicorn_config(app, settings), running)
+        server = Uvicorn(uvicorn_config(app, settings, book), running)
         thread = threading.Thread(target=lambda: server.run([listener]))
         thread.start()
         while not (server.started and running.ready):
             assert thread.is_alive()
             threading.Event().wait(0.01)
         port = listener.getsockname()[1]
-        chats = ChatServer(port=port, service=running, server=server, keys=keys, folder=folder)
+        chats = ChatServer(port=port, service=running, server=server, keys=keys, folder=folder, book=book)
         try:
             yield chats
         finally:

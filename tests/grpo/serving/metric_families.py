@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from starlette.applications import Starlette
 
 from grpo.messages import Message
 from grpo.scenarios.served.records import Feedback, ServedTurn
+from grpo.serving.callers import Caller
 from grpo.serving.chat_response import Usage
+from grpo.serving.connections import Connections
+from grpo.serving.guard import Guard
+from grpo.serving.limits import Limiter
 from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
 from grpo.serving.mirror import Mirror, MirrorSettings
+from grpo.serving.refused_work import RefusedWork
 from grpo.serving.service import Service
 from grpo.serving.versions import EngineSettings, Versions
 from grpo.trajectories import Turn
@@ -77,7 +83,13 @@ def metrics_of(folder: Path, reports: Path | None = None) -> Metrics:
     metrics, log = Metrics(), ServingLog(folder)
     mirror = Mirror(log, MirrorSettings(tracking_uri="http://127.0.0.1:5000", experiment="served"))
     metrics.watch(Service(Versions(EngineSettings()), log), log, reports, mirror)
+    work = RefusedWork(Limiter())
+    metrics.watch_edge(work, Connections(most=8, per_address=4), Guard(Starlette(), _nobody, refused_work=work))
     return metrics
+
+
+def _nobody(credential: str) -> Caller:
+    raise AssertionError("no request is made")
 
 
 def families(folder: Path) -> list[MetricFamily]:

@@ -102,7 +102,10 @@ def test_an_invalid_request_is_a_400_that_names_its_parameter(body: Any, param: 
 def test_unknown_paths_and_methods_have_the_same_shape():
     """With the Allow header of a 405; a 404 of a route keeps its message."""
     response = CLIENT.get("/nowhere")
-    assert (response.status_code, response.json()["error"]["message"]) == (404, "unknown address GET /nowhere")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
+    assert response.json()["error"]["message"].startswith(
+        "there is no /nowhere; this server has /v1/chat/completions, "
+    )
     response = CLIENT.get("/chat")
     assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
     assert response.headers["allow"] == "POST"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from pydantic import ValidationError
 
 from grpo.messages import Message, ToolCall
 from grpo.serving.api_errors import APIError
-from grpo.serving.chat_request import ChatRequest, conversation_digest
+from grpo.serving.chat_request import ChatRequest
 
 
 def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
@@ -53,7 +54,6 @@ def test_a_result_may_answer_a_call_of_the_conversation_before():
         ([USER, {"role": "assistant", "tool_calls": [call(1)]}, USER], "without their results"),
         ([USER, {"role": "assistant", "tool_calls": [call(1, "[1]")]}, USER], "not a JSON object"),
         ([USER, {"role": "assistant", "tool_calls": [call(1, "{")]}, USER], "not a JSON object"),
-        ([USER, {"role": "system", "content": "Be brief."}], "comes first"),
         ([{"role": "user", "content": None}], "without text"),
         ([{"role": "user", "content": "x", "tool_calls": [call(1)]}], "without text"),
         ([{"role": "tool", "content": "x"}], "is not an open call"),
@@ -73,15 +73,25 @@ def test_parts_of_text_are_one_text_and_a_developer_is_the_system():
     )
 
 
+def test_system_messages_in_front_are_one_and_later_ones_stay_in_their_places():
+    """Joined by an empty line, as the prompts of environment and client are."""
+    two = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Be kind."}]
+    later = {"role": "system", "content": "Be quick."}
+    assert request(*two, USER, later).to_messages() == (
+        Message(role="system", content="Be brief.\n\nBe kind."),
+        Message(role="user", content="Where is it?"),
+        Message(role="system", content="Be quick."),
+    )
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"stream_options": {"include_usage": True}},
         {"stop": [""]},
         {"top_logprobs": 1},
-        {"tool_choice": "auto"},
-        {"metadata": {"colour": "red"}},
-        {"store": False},
+        {"tool_choice": "any"},
+        {"reasoning_effort": "low"},
         {"frequency_penalty": 0.1},
         {"temperature": float("nan")},
         {"n": True},
@@ -98,9 +108,10 @@ def test_a_field_that_would_be_ignored_is_refused(fields: dict[str, Any]):
 def test_fields_that_change_nothing_are_taken():
     """Clients send the defaults of OpenAI's API."""
     taken = request(
-        USER, presence_penalty=0.0, frequency_penalty=0, logit_bias={}, parallel_tool_calls=True, store=True
+        USER, presence_penalty=0.0, frequency_penalty=0, logit_bias={}, parallel_tool_calls=True, tool_choice="auto"
     )
     assert taken.to_tools() == ()
+    assert request(USER, metadata={"colour": "red", "category": "a"}).labels == {"category": "a"}
     assert request(USER, metadata={"conversation_id": "a"}).conversation == "a"
     assert request(USER, max_tokens=5, max_completion_tokens=7).max_reply_tokens == 7
 
@@ -109,15 +120,45 @@ def test_a_seed_has_sixty_four_bits():
     assert [request(USER, seed=seed).to_seed() for seed in (0, -1, 2**62)] == [0, 2**64 - 1, 2**62]
 
 
-def test_a_digest_depends_on_owner_user_tools_and_messages():
-    message = Message(role="user", content="a")
-    digests = {
-        conversation_digest("shop", None, [], [message], set()),
-        conversation_digest("other", None, [], [message], set()),
-        conversation_digest("shop", "b", [], [message], set()),
-        conversation_digest("shop", None, [{"name": "f"}], [message], set()),
-        conversation_digest("shop", None, [], [message, message], set()),
-        conversation_digest("shop", None, [], [Message(role="assistant", content="a")], set()),
-        conversation_digest("shop", None, [], [message], {"call-1"}),
-    }
-    assert len(digests) == 7
+ARGUMENTS = '{"a": [' + ",".join(["1"] * 40_000) + "]}"
+
+
+def test_values_of_all_arguments_are_bounded_together():
+    """Each of three has 40,002 values, of which a request has 100,000; commas in a text are no values."""
+    calls = [call(number) for number in range(3)]
+    for each in calls:
+        each["function"]["arguments"] = ARGUMENTS
+    results = [{"role": "tool", "tool_call_id": each["id"], "content": "5"} for each in calls]
+    request(USER, {"role": "assistant", "tool_calls": calls[:2]}, *results[:2]).to_messages()
+    with pytest.raises(APIError, match="more than 100000 values in all") as error:
+        request(USER, {"role": "assistant", "tool_calls": calls}, *results).to_messages()
+    assert error.value.param == "messages[1]"
+    for each in calls:
+        each["function"]["arguments"] = json.dumps({"a": "," * 50_000})
+    request(USER, {"role": "assistant", "tool_calls": calls}, *results).to_messages()
+
+
+def test_values_of_results_count_as_well():
+    """Results of several calls are parsed: three of 40,001 values."""
+    calls = [call(number) for number in range(3)]
+    results = [{"role": "tool", "tool_call_id": each["id"], "content": ARGUMENTS} for each in calls]
+    with pytest.raises(APIError, match="more than 100000 values in all"):
+        request(USER, {"role": "assistant", "tool_calls": calls}, *results).to_messages()
+
+
+@pytest.mark.parametrize(
+    ("fields", "characters"),
+    [
+        ({"messages": [{"role": "user", "content": " " * 4000}]}, 4000),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "ab"}] * 3}]}, 6),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "d" * 3000}}]}, 12 + 1 + 3000 + 2),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [call(1)]}, {"role": "tool", "tool_call_id": "x"}]},
+            12 + len(call(1)["id"]) + len(call(1)["function"]["name"]) + len(call(1)["function"]["arguments"]) + 1,
+        ),
+    ],
+)
+def test_all_texts_of_a_request_count(fields: dict[str, Any], characters: int):
+    """White space, parts, tools with their parameters `{}`, calls and ids; "Where is it?" has 12."""
+    asked = ChatRequest.model_validate({"model": "clerk", "messages": [USER], **fields})
+    assert asked.characters == characters

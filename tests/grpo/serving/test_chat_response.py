@@ -22,7 +22,7 @@ def test_a_body_has_content_calls_and_usage():
     assert (
         [call["id"] for call in message["tool_calls"]] == [call_id("t", 0), call_id("t", 1)] == ["call_t_0", "call_t_1"]
     )
-    assert message["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"order": "\\u00e9"}'}
+    assert message["tool_calls"][0]["function"] == {"name": "look_up", "arguments": '{"order": "é"}'}
     assert body["usage"] == {
         "prompt_tokens": 3,
         "completion_tokens": 4,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import collections
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from grpo.serving.chat_socket import WAITING_REQUESTS
+from grpo.serving.callers import CallerLimits
+from grpo.serving.chat_socket import WAITING_CHARACTERS, WAITING_REQUESTS, _WaitingFrames
+from grpo.serving.settings import ServiceSettings
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
@@ -93,7 +96,7 @@ def test_a_connection_answers_one_request_after_another(server: ChatServer):
             "context_length_exceeded",
             "messages",
         ),
-        (json.dumps({"model": "clerk", "messages": [QUESTION], "stop": ["a"] * 5}), "invalid_value", None),
+        (json.dumps({"model": "clerk", "messages": [QUESTION], "stop": ["a"] * 5}), "invalid_value", "stop"),
     ],
 )
 def test_a_frame_that_is_not_a_request_is_an_error_and_the_connection_stays(
@@ -128,6 +131,24 @@ def test_requests_that_wait_are_bounded(server: ChatServer):
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1013
     until("the end of all requests", lambda: server.service.requests == 0)
+
+
+def test_frames_that_wait_are_bounded_over_all_sockets_of_a_key():
+    """Half of the bound in each of two sockets fits, one more character does not; all are charged when they close."""
+    counts, charged = collections.Counter[str](), list[int]()
+    half = WAITING_CHARACTERS // 2
+    one, two, other = (
+        _WaitingFrames(counts, key, lambda size, status: charged.append(size)) for key in ("shop", "shop", "other")
+    )
+    assert one.add(half)
+    assert two.add(half)
+    assert not two.add(1)
+    assert other.add(2 * WAITING_CHARACTERS)
+    one.end_first()
+    assert one.add(half - 1)
+    for frames in (one, two, other):
+        frames.close()
+    assert (charged, counts) == ([half - 1, half, 1, 2 * WAITING_CHARACTERS], {})
 
 
 def test_a_client_that_goes_away_aborts_its_turn(server: ChatServer):
@@ -191,3 +212,49 @@ def test_the_handshake_needs_the_scope(server: ChatServer):
     with pytest.raises(InvalidStatus) as refused:
         open_socket(server, "reader")
     assert refused.value.response.status_code == 403
+
+
+def test_the_websockets_of_a_key_are_bounded(server: ChatServer):
+    """A key with one parallel request has 16, counted from the handshake; one that closes makes room for another."""
+    secret = server.keys.create("many-sockets", ("chat",), CallerLimits(parallel=1))
+    address, headers = f"{server.url.replace('http', 'ws')}/v1/chat/stream", {"Authorization": f"Bearer {secret}"}
+
+    def opens() -> bool:
+        try:
+            sockets.append(stack.enter_context(connect(address, additional_headers=headers)))
+        except InvalidStatus as error:
+            refused.append((error.response.status_code, "retry-after" in error.response.headers))
+            return False
+        return True
+
+    sockets: list[ClientConnection] = []
+    refused: list[tuple[int, bool]] = []
+    with ExitStack() as stack:
+        assert [opens() for _ in range(18)] == [True] * 16 + [False] * 2
+        assert refused == [(429, True)] * 2
+        sockets[0].close()
+        until("another one opens", opens)
+        with open_socket(server, "another-key") as other:
+            ask(other, max_tokens=1)
+            assert replies(other)[-1] == "[DONE]"
+
+
+def test_a_websocket_without_a_request_is_closed(tmp_path: Path):
+    """With code 1001, after the reply to its last request."""
+    with chat_server(tmp_path, service=ServiceSettings(socket_idle_s=0.2)) as server, open_socket(server) as socket:
+        ask(socket, max_tokens=1)
+        assert replies(socket)[-1] == "[DONE]"
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=30)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "no request for 0.2 s")
+
+
+def test_a_compressed_frame_counts_with_what_it_expands_to(server: ChatServer):
+    """10 MB of one letter are 10 kB on the wire, less than the bound."""
+    with open_socket(server) as socket:
+        socket.send("x" * 10_000_000)
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=30)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009

@@ -14,24 +14,29 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import ConfigError, DataError, StorageError
-from grpo.scenarios.served.folder import ServedLog
+from grpo.scenarios.served.folder import ERASURES, SEGMENTS, ServedLog
 from grpo.scenarios.served.join import join
+from grpo.scenarios.served.lines import encode
 from grpo.scenarios.served.records import Record
 from grpo.scenarios.served.tables import FEEDBACK, TURNS
-from grpo.serving.compaction import compact, erase, expire
+from grpo.serving.compaction import ErasedRecords, compact, erase_records, expire
 from grpo.serving.log import ServingLog
+from grpo.serving.salt import read_salt
+from grpo.serving.segments import Segment, make_folder
 from grpo.tables import SCHEMA
 from tests.grpo.scenarios.served.fixtures import NOON, feedback, turn
 from tests.grpo.serving.test_log import environment
 
 
 def write(folder: Path, *records: Record) -> None:
-    async def main() -> None:
-        async with ServingLog(folder) as log:
-            for record in records:
-                await log.append(record)
-
-    asyncio.run(main())
+    """Write one closed segment, as a server does: a `ServingLog` would begin to compact the segments that are there."""
+    for name in (SEGMENTS, ERASURES):
+        make_folder(folder / name)
+    read_salt(folder)
+    segment = Segment(folder, os.fdatasync)
+    for record in records:
+        segment.write(encode(record))
+    segment.close()
 
 
 def read(folder: Path, snapshot: tuple[str, ...] | None = None) -> list[Record]:
@@ -48,7 +53,7 @@ def test_compacted_records_are_the_same(tmp_path: Path):
     write(tmp_path, *records)
     assert compact(tmp_path) == 1
     assert ServedLog(tmp_path).segments() == {}
-    assert sorted(path.parent.name for path in ServedLog(tmp_path).tables()) == [
+    assert sorted(table.path.parent.name for table in ServedLog(tmp_path).tables()) == [
         "2026-11-20",
         "2026-11-20",
         "2026-11-21",
@@ -61,7 +66,7 @@ def test_the_tables_have_the_column_types_of_rollouts(tmp_path: Path):
     """A reader of rollouts knows the columns."""
     write(tmp_path, turn("a"))
     compact(tmp_path)
-    [path] = ServedLog(tmp_path).tables()
+    [path] = [table.path for table in ServedLog(tmp_path).tables()]
     schema = pq.read_schema(path)
     names = ["turns", "token_ids", "loss_mask", "sampler_logprobs", "seed", "temperature", "policy_hash"]
     assert [schema.field(name).type for name in names] == [SCHEMA.field(name).type for name in names]
@@ -103,7 +108,7 @@ def test_a_compaction_that_was_killed_is_done_again(tmp_path: Path, kept: tuple[
     compact(tmp_path)
     shutil.rmtree(tmp_path / "segments")
     (tmp_path / "before").rename(tmp_path / "segments")
-    for path in ServedLog(tmp_path).tables():
+    for path in [table.path for table in ServedLog(tmp_path).tables()]:
         if path.parents[1].name in kept:
             path.write_bytes(b"unfinished")
             path.with_name(".3f").write_bytes(b"unfinished")
@@ -141,6 +146,11 @@ def test_retention_deletes_days(tmp_path: Path):
         expire(tmp_path, 0)
 
 
+def counted(erased: ErasedRecords | None) -> int:
+    assert erased is not None
+    return erased.turns + erased.feedback
+
+
 def of_two_users() -> list[Record]:
     """Anna's two conversations, the second with a turn that does not name her, and Bert's."""
     return [
@@ -170,7 +180,7 @@ def test_the_erasure_of_a_user_removes_every_trace(tmp_path: Path, compacted: bo
     write(tmp_path, *of_two_users())
     if compacted:
         compact(tmp_path)
-    assert erase(tmp_path, user="anna") == 4
+    assert counted(erase_records(tmp_path, user="anna")) == 4
     assert [record.id for record in read(tmp_path)] == ["d", "g"]
     assert traces(tmp_path, "anna", "Anna", "opening", "second", "Question a", "Question c") == []
     assert traces(tmp_path, "bert") != []
@@ -179,7 +189,7 @@ def test_the_erasure_of_a_user_removes_every_trace(tmp_path: Path, compacted: bo
 def test_the_erasure_of_a_conversation_leaves_the_others_of_the_user(tmp_path: Path):
     """Anna's second conversation, with its feedback."""
     write(tmp_path, *of_two_users())
-    assert erase(tmp_path, conversation_id="second") == 3
+    assert counted(erase_records(tmp_path, conversation_id="second")) == 3
     assert [record.id for record in read(tmp_path)] == ["a", "d", "g"]
     assert traces(tmp_path, "second") == []
 
@@ -187,7 +197,7 @@ def test_the_erasure_of_a_conversation_leaves_the_others_of_the_user(tmp_path: P
 def test_a_turn_that_was_in_progress_during_the_erasure_is_not_read(tmp_path: Path):
     """It was received before and is written later; a conversation that begins afterwards is a new one."""
     write(tmp_path, *of_two_users())
-    erase(tmp_path, user="anna")
+    erase_records(tmp_path, user="anna")
     late = replace(turn("e", "a"), user="anna", conversation_id="opening")
     event = feedback("h", conversation_id="second", time=NOON)
     write(
@@ -206,7 +216,7 @@ def test_an_erasure_reaches_the_segment_that_another_writer_has_open(tmp_path: P
         async with ServingLog(tmp_path) as first, ServingLog(tmp_path) as second:
             for record in of_two_users():
                 await first.append(record)
-            assert await second.erase(user="anna") == 4
+            assert counted(await asyncio.to_thread(erase_records, tmp_path, user="anna")) == 4
             assert traces(tmp_path, "anna", "Anna") == []
             await first.append(turn("y"))
             await second.append(turn("z"))
@@ -224,25 +234,25 @@ def test_an_erasure_that_a_writer_blocks_is_an_error(tmp_path: Path):
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StorageError, match=f"a process writes to segment {path} and began no other in 0.1 s"):
-            erase(tmp_path, conversation_id="c", wait_s=0.1)
-    assert erase(tmp_path, conversation_id="c") == 1
+            erase_records(tmp_path, conversation_id="c", wait_s=0.1)
+    assert counted(erase_records(tmp_path, conversation_id="c")) == 1
 
 
 def test_a_table_that_cannot_be_read_is_not_reported_as_erased(tmp_path: Path):
     """The operator has to delete it."""
     write(tmp_path, turn("a"))
     compact(tmp_path)
-    [path] = ServedLog(tmp_path).tables()
+    [path] = [table.path for table in ServedLog(tmp_path).tables()]
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match="is not a readable Parquet file"):
-        erase(tmp_path, conversation_id="c")
+        erase_records(tmp_path, conversation_id="c")
 
 
 @pytest.mark.parametrize("names", [{}, {"user": ""}, {"user": "a", "conversation_id": "b"}])
 def test_an_erasure_names_a_user_or_a_conversation(tmp_path: Path, names: dict[str, Any]):
     """The empty name stands for clients that name no user."""
     with pytest.raises(ConfigError, match="erase a user or a conversation"):
-        erase(tmp_path, **names)
+        erase_records(tmp_path, **names)
 
 
 def test_a_snapshot_reads_the_same_before_and_after_compaction(tmp_path: Path):
@@ -268,7 +278,7 @@ def test_a_snapshot_reads_the_same_before_and_after_compaction(tmp_path: Path):
         assert digest == log.digest(snapshot)
         compact(tmp_path)
     assert digest != log.digest(log.snapshot())
-    erase(tmp_path, conversation_id="c")
+    erase_records(tmp_path, conversation_id="c")
     assert read(tmp_path, snapshot) == []
 
 
@@ -287,7 +297,7 @@ def test_a_damaged_table_is_one_problem_and_the_others_are_read(tmp_path: Path):
     for name in "abcd":
         write(tmp_path, turn(name))
         compact(tmp_path)
-    first, second, third, _ = ServedLog(tmp_path).tables()
+    first, second, third, _ = (table.path for table in ServedLog(tmp_path).tables())
     first.write_bytes(first.read_bytes()[:-30])
     pq.write_table(pq.read_table(second).replace_schema_metadata({b"served_log_version": b"9"}), second)
     rows = pq.read_table(third).to_pylist()

@@ -8,10 +8,16 @@ import pytest
 from grpo.messages import Message, Tool, ToolCall
 from grpo.serving.api_errors import APIError
 from grpo.serving.conversations import AnsweredTurn, Conversations
+from grpo.serving.digests import DigestedMessages, DigestedTools
+from grpo.serving.ids import ServingIds
 
 USER, OTHER = Message(role="user", content="Where is it?"), Message(role="user", content="Thanks")
 REPLY = Message(role="assistant", content="On its way.")
 VERSION = SimpleNamespace(stopped=None)
+
+
+def conversations(max_tokens: int = 100) -> Conversations:
+    return Conversations(max_tokens=max_tokens, new_id=ServingIds(b"salt").new_conversation)
 
 
 def answered(turn_id: str, *, conversation: str = "c", tokens: int = 10, **fields: Any) -> AnsweredTurn:
@@ -22,16 +28,17 @@ def answered(turn_id: str, *, conversation: str = "c", tokens: int = 10, **field
 
 def find(known: Conversations, *messages: Message, **fields: Any) -> Any:
     asked = {"conversation_id": None, "owner": "shop", "user": None, "tools": ()} | fields
-    return known.find(messages, **asked)
+    asked["tools"] = DigestedTools.of(asked["tools"])
+    return known.find(DigestedMessages.of(messages, asked.pop("calls", ())), **asked)
 
 
 def test_messages_without_a_reply_begin_a_conversation():
-    place = find(Conversations(max_tokens=100), USER)
+    place = find(conversations(), USER)
     assert (place.joined, place.before, place.new) == ("new", None, (USER,))
 
 
 def test_a_prefix_is_continued_once_and_then_forked():
-    known, turn = Conversations(max_tokens=100), answered("1")
+    known, turn = conversations(), answered("1")
     known.add(turn, is_last=True)
     place = find(known, USER, REPLY, OTHER)
     assert (place.joined, place.before, place.new, place.conversation_id) == ("prefix", turn, (OTHER,), "c")
@@ -44,13 +51,13 @@ def test_a_prefix_is_continued_once_and_then_forked():
     "asked", [{"owner": "other"}, {"user": "someone"}, {"tools": (Tool(name="look_up"),)}]
 )  # fmt: skip
 def test_a_prefix_of_another_owner_user_or_tools_is_unknown(asked: dict[str, Any]):
-    known = Conversations(max_tokens=100)
+    known = conversations()
     known.add(answered("1"), is_last=True)
     assert find(known, USER, REPLY, OTHER, **asked).joined == "unknown prefix"
 
 
 def test_two_turns_with_one_prefix_are_ambiguous():
-    known = Conversations(max_tokens=100)
+    known = conversations()
     known.add(answered("1", conversation="a"), is_last=True)
     known.add(answered("2", conversation="b"), is_last=True)
     place = find(known, USER, REPLY, OTHER)
@@ -59,20 +66,34 @@ def test_two_turns_with_one_prefix_are_ambiguous():
 
 def test_two_turns_stay_ambiguous_when_a_twin_is_dropped():
     """Of 20 tokens two turns of ten fit; the third drops the first of the twins, whose client may go on."""
-    known = Conversations(max_tokens=20)
+    known = conversations(20)
     known.add(answered("1", conversation="a"), is_last=True)
     known.add(answered("2", conversation="b"), is_last=True)
     known.add(answered("3", conversation="c", user="someone"), is_last=True)
     assert known.last_turn("a", "shop") is None
     assert find(known, USER, REPLY, OTHER).joined == "ambiguous"
-    known.erase(conversation_id="b")
+    known.erase(lambda turn: turn.conversation_id == "b")
     assert find(known, USER, REPLY, OTHER).joined == "unknown prefix"
     known.add(answered("4", conversation="d"), is_last=True)
     assert find(known, USER, REPLY, OTHER).conversation_id == "d"
 
 
+def test_the_id_of_a_conversation_whose_first_turn_was_aborted_goes_on():
+    """Its client was given the id in the header; another key does not have it, and an unknown id is refused."""
+    known = conversations()
+    known.keep_open("c", "shop")
+    place = find(known, USER, conversation_id="c")
+    assert (place.conversation_id, place.before, place.new, place.joined) == ("c", None, (USER,), "new")
+    for asked in ({"owner": "other", "conversation_id": "c"}, {"conversation_id": "d"}):
+        with pytest.raises(APIError, match="no conversation"):
+            find(known, USER, **asked)
+    turn = answered("1")
+    known.add(turn, is_last=True)
+    assert find(known, OTHER, conversation_id="c").before is turn
+
+
 def test_white_space_around_a_text_does_not_matter():
-    known, turn = Conversations(max_tokens=100), answered("1")
+    known, turn = conversations(), answered("1")
     known.add(turn, is_last=True)
     padded = Message(role="user", content="  Where is it?\n"), Message(role="assistant", content="On its way.\n\n")
     assert find(known, *padded, OTHER).before is turn
@@ -82,7 +103,7 @@ def test_white_space_around_a_text_does_not_matter():
 
 def test_ids_of_calls_tell_equal_conversations_apart():
     """The same messages twice: the client returns the id of its own call, in this turn and after it."""
-    known = Conversations(max_tokens=100)
+    known = conversations()
     call = Message(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments={}),))
     result = Message(role="tool", content="1")
     for name in ("1", "2"):
@@ -97,7 +118,7 @@ def test_ids_of_calls_tell_equal_conversations_apart():
 
 
 def test_an_id_takes_new_messages_or_the_whole_conversation():
-    known, turn = Conversations(max_tokens=100), answered("1")
+    known, turn = conversations(), answered("1")
     known.add(turn, is_last=True)
     for messages in ((OTHER,), (USER, REPLY, OTHER)):
         place = find(known, *messages, conversation_id="c")
@@ -120,7 +141,7 @@ def test_an_id_takes_new_messages_or_the_whole_conversation():
 @pytest.mark.parametrize("known_as", ["c", None])
 def test_a_conversation_whose_engine_has_ended_goes_on_with_another_version(known_as: str | None):
     """Also before its version is let go, while turns of it are in progress."""
-    known = Conversations(max_tokens=100)
+    known = conversations()
     known.add(answered("1", version=SimpleNamespace(stopped="killed")), is_last=True)
     place = find(known, USER, REPLY, OTHER, conversation_id=known_as)
     assert (place.joined, place.before, place.new) == ("other version", None, (USER, REPLY, OTHER))
@@ -129,7 +150,7 @@ def test_a_conversation_whose_engine_has_ended_goes_on_with_another_version(know
 
 def test_a_conversation_of_a_retired_version_goes_on_as_another_one():
     """Its messages are the context of the new one, whose version has not sampled them."""
-    known = Conversations(max_tokens=100)
+    known = conversations()
     known.add(answered("1"), is_last=True)
     known.retire(VERSION)  # type: ignore[arg-type]
     assert known.last_turn("c", "shop").transcript is None  # type: ignore[union-attr]
@@ -142,7 +163,7 @@ def test_a_conversation_of_a_retired_version_goes_on_as_another_one():
 
 def test_the_least_recently_used_turns_are_dropped_by_their_tokens():
     """Of 30 tokens: turns of 10 each fit three times; the one that was asked for stays."""
-    known = Conversations(max_tokens=30)
+    known = conversations(30)
     for name in ("a", "b", "c"):
         known.add(answered(name, conversation=name, messages=(Message(role="user", content=name), REPLY)), is_last=True)
     assert find(known, OTHER, conversation_id="a").joined == "id"
@@ -155,7 +176,7 @@ def test_the_least_recently_used_turns_are_dropped_by_their_tokens():
 
 def test_a_turn_that_is_not_the_last_is_found_by_its_messages_alone():
     """A second choice under `n`."""
-    known = Conversations(max_tokens=100)
+    known = conversations()
     known.add(answered("1"), is_last=True)
     second = answered("1-1", messages=(USER, Message(role="assistant", content="Here.")))
     known.add(second, is_last=False)

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,15 +19,18 @@ from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from grpo.serving.api_errors import install_error_handlers
 from grpo.serving.callers import Caller, CallerLimits
+from grpo.serving.connections import ADMIT
 from grpo.serving.guard import Authenticator, Guard
 from grpo.serving.jwt_tokens import TokenVerifier
 from grpo.serving.keys import KeyStore
 from grpo.serving.limits import Limiter
+from grpo.serving.usage import LocalUsage
 from tests.grpo.serving.servers import request, serving
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -54,7 +58,7 @@ def _app(limiter: Limiter | None = None) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(body: Chat, caller: Annotated[Caller, Depends(_caller)]) -> dict[str, Any]:
         if limiter is not None:
-            (await limiter.reserve(caller, 10)).settle(10)
+            await (await limiter.reserve(caller, 10)).settle(10)
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": caller.name}}
         return {"id": "1", "object": "chat.completion", "created": 1, "model": body.model, "choices": [choice]}
 
@@ -356,9 +360,10 @@ def test_a_client_that_leaves_does_not_reach_the_app(keys: KeyStore):
     async def send(message: Any) -> None:
         reached.append(message)
 
-    guard = Guard(app, Authenticator(keys), public={"/x"})
-    connection = {"type": "http", "path": "/x", "headers": [(b"content-length", b"9")]}
-    asyncio.run(guard(connection, receive, send))
+    credential = f"Bearer {keys.create('shop', ['admin'])}".encode()
+    headers = [(b"content-length", b"9"), (b"authorization", credential)]
+    connection = {"type": "http", "path": "/x", "method": "POST", "headers": headers}
+    asyncio.run(Guard(app, Authenticator(keys))(connection, receive, send))
     assert reached == []
 
 
@@ -383,9 +388,9 @@ def test_the_app_hears_of_a_client_that_leaves_later(keys: KeyStore):
     async def send(message: Any) -> None:
         raise AssertionError
 
-    asyncio.run(
-        Guard(app, Authenticator(keys), public={"/x"})({"type": "http", "path": "/x", "headers": []}, receive, send)
-    )
+    headers = [(b"authorization", f"Bearer {keys.create('shop', ['admin'])}".encode())]
+    connection = {"type": "http", "path": "/x", "method": "POST", "headers": headers}
+    asyncio.run(Guard(app, Authenticator(keys))(connection, receive, send))
     assert heard == [{"type": "http.request", "body": b"ab", "more_body": False}, {"type": "http.disconnect"}]
 
 
@@ -441,7 +446,7 @@ def test_no_bytes_make_the_server_fail(keys: KeyStore):
 def test_the_client_of_openai_waits_as_long_as_it_is_asked_to(keys: KeyStore):
     """Refused with 429 while the window is full, it tries again by itself when there is room, and succeeds."""
     window = {"jump": 0.0}
-    limiter = Limiter(clock=lambda: time.monotonic() + window["jump"])
+    limiter = Limiter(LocalUsage(clock=lambda: time.monotonic() + window["jump"]))
     secret = keys.create("shop", ["chat"], CallerLimits(requests_per_minute=1))
     message: Any = {"role": "user", "content": "hello"}
     with (
@@ -462,3 +467,49 @@ def test_the_client_of_openai_waits_as_long_as_it_is_asked_to(keys: KeyStore):
             wrong.chat.completions.create(model="desk", messages=[message])
         with pytest.raises(openai.PermissionDeniedError, match="needs the scope admin"):
             client.models.list()
+
+
+@pytest.mark.parametrize("length", [b"content-length: 5", b"transfer-encoding: chunked", b"content-length: 250000"])
+def test_a_public_path_is_answered_without_its_body(length: bytes):
+    """The body never arrives: the answer comes at once, and the connection is closed after it."""
+    guard = Guard(_app(), lambda credential: _nobody(), public=PUBLIC)
+    with serving(guard) as port:
+        answer = request(port, b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + length + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"connection: close" in answer
+
+
+def _nobody() -> Caller:
+    raise AssertionError("no path of this test needs a caller")
+
+
+@pytest.mark.parametrize(
+    ("path", "credential", "is_admitted"),
+    [
+        ("/v1/train/1", "right", True),
+        ("/v1/train/1", "wrong", False),
+        ("/healthz", "right", False),
+        ("/v1/train/1", "", False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_connection_is_admitted_by_a_key_only(
+    keys: KeyStore, kind: str, path: str, credential: str, is_admitted: bool
+):
+    """The server closes others in favour of new connections, also those of public paths."""
+    admitted: list[bool] = []
+    secret = keys.create("shop", ("admin",))
+    headers = {"authorization": f"Bearer {secret if credential == 'right' else credential}"} if credential else {}
+    guard = _guard(keys)
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        scope.setdefault("state", {})[ADMIT] = lambda: admitted.append(True)
+        await guard(scope, receive, send)
+
+    client = TestClient(app)
+    if kind == "http":
+        client.get(path, headers=headers)
+    else:
+        with suppress(WebSocketDenialResponse, WebSocketDisconnect), client.websocket_connect(path, headers=headers):
+            pass
+    assert bool(admitted) == is_admitted

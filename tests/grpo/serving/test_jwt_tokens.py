@@ -21,6 +21,12 @@ from grpo.serving.jwt_tokens import TokenError, TokenVerifier, read_key, token_v
 
 SECRET = "0123456789abcdef0123456789abcdef"
 PRIVATE = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+SMALL = (
+    rsa.generate_private_key(public_exponent=65537, key_size=1024)
+    .public_key()
+    .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    .decode()
+)
 PUBLIC = (
     PRIVATE.public_key()
     .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -70,6 +76,7 @@ def test_a_token_names_its_caller():
     ("changes", "reason"),
     [
         ({"exp": 1}, "it has expired"),
+        ({"exp": "9" * 20}, "`exp` is not a Unix time"),
         ({"exp": None}, "a claim is missing"),
         ({"exp": "soon"}, "it is malformed"),
         ({"exp": float("inf")}, "it is malformed"),
@@ -79,6 +86,13 @@ def test_a_token_names_its_caller():
         ({"aud": "other"}, "it is for another audience"),
         ({"aud": None}, "a claim is missing"),
         ({"sub": None}, "a claim is missing"),
+        ({"exp": 10**400}, "`exp` is not a Unix time"),
+        ({"exp": int(time.time() + 60) * 1000}, "`exp` is not a Unix time"),
+        ({"exp": "2000000000"}, "`exp` is not a Unix time"),
+        ({"exp": float("nan")}, "it is malformed"),
+        ({"nbf": True}, "`nbf` is not a Unix time"),
+        ({"nbf": -(10**400)}, "`nbf` is not a Unix time"),
+        ({"iat": -1}, "`iat` is not a Unix time"),
         ({"sub": ""}, "`sub` is empty"),
         ({"sub": 7}, "it is malformed"),
         ({"scope": ["chat"]}, "`scope` is not a string"),
@@ -136,6 +150,10 @@ def test_deeply_nested_json_is_refused():
         (SECRET, {"algorithms": ["none"]}, "algorithms"),
         (SECRET, {"algorithms": ["HS256", "RS256"]}, "for a shared secret"),
         (SECRET[:31], {}, "has 31 bytes; take at least 32"),
+        ("a" * 32, {}, "has 1 different bytes and can be guessed"),
+        ("secret" * 10, {}, "has 5 different bytes and can be guessed"),
+        (SMALL, {"algorithms": ["RS256"]}, "RSA key of tokens has 1024 bits and can be factored; take at least 2048"),
+        (SMALL, {"algorithms": ["PS512"]}, "RSA key of tokens has 1024 bits"),
         (PUBLIC, {}, "does not fit HS256"),
         (SECRET, {"algorithms": ["RS256"]}, "does not fit RS256; a public key is a PEM file"),
         (PUBLIC, {"algorithms": ["ES256"]}, "does not fit ES256"),

@@ -1,18 +1,30 @@
-"""Limits per caller, on a clock of the test's own."""
+"""Limits per caller, on a clock of the test's own: in the memory of one process, and in a database of several."""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import random
 import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
 from grpo.serving.budgets import TokenBudgets
 from grpo.serving.callers import Caller, CallerLimits
 from grpo.serving.limits import Limiter, LimitExceeded, Reservation, duration
+from grpo.serving.shared_database import SharedDatabase
+from grpo.serving.shared_usage import SharedUsage
+from grpo.serving.usage import LocalUsage
+from tests.e2e.postgres import Cluster
+from tests.grpo.serving.databases import cluster, new_database
+
+__all__ = ["cluster"]
+T = TypeVar("T")
 
 
 class Clock:
@@ -28,136 +40,170 @@ class Clock:
         return datetime(2026, 11, 30, 23, 0, tzinfo=UTC) + timedelta(seconds=self.s - 1000.0)
 
 
+class Store:
+    """One store of usage, its clock, and limiters on it; `url` is None for the memory of this process."""
+
+    def __init__(self, folder: Path, url: str | None) -> None:
+        self.clock = Clock()
+        self._folder, self._url = folder, url
+        self._runner = asyncio.Runner()
+        self._open = AsyncExitStack()
+        self.limiter = self.server()
+        """Limiter of the first server."""
+
+    def server(self) -> Limiter:
+        """Limiter of a further server, or after a restart: budgets are shared by both stores."""
+        return self.run(self._server())
+
+    async def _server(self) -> Limiter:
+        if self._url is None:
+            budgets = TokenBudgets(self._folder / "budgets.db")
+            self._open.callback(budgets.close)
+            return Limiter(LocalUsage(budgets, clock=self.clock), now=self.clock.now)
+        database = await self._open.enter_async_context(SharedDatabase(self._url))
+        return Limiter(SharedUsage(database, clock=self.clock), now=self.clock.now)
+
+    def close(self) -> None:
+        self.run(self._open.aclose())
+        self._runner.close()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+    def reserve(self, caller: Caller, tokens: int = 1, *, by: Limiter | None = None) -> Reservation:
+        return self.run((by or self.limiter).reserve(caller, tokens))
+
+    def settle(self, reservation: Reservation, tokens: int) -> None:
+        self.run(reservation.settle(tokens))
+
+    def headers(self, caller: Caller) -> dict[str, str]:
+        return self.run(self.limiter.headers(caller))
+
+    def refusal(self, caller: Caller, tokens: int = 1, *, by: Limiter | None = None) -> LimitExceeded:
+        with pytest.raises(LimitExceeded) as caught:
+            self.reserve(caller, tokens, by=by)
+        return caught.value
+
+
+@pytest.fixture(params=["local", "shared"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """Both stores: each case holds for both."""
+    url = None if request.param == "local" else new_database(request.getfixturevalue("cluster"))
+    opened = Store(tmp_path, url)
+    yield opened
+    opened.close()
+
+
 def _caller(name: str = "shop", **limits: int) -> Caller:
     return Caller(name=name, key_hash=name, scopes=frozenset({"chat"}), limits=CallerLimits(**limits))
 
 
-def _reserve(limiter: Limiter, caller: Caller, tokens: int = 1) -> Reservation:
-    return asyncio.run(limiter.reserve(caller, tokens))
-
-
-def _refusal(limiter: Limiter, caller: Caller, tokens: int = 1) -> LimitExceeded:
-    with pytest.raises(LimitExceeded) as caught:
-        _reserve(limiter, caller, tokens)
-    return caught.value
-
-
-def test_requests_count_for_sixty_seconds_each():
+def test_requests_count_for_sixty_seconds_each(store: Store):
     """Two a minute at 0 and 40 s: the third is admitted at 60 s, the fourth at 100 s."""
-    clock = Clock()
-    limiter, caller = Limiter(clock=clock), _caller(requests_per_minute=2)
-    _reserve(limiter, caller)
+    clock, caller = store.clock, _caller(requests_per_minute=2)
+    store.reserve(caller)
     clock.s += 40
-    _reserve(limiter, caller)
-    refusal = _refusal(limiter, caller)
+    store.reserve(caller)
+    refusal = store.refusal(caller)
     assert (refusal.status, refusal.kind, refusal.code) == (429, "requests", "rate_limit_exceeded")
     assert refusal.retry_after_s == 20
     clock.s += 19.99
-    assert _refusal(limiter, caller).retry_after_s == pytest.approx(0.01)
+    assert store.refusal(caller).retry_after_s == pytest.approx(0.01)
     clock.s += 0.01
-    _reserve(limiter, caller)
-    assert _refusal(limiter, caller).retry_after_s == pytest.approx(40)
+    store.reserve(caller)
+    assert store.refusal(caller).retry_after_s == pytest.approx(40)
 
 
-def test_tokens_are_reserved_and_refunded():
+def test_tokens_are_reserved_and_refunded(store: Store):
     """80 of 100 reserved, 30 more refused; 50 of them unused, so that 50 more fit, and then not one."""
-    clock = Clock()
-    limiter, caller = Limiter(clock=clock), _caller(tokens_per_minute=100)
-    reservation = _reserve(limiter, caller, 80)
+    clock, caller = store.clock, _caller(tokens_per_minute=100)
+    reservation = store.reserve(caller, 80)
     clock.s += 1
-    refusal = _refusal(limiter, caller, 30)
+    refusal = store.refusal(caller, 30)
     assert (refusal.kind, refusal.retry_after_s) == ("tokens", 59)
-    reservation.settle(50)
-    reservation.settle(0)  # only the first call counts
-    _reserve(limiter, caller, 50)
-    assert _refusal(limiter, caller, 1).retry_after_s == 59
-    assert _refusal(limiter, caller, 51).retry_after_s == 60  # both have to leave the window
+    store.settle(reservation, 50)
+    store.settle(reservation, 0)  # only the first call counts
+    store.reserve(caller, 50)
+    assert store.refusal(caller, 1).retry_after_s == 59
+    assert store.refusal(caller, 51).retry_after_s == 60  # both have to leave the window
 
 
-def test_a_refund_after_the_window_counts_nowhere():
+def test_a_refund_after_the_window_counts_nowhere(store: Store):
     """The tokens of a request of 70 s are out of the window when it ends; a newer request keeps its own."""
-    clock = Clock()
-    limiter, caller = Limiter(clock=clock), _caller(tokens_per_minute=100)
-    long = _reserve(limiter, caller, 100)
+    clock, caller = store.clock, _caller(tokens_per_minute=100)
+    long = store.reserve(caller, 100)
     clock.s += 70
-    _reserve(limiter, caller, 60)
-    long.settle(10)
-    assert limiter.headers(caller)["x-ratelimit-remaining-tokens"] == "40"
+    store.reserve(caller, 60)
+    store.settle(long, 10)
+    assert store.headers(caller)["x-ratelimit-remaining-tokens"] == "40"
 
 
-def test_more_tokens_than_reserved_count_as_well():
+def test_more_tokens_than_reserved_count_as_well(store: Store):
     """100 of 100 reserved and 130 used: nothing is left, and the rest is not negative."""
-    clock = Clock()
-    limiter, caller = Limiter(clock=clock), _caller(tokens_per_minute=100)
-    _reserve(limiter, caller, 100).settle(130)
-    assert limiter.headers(caller)["x-ratelimit-remaining-tokens"] == "0"
+    clock, caller = store.clock, _caller(tokens_per_minute=100)
+    store.settle(store.reserve(caller, 100), 130)
+    assert store.headers(caller)["x-ratelimit-remaining-tokens"] == "0"
     clock.s += 60
-    assert limiter.headers(caller)["x-ratelimit-remaining-tokens"] == "100"
+    assert store.headers(caller)["x-ratelimit-remaining-tokens"] == "100"
 
 
-def test_a_caller_whose_limits_are_used_up_is_refused_whatever_it_asks(tmp_path: Path):
+def test_a_caller_whose_limits_are_used_up_is_refused_whatever_it_asks(store: Store):
     """The check takes nothing: 10 of 10 tokens of the day, and the one parallel request, are there after it."""
-    clock = Clock()
-    budgets = TokenBudgets(tmp_path / "budgets.db")
-    limiter = Limiter(budgets, clock=clock, now=clock.now)
     caller = _caller(parallel=1, requests_per_minute=5, tokens_per_day=10)
     for _ in range(9):
-        limiter.check(caller)
-    reservation = _reserve(limiter, caller, 10)
+        store.run(store.limiter.check(caller))
+    reservation = store.reserve(caller, 10)
     with pytest.raises(LimitExceeded) as busy:
-        limiter.check(caller)
+        store.run(store.limiter.check(caller))
     assert busy.value.kind == "parallel"
-    reservation.settle(10)
+    store.settle(reservation, 10)
     with pytest.raises(LimitExceeded) as spent:
-        limiter.check(caller)
+        store.run(store.limiter.check(caller))
     assert (spent.value.kind, spent.value.retry_after_s) == ("tokens_per_day", 3600)
-    budgets.close()
 
 
-def test_a_request_above_the_limit_is_never_admitted():
+def test_a_request_above_the_limit_is_never_admitted(store: Store):
     """There is nothing to wait for."""
-    refusal = _refusal(Limiter(clock=Clock()), _caller(tokens_per_minute=100), 101)
+    refusal = store.refusal(_caller(tokens_per_minute=100), 101)
     assert (refusal.kind, refusal.retry_after_s) == ("tokens", None)
     assert "this request may take 101 tokens, the limit of this key is 100 a minute" in refusal.message
 
 
-def test_parallel_requests_end_when_they_are_settled():
+def test_parallel_requests_end_when_they_are_settled(store: Store):
     """Two at once; a refused request counts for no other limit."""
-    limiter, caller = Limiter(clock=Clock()), _caller(parallel=2, requests_per_minute=3)
-    first, _ = _reserve(limiter, caller), _reserve(limiter, caller)
-    assert (_refusal(limiter, caller).kind, _refusal(limiter, caller).retry_after_s) == ("parallel", 1)
-    first.settle(1)
-    _reserve(limiter, caller).settle(1)
-    assert _refusal(limiter, caller).kind == "requests"
+    caller = _caller(parallel=2, requests_per_minute=3)
+    first, _ = store.reserve(caller), store.reserve(caller)
+    assert (store.refusal(caller).kind, store.refusal(caller).retry_after_s) == ("parallel", 1)
+    store.settle(first, 1)
+    store.settle(store.reserve(caller), 1)
+    assert store.refusal(caller).kind == "requests"
 
 
-def test_the_longest_wait_is_named():
+def test_the_longest_wait_is_named(store: Store):
     """Parallel requests and tokens are both exhausted: after the wait for tokens the request may fit."""
-    limiter, caller = Limiter(clock=Clock()), _caller(parallel=1, tokens_per_minute=10)
-    _reserve(limiter, caller, 10)
-    assert _refusal(limiter, caller, 1).kind == "tokens"
-    assert _refusal(limiter, caller, 11).retry_after_s is None
+    caller = _caller(parallel=1, tokens_per_minute=10)
+    store.reserve(caller, 10)
+    assert store.refusal(caller, 1).kind == "tokens"
+    assert store.refusal(caller, 11).retry_after_s is None
 
 
-def test_callers_do_not_share_limits():
+def test_callers_do_not_share_limits(store: Store):
     """Each has its own; a caller without limits is never refused."""
-    limiter = Limiter(clock=Clock())
     for name in ("a", "b"):
-        _reserve(limiter, _caller(name, requests_per_minute=1))
-        _refusal(limiter, _caller(name, requests_per_minute=1))
+        store.reserve(_caller(name, requests_per_minute=1))
+        store.refusal(_caller(name, requests_per_minute=1))
     for _ in range(1000):
-        _reserve(limiter, _caller("c"), 10**9)
+        store.reserve(_caller("c"), 10**9)
 
 
-def test_headers_are_those_of_openai():
+def test_headers_are_those_of_openai(store: Store):
     """Limit, rest and time until all of it is there again, for the limits that there are."""
-    clock = Clock()
-    limiter, caller = Limiter(clock=clock), _caller(requests_per_minute=3, tokens_per_minute=100)
-    _reserve(limiter, caller, 30)
+    clock, caller = store.clock, _caller(requests_per_minute=3, tokens_per_minute=100)
+    store.reserve(caller, 30)
     clock.s += 20
-    _reserve(limiter, caller, 30).settle(10)
+    store.settle(store.reserve(caller, 30), 10)
     clock.s += 0.5
-    assert limiter.headers(caller) == {
+    assert store.headers(caller) == {
         "x-ratelimit-limit-requests": "3",
         "x-ratelimit-remaining-requests": "1",
         "x-ratelimit-reset-requests": "59.5s",
@@ -165,8 +211,8 @@ def test_headers_are_those_of_openai():
         "x-ratelimit-remaining-tokens": "60",
         "x-ratelimit-reset-tokens": "59.5s",
     }
-    assert _refusal(limiter, caller, 90).headers == limiter.headers(caller)
-    assert limiter.headers(_caller("other")) == {}
+    assert store.refusal(caller, 90).headers == store.headers(caller)
+    assert store.headers(_caller("other")) == {}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +227,7 @@ def test_a_duration_is_written_as_openai_does(seconds: float, text: str):
 def test_racing_threads_are_granted_exactly_the_limit():
     """64 threads at one moment, 37 requests a minute, of at most 20 at once: 20, and 17 after these have ended."""
     clock = Clock()
-    limiter, caller = Limiter(clock=clock), _caller(requests_per_minute=37, parallel=20)
+    limiter, caller = Limiter(LocalUsage(clock=clock)), _caller(requests_per_minute=37, parallel=20)
 
     def race() -> list[Reservation]:
         granted: list[Reservation] = []
@@ -190,7 +236,7 @@ def test_racing_threads_are_granted_exactly_the_limit():
         def client() -> None:
             barrier.wait()
             try:
-                granted.append(_reserve(limiter, caller))
+                granted.append(asyncio.run(limiter.reserve(caller, 1)))
             except LimitExceeded:
                 return
 
@@ -206,114 +252,235 @@ def test_racing_threads_are_granted_exactly_the_limit():
             granted = race()
             assert len(granted) == expected
             for reservation in granted:
-                reservation.settle(1)
+                asyncio.run(reservation.settle(1))
         clock.s += 60
 
 
+def _race(url: str, start: Any, granted: Any) -> None:
+    """One server of three: 40 requests of 10 tokens at one moment."""
+    limits = {"requests_per_minute": 37, "parallel": 20, "tokens_per_day": 450, "tokens_per_minute": 10_000}
+
+    async def reserve(limiter: Limiter) -> Reservation | None:
+        try:
+            return await limiter.reserve(_caller(**limits), 10)
+        except LimitExceeded:
+            return None
+
+    async def serve() -> None:
+        async with SharedDatabase(url) as database:
+            limiter = Limiter(SharedUsage(database, clock=lambda: 1000.0), now=Clock().now)
+            for _ in range(3):
+                await asyncio.to_thread(start.wait)
+                reservations = await asyncio.gather(*(reserve(limiter) for _ in range(40)))
+                granted.put(sum(each is not None for each in reservations))
+                await asyncio.to_thread(start.wait)
+                for reservation in filter(None, reservations):
+                    await reservation.settle(10)
+            await asyncio.to_thread(start.wait)
+
+    asyncio.run(serve())
+
+
+def test_racing_servers_are_granted_exactly_the_limit(cluster: Cluster):
+    """Three processes, 40 requests each, 37 a minute and 20 at once: 20, then 17 of them, then none."""
+    url, processes = new_database(cluster), multiprocessing.get_context("spawn")
+    start, granted = processes.Barrier(4), processes.Queue()
+    servers = [processes.Process(target=_race, args=(url, start, granted)) for _ in range(3)]
+    for server in servers:
+        server.start()
+    totals = []
+    for _ in range(3):
+        start.wait()
+        totals.append(sum(granted.get() for _ in servers))
+        start.wait()
+    start.wait()
+    for server in servers:
+        server.join()
+    assert totals == [20, 17, 0]
+    assert cluster.query(url.rpartition("/")[2], "SELECT period, tokens FROM grpo_serve.budgets") == [
+        ("2026-11-30", 370)
+    ]
+
+
+def test_parallel_requests_of_a_server_that_was_killed_are_free(cluster: Cluster):
+    """Its connection ends with its process; its window and its budget stay counted."""
+    url, processes = new_database(cluster), multiprocessing.get_context("spawn")
+    entered = processes.Queue()
+    server = processes.Process(target=_hold, args=(url, entered))
+    server.start()
+    assert entered.get() == "entered"
+
+    async def after() -> None:
+        async with SharedDatabase(url) as database:
+            limiter = Limiter(SharedUsage(database, clock=lambda: 1000.0), now=Clock().now)
+            with pytest.raises(LimitExceeded) as busy:
+                await limiter.reserve(_HELD, 10)
+            assert busy.value.kind == "parallel"
+            server.kill()
+            server.join()
+            reservation = None
+            while reservation is None:  # until the database has noticed
+                try:
+                    reservation = await limiter.reserve(_HELD, 10)
+                except LimitExceeded:
+                    continue
+            assert reservation.headers["x-ratelimit-remaining-requests"] == "1"
+            await reservation.settle(10)
+            with pytest.raises(LimitExceeded) as spent:
+                await limiter.reserve(_HELD, 1)
+            assert spent.value.kind == "tokens_per_day"
+
+    asyncio.run(after())
+
+
+_HELD = _caller(parallel=1, requests_per_minute=3, tokens_per_day=20)
+
+
+def _hold(url: str, entered: Any) -> None:
+    """Server that is killed while a request of 10 tokens runs."""
+
+    async def serve() -> None:
+        async with SharedDatabase(url) as database:
+            await Limiter(SharedUsage(database, clock=lambda: 1000.0), now=Clock().now).reserve(_HELD, 10)
+            entered.put("entered")
+            await asyncio.Event().wait()
+
+    asyncio.run(serve())
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_64_racing_clients_are_granted_what_an_independent_count_allows(seed: int):
-    """Over 300 steps of 0 to 30 s each decision is that of a list of all grants, which is counted anew every time."""
+def test_64_racing_clients_are_granted_what_an_independent_count_allows(store: Store, seed: int):
+    """Over the steps of 0 to 30 s each decision is that of a list of all grants, which is counted again every time."""
     draw = random.Random(seed)
-    clock = Clock()
-    limiter = Limiter(clock=clock)
+    clock, steps = store.clock, 300 if isinstance(store.limiter._usages, LocalUsage) else 20
     caller = _caller(requests_per_minute=40, tokens_per_minute=900, parallel=50)
     grants: list[list[float]] = []  # time, tokens
     running: list[tuple[Reservation, list[float]]] = []
     refused = 0
+    turns = asyncio.Lock()
 
     async def client() -> None:
         nonlocal refused
         await asyncio.sleep(0)
         tokens = draw.randint(1, 60)
-        inside = [grant for grant in grants if grant[0] + 60.0 > clock.s]
-        fits = len(inside) < 40 and sum(grant[1] for grant in inside) + tokens <= 900 and len(running) < 50
-        try:
-            reservation = await limiter.reserve(caller, tokens)
-        except LimitExceeded:
-            assert not fits
-            refused += 1
-            return
-        assert fits
-        grants.append([clock.s, tokens])
-        running.append((reservation, grants[-1]))
+        async with turns:  # what fits is counted in the order of the decisions
+            inside = [grant for grant in grants if grant[0] + 60.0 > clock.s]
+            fits = len(inside) < 40 and sum(grant[1] for grant in inside) + tokens <= 900 and len(running) < 50
+            try:
+                reservation = await store.limiter.reserve(caller, tokens)
+            except LimitExceeded:
+                assert not fits
+                refused += 1
+                return
+            assert fits
+            grants.append([clock.s, tokens])
+            running.append((reservation, grants[-1]))
 
     async def play() -> None:
-        for _ in range(300):
+        for _ in range(steps):
             clock.s += draw.choice([0.0, 0.25, 1.0, 7.5, 30.0])
             await asyncio.gather(*(client() for _ in range(64)))
             for _ in range(draw.randint(0, len(running))):
                 reservation, grant = running.pop(draw.randrange(len(running)))
                 grant[1] = draw.randint(0, int(grant[1]))
-                reservation.settle(int(grant[1]))
+                await reservation.settle(int(grant[1]))
             inside = [grant for grant in grants if grant[0] + 60.0 > clock.s]
-            headers = limiter.headers(caller)
+            headers = await store.limiter.headers(caller)
             assert headers["x-ratelimit-remaining-requests"] == str(40 - len(inside))
             assert headers["x-ratelimit-remaining-tokens"] == str(900 - sum(int(grant[1]) for grant in inside))
 
-    asyncio.run(play())
-    assert refused > 1000
-    assert len(grants) > 1000
+    store.run(play())
+    assert refused > 4 * steps
+    assert len(grants) > 3 * steps
 
 
 def test_idle_callers_are_forgotten():
     """Subjects of tokens have no bound: after a minute 1,000 of them leave no more than the ones that run."""
     clock = Clock()
-    limiter = Limiter(clock=clock)
-    kept = _reserve(limiter, _caller("kept", parallel=1))
-    for k in range(1000):
-        _reserve(limiter, _caller(f"user-{k}", requests_per_minute=5)).settle(1)
-    clock.s += 61
-    for k in range(1001):
-        _reserve(limiter, _caller("other" if k % 2 else "another")).settle(1)
-    assert len(limiter._usages) <= 4
-    assert _refusal(limiter, _caller("kept", parallel=1)).kind == "parallel"
-    kept.settle(1)
-    _reserve(limiter, _caller("kept", parallel=1))
+    usages = LocalUsage(clock=clock)
+    limiter = Limiter(usages)
+
+    async def play() -> None:
+        kept = await limiter.reserve(_caller("kept", parallel=1), 1)
+        for k in range(1000):
+            await (await limiter.reserve(_caller(f"user-{k}", requests_per_minute=5), 1)).settle(1)
+        clock.s += 61
+        for k in range(1001):
+            await (await limiter.reserve(_caller("other" if k % 2 else "another", parallel=1), 1)).settle(1)
+        assert len(usages) <= 4
+        with pytest.raises(LimitExceeded) as busy:
+            await limiter.reserve(_caller("kept", parallel=1), 1)
+        assert busy.value.kind == "parallel"
+        await kept.settle(1)
+        await limiter.reserve(_caller("kept", parallel=1), 1)
+
+    asyncio.run(play())
 
 
-def test_a_budget_survives_a_restart(tmp_path: Path):
+def test_a_budget_survives_a_restart(store: Store):
     """70 of 100 for the day, in a second process 30 fit and 31 do not; the next day is new, the month is not."""
-    clock = Clock()
-    caller = _caller(tokens_per_day=100, tokens_per_month=120)
-    before = TokenBudgets(tmp_path / "budgets.db")
-    _reserve(Limiter(before, clock=clock, now=clock.now), caller, 90).settle(70)
-    before.close()
-    after = TokenBudgets(tmp_path / "budgets.db")
-    limiter = Limiter(after, clock=clock, now=clock.now)
-    refusal = _refusal(limiter, caller, 31)
+    clock, caller = store.clock, _caller(tokens_per_day=100, tokens_per_month=120)
+    store.settle(store.reserve(caller, 90), 70)
+    after = store.server()
+    refusal = store.refusal(caller, 31, by=after)
     assert (refusal.kind, refusal.code) == ("tokens_per_day", "insufficient_quota")
     assert refusal.retry_after_s == 3600  # 23:00 to midnight, UTC
     assert "30 are left of 100 for 2026-11-30 (UTC)" in refusal.message
-    _reserve(limiter, caller, 30).settle(30)
+    store.settle(store.reserve(caller, 30, by=after), 30)
     clock.s += 3600  # December: day and month are new
-    _reserve(limiter, caller, 100).settle(100)
+    store.settle(store.reserve(caller, 100), 100)
     clock.s += 24 * 3600
-    refusal = _refusal(limiter, caller, 21)
+    refusal = store.refusal(caller, 21, by=after)
     assert refusal.kind == "tokens_per_month"
     assert refusal.retry_after_s == 30 * 24 * 3600  # 2 December to 1 January
-    assert _refusal(limiter, caller, 121).retry_after_s is None
-    _reserve(limiter, caller, 20)
-    after.close()
+    assert store.refusal(caller, 121).retry_after_s is None
+    store.reserve(caller, 20)
 
 
-def test_a_reservation_that_a_crash_ends_stays_counted(tmp_path: Path):
+def test_a_reservation_that_a_crash_ends_stays_counted(store: Store):
     """Too many tokens are counted, never too few; and a refund goes to the day of its reservation."""
-    clock = Clock()
-    caller = _caller(tokens_per_day=100)
-    with_crash = TokenBudgets(tmp_path / "budgets.db")
-    _reserve(Limiter(with_crash, clock=clock, now=clock.now), caller, 60)
-    budgets = TokenBudgets(tmp_path / "budgets.db")
-    limiter = Limiter(budgets, clock=clock, now=clock.now)
-    assert _refusal(limiter, caller, 41).kind == "tokens_per_day"
-    overnight = _reserve(limiter, caller, 40)
+    clock, caller = store.clock, _caller(tokens_per_day=100)
+    store.reserve(caller, 60)
+    after = store.server()
+    assert store.refusal(caller, 41, by=after).kind == "tokens_per_day"
+    overnight = store.reserve(caller, 40, by=after)
     clock.s += 3600
-    overnight.settle(10)
-    assert (budgets.used("shop", "2026-11-30"), budgets.used("shop", "2026-12-01")) == (70, 0)
-    with_crash.close()
-    budgets.close()
+    store.settle(overnight, 10)
+    store.reserve(caller, 100)  # of December
+    clock.s -= 3600
+    assert "30 are left of 100 for 2026-11-30" in store.refusal(caller, 31).message
 
 
 def test_a_budget_without_a_file_is_an_error():
     """It is not ignored."""
     with pytest.raises(RuntimeError, match="key shop has a token budget"):
-        _reserve(Limiter(clock=Clock()), _caller(tokens_per_day=1))
+        asyncio.run(Limiter().reserve(_caller(tokens_per_day=1), 1))
+
+
+def test_a_request_counts_before_its_tokens_are_known(store: Store):
+    """One at once and two a minute: it holds both from its entry on, and gives both back when it is cancelled."""
+    caller = _caller(parallel=1, requests_per_minute=2, tokens_per_minute=100)
+    entered = store.run(store.limiter.enter(caller))
+    assert store.refusal(caller).kind == "parallel"
+    assert store.headers(caller)["x-ratelimit-remaining-requests"] == "1"
+    store.run(entered.cancel())
+    store.run(entered.cancel())
+    assert store.headers(caller)["x-ratelimit-remaining-requests"] == "2"
+    store.reserve(caller)
+
+
+def test_tokens_of_a_request_that_entered_are_taken_later(store: Store):
+    """At 50 s it takes 80 of 100 tokens, which are free at 110 s; one that is refused and cancelled takes none."""
+    clock, caller = store.clock, _caller(requests_per_minute=5, tokens_per_minute=100)
+    entered, other = (store.run(store.limiter.enter(caller)) for _ in range(2))
+    clock.s += 50
+    store.run(entered.take(80))
+    store.settle(entered, 80)
+    with pytest.raises(LimitExceeded) as refused:
+        store.run(other.take(30))
+    store.run(other.cancel())
+    assert (refused.value.kind, refused.value.retry_after_s) == ("tokens", 60)
+    headers = store.headers(caller)
+    assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]) == ("4", "20")
+    clock.s += 60
+    assert store.headers(caller)["x-ratelimit-remaining-tokens"] == "100"

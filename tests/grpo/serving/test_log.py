@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
@@ -250,8 +250,9 @@ def test_days_before_the_retention_are_deleted(tmp_path: Path):
         )
 
     run(use, tmp_path, segment_bytes=1, retention_days=5)
-    if date.today() == noon.date():
-        assert sorted(record.id for record in records(tmp_path)) == list("012345")
+    left = sorted(record.id for record in records(tmp_path))
+    has_ended = datetime.now(UTC).date() != noon.date()
+    assert left == list("012345") or (has_ended and left == list("01234"))
 
 
 def test_files_are_readable_by_their_owner_alone(tmp_path: Path):
@@ -267,8 +268,8 @@ def test_files_are_readable_by_their_owner_alone(tmp_path: Path):
 
     async def use(log: ServingLog) -> None:
         await log.append(turn("a"))
-        await log.erase(conversation_id="d")
-        await log.append(turn("b"))
+        await log.erase(conversation_id="c")
+        await log.append(turn("b", conversation_id="d"))
         look()  # the segment that is written; when it is closed, it may be a table at once
 
     try:
@@ -355,6 +356,7 @@ def test_no_acknowledged_turn_is_lost_or_doubled_by_kills(tmp_path: Path):
         names = Counter(record.id for record in records(folder))
         assert not set(acknowledged(ledger)) - names.keys()
         assert set(names.values()) == {1}
+    compact(folder)  # a slow machine may have done none before the kills
     assert list(folder.glob("turns/*/*.parquet"))
     joined = join(ServedLog(folder).read())
     assert joined.counts.duplicate_turns == 0

@@ -196,9 +196,12 @@ def test_the_conversations_of_a_user_are_erased(server: ChatServer):
     name, other, single = begin("ann/a b"), begin("bob"), begin("cy")
     hashes = {turn.conversation_id: turn.user for turn in server.turns()}
     assert hashes[name] == hmac.digest((server.folder / "log/salt").read_bytes(), b"ann/a b", "sha256").hex()
-    assert call(server, "DELETE", "/v1/users/ann%2Fa%20b").json() == {"erased": 1}
-    assert call(server, "DELETE", f"/v1/conversations/{single}").json() == {"erased": 1}
-    assert call(server, "DELETE", f"/v1/conversations/{single}").json() == {"erased": 0}
+    assert call(server, "DELETE", "/v1/users/ann%2Fa%20b").json()["erased"] == 1
+    first = call(server, "DELETE", f"/v1/conversations/{single}").json()
+    assert (first["erased"], first["status"]) == (1, "complete")
+    assert call(server, "DELETE", f"/v1/conversations/{single}").json() == first
+    unknown = call(server, "DELETE", "/v1/conversations/unknown").json()
+    assert unknown == {"found": False, "erased": 0, "message": "nothing was found"}
     left = {turn.conversation_id for turn in server.turns()}
     assert other in left
     assert not {name, single} & left

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+import yaml
+from mlflow import MlflowClient
 
 from grpo.environments.support_desk.desk import SupportDesk
-from grpo.errors import AddressError
+from grpo.errors import AddressError, SignatureError
 from grpo.messages import Message
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import load_tokenizer
-from grpo.serving.registered import fixed_model, watched_version
+from grpo.serving.registered import WatchedVersion, fixed_model
 from grpo_tasks.registry import registry
+from tests.grpo.registry.making import ANNA, put_into_service
 from tests.grpo.registry.test_served_agent import registered
-from tests.grpo.serving.chat_servers import CLERK, chat_server
+from tests.grpo.serving.chat_servers import CLERK, ChatServer, chat_server
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
 QUESTION = "Where is my parcel?"
+PLANTED = """
+from pathlib import Path
+from grpo import MultiTurnAgent
+
+Path({ran!r}).write_text("in the server")
+
+class Planted(MultiTurnAgent):
+    pass
+"""
 
 
 @pytest.fixture
@@ -33,9 +47,9 @@ def test_a_champion_reads_what_it_read_in_rollouts_and_its_successor_takes_over(
     """The prompt of the first turn is that of the environment, its tools and the user; then the alias moves."""
     first = registered(home, tiny_folder, rollout={"max_new_tokens": 9})
     models = registry()
-    models.client.set_registered_model_alias(first.name, "champion", str(first.version))
+    put_into_service(models, first.name, first.version)
     address = f"models:/{first.name}@champion"
-    with chat_server(home, watched_version(models, address)) as server:
+    with chat_server(home, WatchedVersion(models, address)) as server:
         client = server.client()
         reply = client.chat.completions.create(model=first.name, messages=[{"role": "user", "content": QUESTION}])
         (turn,) = server.turns()
@@ -50,7 +64,7 @@ def test_a_champion_reads_what_it_read_in_rollouts_and_its_successor_takes_over(
         assert reply.usage is not None
         assert reply.usage.completion_tokens <= 9
         second = registered(home, CLERK)
-        models.client.set_registered_model_alias(first.name, "champion", str(second.version))
+        put_into_service(models, first.name, second.version)
         for _ in range(3000):
             if server.service.versions.swaps:
                 break
@@ -59,14 +73,115 @@ def test_a_champion_reads_what_it_read_in_rollouts_and_its_successor_takes_over(
         assert server.turns()[-1].model == f"{first.name}/{second.version}"
 
 
+def _alias_told(server: ChatServer, *, gone: bool = False) -> str:
+    """What `/ready` says of the alias, as soon as it says something, or nothing any more."""
+    for _ in range(3000):
+        body = httpx.get(f"{server.url}/ready").raise_for_status().json()
+        if ("alias" not in body) is gone:
+            return str(body.get("alias", ""))
+        server.wait(0.01)
+    pytest.fail(f"the alias in /ready did not change: {body}")
+
+
+def _moved(server: ChatServer) -> float:
+    values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers()).raise_for_status().json()
+    return float(values["grpo_champion_moved_by_hand"])
+
+
+def test_who_writes_to_mlflow_runs_no_code_in_the_server(home: Path, tiny_folder: Path, tmp_path: Path):
+    """The attack on a server that watches the champion, with MLflow's own client and a colleague's login.
+
+    A module is uploaded, and an `MLmodel` that names it as the agent, with the artifact's folder to import from and no
+    digests of modules; the version has all tags of the champion, and then the alias. The module must not run, the
+    server goes on, and says why in one line.
+    """
+    models, first = registry(), registered(home, tiny_folder)
+    put_into_service(models, first.name, first.version)
+    address = f"models:/{first.name}@champion"
+    with chat_server(home, WatchedVersion(models, address)) as server:
+        mlflow = MlflowClient(models.tracking_uri)
+        ran = tmp_path / "planted-module-ran"
+        run = mlflow.create_run(models.experiment("grpo"))
+        with models.model_folder(first) as files:
+            shutil.copytree(files, tmp_path / "upload")
+        (tmp_path / "upload" / "planted.py").write_text(PLANTED.format(ran=str(ran)))
+        mlflow.log_artifacts(run.info.run_id, str(tmp_path / "upload"), "policy")
+        folder = Path(mlflow.get_run(run.info.run_id).info.artifact_uri.removeprefix("file://")) / "policy"
+        document = yaml.safe_load((folder / "MLmodel").read_text())
+        provenance = document["metadata"]["provenance"]
+        provenance["config"] |= {"import_from": str(folder)}
+        provenance["config"]["agent"] |= {"kind": "python", "object": "planted:Planted", "options": {}}
+        provenance["agent"] |= {"modules": {}}
+        (tmp_path / "upload" / "MLmodel").write_text(yaml.safe_dump(document))
+        mlflow.log_artifact(run.info.run_id, str(tmp_path / "upload" / "MLmodel"), "policy")
+        tags = mlflow.get_model_version(first.name, str(first.version)).tags
+        planted = mlflow.create_model_version(first.name, source=folder.as_uri(), run_id=run.info.run_id, tags=tags)
+        mlflow.set_registered_model_alias(first.name, "champion", planted.version)
+        told = _alias_told(server)
+        assert told.startswith(
+            f"the alias champion of {first.name} was moved by hand to version {planted.version}; version "
+            f"{first.version} was promoted: "
+        )
+        assert "\n" not in told
+        reply = server.client().chat.completions.create(
+            model=first.name, messages=[{"role": "user", "content": QUESTION}]
+        )
+        assert reply.choices[0].message.role == "assistant"
+        assert server.turns()[-1].model == f"{first.name}/{first.version}"
+        assert _moved(server) == 1.0
+        put_into_service(models, first.name, first.version)
+        assert _alias_told(server, gone=True) == ""
+        assert _moved(server) == 0.0
+    assert not ran.exists()
+    assert "planted" not in sys.modules
+    assert str(folder) not in sys.path
+
+
+def test_a_server_that_follows_the_alias_serves_signed_versions_only(home: Path, tiny_folder: Path):
+    """`--follow-alias` is for an alias that is moved on purpose; an unsigned version is refused."""
+    models, first = registry(), registered(home, tiny_folder)
+    put_into_service(models, first.name, first.version)
+    source = WatchedVersion(models, f"models:/{first.name}@champion", follow_alias=True)
+    unsigned = models.client.create_model_version(first.name, source=first.source, tags={"verdict": "promote"})
+    models.client.set_registered_model_alias(first.name, "champion", unsigned.version)
+    with pytest.raises(SignatureError, match=f"models:/{first.name}/{unsigned.version} is not signed"):
+        source("")
+    tags = models.client.get_model_version(first.name, str(first.version)).tags
+    copy = models.client.create_model_version(first.name, source=first.source, run_id=first.run_id, tags=tags)
+    models.client.set_registered_model_alias(first.name, "champion", copy.version)
+    served = source("")
+    assert served is not None
+    assert served.version == f"{first.name}/{copy.version}"
+    assert source.moved is not None
+    assert f"was moved by hand to version {copy.version}" in source.moved
+
+
+def test_a_server_notices_that_the_last_promotion_was_removed(home: Path, tiny_folder: Path):
+    """After a rollback somebody removes its record and moves the alias back: the version before stays out."""
+    models, first = registry(), registered(home, tiny_folder)
+    copied = models.client.get_model_version(first.name, str(first.version)).tags
+    models.client.create_model_version(first.name, source=first.source, run_id=first.run_id, tags=copied)
+    for version in (1, 2):
+        put_into_service(models, first.name, version)
+    source = WatchedVersion(models, f"models:/{first.name}@champion")
+    models.promotions(first.name).rollback(reason="refunds twice", by=ANNA)
+    served = source("")
+    assert served is not None
+    assert served.version == f"{first.name}/1"
+    models.client.delete_registered_model_tag(first.name, "promotion.0003")
+    models.client.set_registered_model_alias(first.name, "champion", "2")
+    with pytest.raises(SignatureError, match=r"the record promotion.0003 of model \S+ was removed or changed"):
+        source(served.version)
+
+
 def test_a_version_is_loaded_once(home: Path, tiny_folder: Path):
     version = registered(home, tiny_folder)
-    following = watched_version(registry(), version.address)
+    following = WatchedVersion(registry(), version.address)
     served = following("")
     assert served is not None
     assert following(served.version) is None
     with pytest.raises(AddressError, match="no model at"):
-        watched_version(registry(), f"models:/{version.name}@champion")("")
+        WatchedVersion(registry(), f"models:/{version.name}@champion")("")
 
 
 def test_a_model_folder_is_served_as_it_is():

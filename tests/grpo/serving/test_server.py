@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import os
+import shutil
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -13,8 +17,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.sync.client import connect
 
-from grpo.serving.server import ServerSettings, uvicorn_config
-from tests.grpo.serving.chat_servers import chat_server
+from grpo.errors import AddressError, GRPOError, StorageError
+from grpo.serving.guard import Authenticator
+from grpo.serving.keys import KeyStore
+from grpo.serving.served_model import ServedModel
+from grpo.serving.server import ServerSettings, open_book, run_server, uvicorn_config
+from grpo_flows.local.service import free_port
+from tests.grpo.scenarios.served.fixtures import turn
+from tests.grpo.serving.chat_servers import CLERK, chat_server
+from tests.grpo.serving.test_compaction import write
+from tests.places import ROOT
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:
@@ -66,4 +78,55 @@ def test_a_server_with_a_certificate_answers_over_tls_alone(tmp_path: Path):
 def test_idle_connections_outlive_those_of_proxies(tmp_path: Path):
     """Haproxy and nginx drop theirs after 60 s: a request that they send while the server closes would be lost."""
     settings = ServerSettings(log=tmp_path, budgets=tmp_path / "budgets.db")
-    assert uvicorn_config(None, settings).timeout_keep_alive > 60
+    assert uvicorn_config(None, settings, open_book(settings)).timeout_keep_alive > 60
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (AddressError("no model desk is registered"), "no model desk is registered"),
+        (ImportError("No module named 'shop'"), r"no version can be served: ImportError: No module named 'shop' \("),
+        (SystemExit(0), r"the version's code raised SystemExit: 0 \("),
+        (KeyboardInterrupt(), r"the version's code raised KeyboardInterrupt \("),
+        (ConnectionError("MLflow is away"), "no version can be served: ConnectionError: MLflow is away"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_first_version_that_cannot_be_loaded_ends_the_server_with_its_error(
+    tmp_path: Path, error: BaseException, message: str
+):
+    """Whatever its exception is: the command makes one line of it, and exit code 1."""
+
+    def load(current: str) -> ServedModel | None:
+        raise error
+
+    settings = ServerSettings(log=tmp_path / "log", budgets=tmp_path / "budgets.db", port=free_port(), reports=tmp_path)
+    with pytest.raises(GRPOError, match=message):
+        run_server(settings, load, Authenticator(KeyStore(tmp_path / "keys.json")))
+
+
+def test_a_log_that_cannot_be_opened_ends_the_server_with_its_error(tmp_path: Path):
+    """A log without its salt: uvicorn alone would end as if all were well."""
+    write(tmp_path / "log", turn("a"))
+    (tmp_path / "log" / "salt").unlink()
+    settings = ServerSettings(log=tmp_path / "log", budgets=tmp_path / "budgets.db", port=free_port(), reports=tmp_path)
+    with pytest.raises(StorageError, match="salt is missing"):
+        run_server(settings, lambda current: None, Authenticator(KeyStore(tmp_path / "keys.json")))
+
+
+def test_the_command_ends_with_one_line_and_exit_code_1(tmp_path: Path):
+    """A model folder whose weights are damaged; a supervisor such as systemd sees a failure, not a clean end."""
+    model, home = tmp_path / "model", tmp_path / "home"
+    shutil.copytree(CLERK, model)
+    (weights,) = model.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    home.mkdir()
+    KeyStore(home / "keys.json").create("shop", ["chat"])
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "flows", ROOT / "tasks")))
+    command = [sys.executable, "-m", "grpo_flows.cli", "serve", str(model), "--port", str(free_port())]
+    environment = {**os.environ, "GRPO_HOME": str(home), "PYTHONPATH": path, "GRPO_MLFLOW_PORT": str(free_port())}
+    environment.pop("MLFLOW_TRACKING_URI", None)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len([line for line in ended.stderr.splitlines() if "Error: " in line]) == 1

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.policy.scripted import ScriptedPolicy
-from grpo.serving import versions as module
-from grpo.serving.versions import EngineSettings, ServedModel, ServedVersion, Versions
+from grpo.serving.garbage import frozen_survivors
+from grpo.serving.served_model import ServedModel
+from grpo.serving.versions import EngineSettings, ServedVersion, Versions
 
 
 def _served(number: int) -> ServedModel:
@@ -37,7 +40,7 @@ def test_a_version_that_dies_again_and_again_is_loaded_later_each_time(monkeypat
         return _served(2)
 
     dead: set[ServedVersion] = set()
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(Versions, "_pause", lambda _, seconds: sleep(seconds))
     monkeypatch.setattr(ServedVersion, "stopped", property(lambda version: "killed" if version in dead else None))
     watched = Versions(EngineSettings(), clock=lambda: now[0])
 
@@ -80,3 +83,23 @@ def test_a_stopped_version_with_turns_in_progress_is_kept_until_they_have_ended(
         await watched.close()
 
     asyncio.run(run())
+
+
+def test_cycles_of_a_version_that_was_removed_are_freed(monkeypatch: pytest.MonkeyPatch):
+    """An agent of the user's own may refer to itself; full collections leave out what they have kept before."""
+    monkeypatch.setattr(ServedVersion, "stopped", property(lambda version: "killed"))
+
+    async def run() -> None:
+        watched, served = Versions(EngineSettings()), _served(1)
+        vars(served.agent)["itself"] = served.agent
+        kept = weakref.ref(served.agent)
+        await watched.add(served)
+        del served
+        gc.collect()
+        assert await watched._remove_stopped()
+        gc.collect()
+        assert kept() is None
+        await watched.close()
+
+    with frozen_survivors():
+        asyncio.run(run())

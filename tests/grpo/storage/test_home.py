@@ -7,7 +7,7 @@ import pytest
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError
 from grpo.identity.cache_identity import run_settings
-from grpo.storage.home import home
+from grpo.storage.home import home, tighten
 from tests.doubles import short_run
 
 
@@ -43,3 +43,17 @@ def test_artifacts_lie_in_the_home_by_default(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     assert PipelineConfig.model_validate(config).store == str(tmp_path / "home" / "artifacts")
+
+
+def test_tightening_takes_the_rights_of_others_and_follows_no_link(tmp_path: Path):
+    """A folder and a file of it; the file that a link names elsewhere stays as it is."""
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    home.mkdir(mode=0o755)
+    (home / "budgets.db").touch()
+    elsewhere.touch()
+    for path, mode in ((home, 0o755), (home / "budgets.db", 0o664), (elsewhere, 0o644)):
+        path.chmod(mode)
+    (home / "link").symlink_to(elsewhere)
+    assert tighten(home) == 2
+    assert [path.stat().st_mode & 0o777 for path in (home, home / "budgets.db", elsewhere)] == [0o700, 0o600, 0o644]
+    assert tighten(home) == 0

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Llama4ForConditionalGeneration
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import merge_adapters
+from grpo.policy.transformers.context import context_limit, describe_context
 from grpo.policy.transformers.model import (
     ModelCache,
     TransformersPolicy,
-    context_limit,
     load,
     load_tokenizer,
     weights_hash,
@@ -217,17 +217,16 @@ def test_published_weights_that_their_blocks_do_not_divide_are_refused(folder: P
         _published(folder, tmp_path / "published", tensors, quantization)
 
 
-def test_of_a_model_with_a_tower_for_images_the_language_model_is_read(folder: Path, tmp_path: Path):
-    """Llama 4 as it is published; what is saved is a language model."""
-    config = tiny_config("llama4")
-    whole = Llama4ForConditionalGeneration._from_config(config)
-    whole.save_pretrained(tmp_path / "whole")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(folder / name, tmp_path / "whole" / name)
-    policy = load(tmp_path / "whole")
-    assert not [name for name, _ in policy.model.named_parameters() if "vision" in name]
-    policy.save(tmp_path / "saved")
-    assert load(tmp_path / "saved").hash == policy.hash
+def test_weights_that_a_leftover_entry_calls_quantized_are_read_as_they_are(folder: Path, tmp_path: Path):
+    """A conversion to float32 left the entry of its source, in either place; what is saved has none."""
+    expected = load(folder).hash
+    config = json.loads((folder / "config.json").read_text())
+    for method in ("awq", "fp8"):
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
+        policy = load(folder)
+        assert policy.hash == expected
+        policy.save(tmp_path / method)
+        assert "quantization_config" not in json.loads((tmp_path / method / "config.json").read_text())
 
 
 def _published(
@@ -263,6 +262,22 @@ def test_the_context_is_bounded_by_what_a_family_calls_it(family: str, setting: 
     config = tiny_config(family)
     setattr(config, setting, 77)
     assert context_limit(config) == 77
+
+
+@pytest.mark.parametrize(("kind", "setting"), [("longrope", "short_factor"), ("dynamic", "rope_type")])
+def test_a_context_that_is_below_the_positions_says_why(kind: str, setting: str):
+    """4k of 128k, with the setting that changes it; with one embedding at every length, all positions are read."""
+    config = tiny_config("phi3")
+    config.max_position_embeddings = 131_072
+    config.rope_parameters = {
+        "rope_type": kind, "rope_theta": 10_000.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "short_factor": [1.0] * 8, "long_factor": [2.0] * 8,
+    }  # fmt: skip
+    assert describe_context(config).startswith("4,096 of 131,072 tokens: ")
+    assert f"({kind})" in describe_context(config)
+    assert f"rope_parameters.{setting} in config.json" in describe_context(config)
+    config.rope_parameters |= {"short_factor": [2.0] * 8} if kind == "longrope" else {"rope_type": "yarn"}
+    assert describe_context(config) == "131,072 tokens"
 
 
 def test_the_model_cache_returns_a_policy_by_its_hash(folder: Path, tmp_path: Path):
@@ -431,7 +446,8 @@ def test_quantization_has_the_config_of_transformers(monkeypatch: pytest.MonkeyP
         with pytest.raises(PolicyError) as refusal:
             bitsandbytes_config(kind)  # type: ignore[arg-type]
         assert str(refusal.value) == (
-            f"policy.quantization {kind} needs bitsandbytes, which is not installed; pip install 'grpo[quantization]'"
+            f"policy.quantization {kind} needs bitsandbytes, which is not installed; "
+            "pip install 'grpo-agent-framework[quantization]'"
         )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "bitsandbytes" else None)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.49.0")
@@ -473,6 +489,7 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
     assert asked == {
         "name": str(folder),
         "use_safetensors": True,
+        "config": asked["config"],
         "trust_remote_code": False,
         "dtype": torch.float32,
         "output_loading_info": True,

@@ -17,11 +17,13 @@ from grpo.policy.catalog import load_weights, open_policy, pinned
 from grpo.policy.policy import Policy
 from grpo.policy.transformers.adapters import has_adapters
 from grpo.policy.transformers.model import load
+from grpo.policy.weights.registered import signed_tags
 from grpo.policy.weights.sources import model_description, model_files, model_identity, model_plan
 from grpo.registry import Registry
 from grpo.storage.databases import make_tracking
 from grpo_tasks.load_base import load_base
 from tests.gguf_files import write_gguf
+from tests.grpo.registry.making import put_into_service
 from tests.hub_server import Hub, hub_server
 from tests.hub_server import model_files as files_of
 from tests.places import DESK_MODEL
@@ -173,8 +175,9 @@ def test_a_registered_version_is_a_model(tmp_path: Path, tiny_folder: Path, monk
     client.create_registered_model("desk")
     for checkpoint in (under, adapted):
         tags = {"checkpoint_uri": checkpoint.uri, "checkpoint_sha256": checkpoint.sha256}
-        client.create_model_version("desk", source=str(tmp_path), tags=tags)
-    client.set_registered_model_alias("desk", "champion", "2")
+        signed = signed_tags("desk", run_id="", tags=tags)
+        client.create_model_version("desk", source=str(tmp_path), tags=signed)
+    put_into_service(Registry(uri), "desk", 2)
     assert pinned("models:/desk@champion") == "models:/desk/2"
     assert (
         model_identity("models:/desk@champion") == model_identity("models:/desk/2") != model_identity("models:/desk/1")

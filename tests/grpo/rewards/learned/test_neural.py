@@ -49,7 +49,8 @@ def test_the_config_reaches_both_learned_rewards(polite: Path):
             RewardComponent(kind="safety", weight=0.5),
         ]
     )
-    result = asyncio.run(reward.compute_reward(conversation(1, polite=True), CONTEXT))
+    answer = message("assistant", "Your order 4471 was shipped yesterday and will arrive on Friday.")
+    result = asyncio.run(reward.compute_reward([message("user", "Where is my order 4471?"), answer], CONTEXT))
     assert set(result.breakdown) == {"neural", "safety"}
     with pytest.raises(Unscored, match="has no reply of the agent"):
         asyncio.run(reward.compute_reward([message("user", "hello?")], CONTEXT))

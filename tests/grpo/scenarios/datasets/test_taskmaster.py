@@ -95,6 +95,14 @@ def test_a_broken_call_quarantines_its_dialogue(folder, ingested, request_text, 
     assert (counts.scenarios, counts.reasons) == (1, {reason: 1})
 
 
+def test_a_call_without_a_name_quarantines_its_dialogue_alone(folder, ingested):
+    """Its name would be a tool of all dialogues."""
+    items = [order("a", *call(0, " ", "{}")), order("b", *call(0, "add", "{}")), order("c")]
+    counts, scenarios = ingested("taskmaster", folder({"tm4/data_00.json": items}))
+    assert (counts.scenarios, counts.quarantined) == (2, 1)
+    assert [[tool["name"] for tool in scenario.tools] for scenario in scenarios] == [["add"]] * 2
+
+
 def test_missing_files_are_an_error(folder, ingested):
     """The message names the pattern of the files."""
     with pytest.raises(DataError, match=r"no data_\*\.json in .*tm4"):

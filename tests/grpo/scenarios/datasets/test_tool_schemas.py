@@ -29,3 +29,8 @@ def test_arguments_types_and_requirements_follow_from_the_calls() -> None:
         },
         "required": ["items", "order"],
     }
+
+
+def test_a_call_without_a_name_makes_no_tool() -> None:
+    """Which would have no name either, and cost every scenario that has the tools of all records."""
+    assert [tool["name"] for tool in infer_tool_schemas([("", {"id": 7}), (" ", {}), ("ask", {})])] == ["ask"]

@@ -60,7 +60,11 @@ def test_byte_order_mark_and_carriage_returns_are_tolerated(tmp_path: Path) -> N
 def test_bytes_that_are_not_utf8_quarantine_their_row_only(tmp_path: Path) -> None:
     """The problem names the column; the next row is read."""
     broken, good = records(tmp_path, b"id,user_0\na,caf\xe9\nb,Hi.\n")
-    assert (broken.data, broken.problem, broken.raw) == (None, "not UTF-8: column user_0", "a,caf\ufffd\n")
+    assert (broken.data, broken.problem, broken.raw) == (
+        None,
+        "not UTF-8: column user_0; set the source's encoding, such as cp1252",
+        "a,caf\ufffd\n",
+    )
     assert good.data == {"id": "b", "user_responses": ["Hi."]}
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grpo.config.scenarios import ChatSource
+from grpo.config.scenarios import TraceSource
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
 
@@ -18,7 +18,7 @@ def read(tmp_path: Path, document: Any, name: str = "export.json") -> list[Sourc
     """Records of a JSON document."""
     path = tmp_path / name
     path.write_text(json.dumps(document, indent=1))
-    return list(read_records(ChatSource(kind="langfuse", path=str(path))))
+    return list(read_records(TraceSource(kind="langfuse", path=str(path))))
 
 
 def generation(trace: str, second: int, given: Any, output: Any, **changes: Any) -> dict[str, Any]:
@@ -65,8 +65,11 @@ def test_a_trace_of_the_api_is_read_by_its_generations(tmp_path: Path) -> None:
 
 
 def test_a_session_with_traces_of_text_is_a_chat(tmp_path: Path) -> None:
-    """Input of a trace is the user, output the agent."""
-    traces = [{"id": name, "timestamp": name, "input": f"{name}?", "output": name} for name in ("b", "a")]
+    """Input of a trace is the user, output the agent; 8:30 in UTC+2 is before 9:00 in UTC+1."""
+    traces = [
+        {"id": name, "timestamp": time, "input": f"{name}?", "output": name}
+        for name, time in (("b", "2026-11-20T09:00:00+01:00"), ("a", "2026-11-20T08:30:00+02:00"))
+    ]
     (chat,) = read(tmp_path, {"id": "s", "traces": traces})
     assert fields(chat) == ("s", ["a?", "b?"], ["a", "b"])
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grpo.config.scenarios import ChatSource
+from grpo.config.scenarios import TraceSource
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
 
@@ -40,7 +40,7 @@ def records(tmp_path: Path, *items: Any, **settings: Any) -> list[SourceRecord]:
     """Records of JSON lines."""
     path = tmp_path / "runs.jsonl"
     path.write_text("".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items))
-    return list(read_records(ChatSource(kind="langsmith", path=str(path), **settings)))
+    return list(read_records(TraceSource(kind="langsmith", path=str(path), **settings)))
 
 
 def in_thread(name: str) -> dict[str, Any]:
@@ -114,6 +114,6 @@ def test_an_answer_of_the_api_is_read(tmp_path: Path) -> None:
     """One object with the runs in a list."""
     path = tmp_path / "answer.json"
     path.write_text(json.dumps({"runs": [run("t", "01", ask("A?"), answer=reply("a"))]}, indent=1))
-    (chat,) = read_records(ChatSource(kind="langsmith", path=str(path), users="goal"))
+    (chat,) = read_records(TraceSource(kind="langsmith", path=str(path), users="goal"))
     assert chat.data is not None
     assert chat.data["goal"] == "Reason: A?"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from grpo.config.scenarios import FileSource, HuggingFaceSource, Source
+from grpo.config.scenarios import CsvSource, FileSource, HuggingFaceSource, Source
 from grpo.errors import DataError
 from grpo.scenarios.sources import read_records
 
@@ -44,7 +44,9 @@ def source(kind: str, folder: Path, columns: dict[str, str]) -> Source:
         mark = "\t" if kind == "tsv" else ","
         quoted = [['"' + str(cell or "").replace('"', '""') + '"' for cell in row.values()] for row in ROWS]
         path.write_text("\n".join(mark.join(cells) for cells in [list(ROWS[0]), *quoted]))
-    return FileSource.model_validate({"kind": "csv" if kind == "tsv" else kind, "path": str(path), "columns": columns})
+    if kind in ("csv", "tsv"):
+        return CsvSource(kind="csv", path=str(path), columns=columns)
+    return FileSource.model_validate({"kind": kind, "path": str(path), "columns": columns})
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -52,6 +54,16 @@ def source(kind: str, folder: Path, columns: dict[str, str]) -> Source:
 def test_mapped_columns_are_fields_in_every_format(tmp_path: Path, kind: str) -> None:
     """A number is text, a text is a script of one turn, an empty cell and another column are left out."""
     assert [record.data for record in read_records(source(kind, tmp_path, COLUMNS))] == EXPECTED
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "huggingface"])
+def test_a_column_of_ones_own_goes_into_the_world(tmp_path: Path, kind: str) -> None:
+    """Where a reward reads it by its name; a number of a format with types stays one."""
+    columns = {"user_responses": "question", "world.number": "ticket", "world.by": "agent"}
+    first = next(iter(read_records(source(kind, tmp_path, columns))))
+    assert first.data is not None
+    assert first.data["world"] == {"number": "17" if kind == "csv" else 17, "by": "Ann"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -85,6 +85,55 @@ def test_a_prompt_may_be_messages_with_a_reply_beside_it(tmp_path: Path):
     assert (items[0].prompt[0].content, items[0].chosen.content) == ("a", "yes")
 
 
+CALL = {"id": "c", "function": {"name": "look_up", "arguments": "{}"}}
+
+
+def share(speaker: str, text: str) -> dict[str, str]:
+    """A message of ShareGPT."""
+    return {"from": speaker, "value": text}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+@pytest.mark.parametrize(
+    ("row", "settings"),
+    [
+        (
+            {"conversations": [share("human", "a")], "chosen": share("gpt", "yes"), "rejected": share("gpt", "no")},
+            {"prompt": "conversations", "layout": "messages"},
+        ),
+        (
+            {
+                "input": {"messages": messages("a")},
+                "preferred_output": [messages("a", "yes")[1]],
+                "non_preferred_output": [messages("a", "no")[1]],
+            },
+            {"prompt": "input", "chosen": "preferred_output", "rejected": "non_preferred_output", "layout": "messages"},
+        ),
+        (
+            {
+                "chosen": [share("human", "a"), share("gpt", "yes")],
+                "rejected": [share("human", "a"), share("gpt", "no")],
+            },
+            {"prompt": None, "layout": "messages"},
+        ),
+        ({"instruction": "a", "input": "", "chosen": "yes", "rejected": "no"}, {"prompt": ["instruction", "input"]}),
+    ],
+)
+def test_the_layouts_of_others_are_read(tmp_path: Path, kind: str, row: dict[str, Any], settings: dict[str, Any]):
+    """ShareGPT's and OpenAI's preference records, and Alpaca's; with a system prompt in a column of its own."""
+    items, reasons = pairs(write(tmp_path, kind, [{**row, "system": "Be kind."}]), system="system", **settings)
+    assert reasons == {}
+    assert [(m.role, m.content) for m in items[0].prompt] == [("system", "Be kind."), ("user", "a")]
+    assert (items[0].chosen.content, items[0].rejected.content) == ("yes", "no")
+
+
+def test_tools_of_a_pair_are_not_lost(tmp_path: Path):
+    """A pair of texts cannot keep them: quarantined."""
+    row = {"input": {"messages": messages("a"), "tools": [CALL]}, "chosen": "x", "rejected": "y"}
+    row |= {"chosen": [messages("a", "yes")[1]], "rejected": [messages("a", "no")[1]]}
+    assert pairs(write(tmp_path, "jsonl", [row]), prompt="input", layout="messages") == ([], {"tools in a pair": 1})
+
+
 DIRT: list[tuple[dict[str, Any], str]] = [
     ({"good": None}, "nothing in column good"),
     ({"good": "No idea."}, "chosen and rejected are the same"),
@@ -109,7 +158,9 @@ def test_a_bad_record_is_quarantined_with_its_reason_and_the_others_are_read(
     [
         (messages("a", "yes"), messages("b", "no"), "conversations differ before the last message"),
         (messages("a"), messages("a", "no"), "no reply at the end of column chosen"),
-        ([{"role": "bot", "content": "x"}], messages("a", "no"), "column chosen holds no messages"),
+        ([{"role": "owl", "content": "x"}], messages("a", "no"), "column chosen holds no messages"),
+        ([{**messages("a")[0], "images": ["a.png"]}], messages("a", "no"), "column chosen holds no messages"),
+        ([{**messages("a", "b")[1], "tool_calls": [CALL]}], messages("a", "no"), "tool calls in a pair"),
         ("[{", messages("a", "no"), "column chosen is not JSON"),
         (messages("a", "yes"), [], "no reply at the end of column rejected"),
     ],

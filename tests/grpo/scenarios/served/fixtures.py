@@ -50,7 +50,8 @@ def feedback(name: str, minutes: int = 60, **changes: Any) -> Feedback:
     """Feedback on conversation c an hour after its first turn; a correction may be given as a text."""
     if isinstance(text := changes.get("correction"), str):
         changes["correction"] = Message(role="assistant", content=text)
-    return replace(Feedback(id=name, time=NOON + timedelta(minutes=minutes), conversation_id="c"), **changes)
+    time, scopes = NOON + timedelta(minutes=minutes), ("feedback", "outcomes")
+    return replace(Feedback(id=name, time=time, conversation_id="c", scopes=scopes), **changes)
 
 
 def entries(*records: Record) -> list[ServedEntry]:

@@ -104,10 +104,16 @@ def test_feedback_on_turns_counts_where_the_conversation_has_none():
         (feedback("f", turn_id="d"), "turn of another conversation"),
         (feedback("f", turn_id="e"), "turn in no conversation"),
         (feedback("f", conversation_id="e"), "turn in no conversation"),
+        (feedback("f", key="thief", rating=1.0), "another key's conversation"),
+        (feedback("f", key="thief", turn_id="a", correction="Paid."), "another key's conversation"),
+        (feedback("f", scopes=("feedback",), success=True), "outcome without the scope"),
+        (feedback("f", scopes=("admin", "feedback"), success=False), "outcome without the scope"),
+        (feedback("f", scopes=(), expected=Expected(facts=("7",))), "outcome without the scope"),
+        (feedback("f", scopes=(), world={"orders": {}}), "outcome without the scope"),
     ],
 )
 def test_feedback_that_cannot_be_joined_is_quarantined_with_its_reason(record: Record, reason: str):
-    """Invented ids, and turns that were not answered."""
+    """Invented ids, turns that were not answered, another key's conversation, and outcomes that a key may not give."""
     other = replace(turn("d"), conversation_id="d")
     failed = replace(turn("e", "a"), status="failed", reason="overloaded")
     alone = replace(turn("f"), conversation_id="e", status="failed", reason="overloaded")
@@ -115,6 +121,22 @@ def test_feedback_that_cannot_be_joined_is_quarantined_with_its_reason(record: R
     assert [(item.feedback, item.reason) for item in joined.quarantined] == [(record, reason)]
     assert joined.counts.quarantined_feedback == {reason: 1}
     assert joined.counts.joined_feedback == 0
+
+
+def test_an_outcome_without_the_scope_is_dropped_and_the_rest_of_its_feedback_is_used():
+    """As in a log that was written before records had scopes; the count says how many lost their outcome."""
+    old = feedback("f", scopes=(), rating=0.5, comment="slow", success=True, world={"orders": {}})
+    joined = join(entries(turn("a"), old))
+    judgement = joined.conversations[0].judgement
+    assert (judgement.rating, judgement.comment, judgement.success, judgement.world) == (0.5, "slow", None, None)
+    assert (joined.counts.joined_feedback, joined.counts.dropped_outcomes, joined.quarantined) == (1, 1, ())
+
+
+def test_an_admin_may_judge_the_conversation_of_another_key():
+    """The record says that it was one when the feedback was accepted."""
+    judged = feedback("f", key="operator", scopes=("admin", "feedback", "outcomes"), success=True)
+    joined = join(entries(turn("a", key="shop"), judged))
+    assert joined.conversations[0].reward == 1.0
 
 
 def test_ten_thousand_repeated_events_in_any_order_give_the_same_conversations():

@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.records import Record
 from grpo.scenarios.served.tail import READ, LogTail
-from grpo.serving.compaction import compact, erase
+from grpo.serving.compaction import compact, erase_records
 from tests.grpo.scenarios.served.fixtures import NOON, feedback, turn
 from tests.grpo.serving.test_compaction import write
 
@@ -45,7 +45,7 @@ def test_damaged_and_erased_records_are_passed_over(tmp_path: Path):
     (path,) = ServedLog(tmp_path).segments().values()
     with path.open("ab") as file:
         file.write(b"damage\n")
-    erase(tmp_path, conversation_id="erased")
+    erase_records(tmp_path, conversation_id="erased")
     write(tmp_path, turn("d"))
     tail = LogTail(tmp_path)
     assert take(tail) == ["a", "d"]

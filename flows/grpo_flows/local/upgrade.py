@@ -1,0 +1,121 @@
+"""Upgrade of a home to the installed versions: `grpo migrate`, which says with `--dry-run` what it would change.
+
+Databases are migrated by the packages that own them. What this package has written in an earlier version is signed,
+made private, or named as something that it does not read any more.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from grpo.errors import ConfigError
+from grpo.scenarios.served.log_tables import find_tables
+from grpo.scenarios.served.tables import SCHEMA_VERSIONS, VERSION_KEY
+from grpo.storage.credentials import masked
+from grpo.storage.databases import exclusive, is_database, upgrade_tracking
+from grpo.storage.files import storage_errors
+from grpo.storage.home import tighten
+from grpo.storage.schemas import schema
+from grpo.store_move import sign_store
+
+if TYPE_CHECKING:
+    from alembic.script import ScriptDirectory
+
+
+def upgrade(home: Path, *, dry_run: bool = False) -> Iterator[str]:
+    """Upgrade the databases, stores and files of a home; yields a sentence for each change.
+
+    With `dry_run` nothing is changed, and the sentences say what would be. Raises `ConfigError` for a database that
+    cannot be used, or that a newer release has migrated.
+    """
+    if not dry_run:
+        with storage_errors(str(home)):
+            home.mkdir(parents=True, exist_ok=True)
+    yield from _mlflow(dry_run=dry_run)
+    yield from _prefect(home, dry_run=dry_run)
+    for store in (home / "artifacts", home / "models"):
+        if store.is_dir() and any(store.iterdir()) and (signed := sign_store(str(store), dry_run=dry_run)):
+            yield f"{signed} documents of {store}, which an earlier version wrote without a signature, are signed"
+    if home.is_dir() and (changed := tighten(home, dry_run=dry_run)):
+        yield f"{changed} files and folders of {home}, which others can read, become private"
+    yield from _unreadable_tables(home / "served")
+
+
+def _mlflow(*, dry_run: bool) -> Iterator[str]:
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    if is_database(uri) and (change := _change("MLflow", uri)) is not None:
+        if not dry_run:
+            upgrade_tracking(uri)
+        yield f"the database of MLflow, {masked(uri)}, {change}"
+
+
+def _prefect(home: Path, *, dry_run: bool) -> Iterator[str]:
+    """Servers on other machines migrate their own."""
+    if "PREFECT_API_URL" in os.environ:
+        return
+    uri = os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite:///{home / 'prefect' / 'prefect.db'}")
+    if (change := _change("Prefect", uri)) is None:
+        return
+    if not dry_run:
+        _upgrade_prefect(uri)
+    yield f"the database of Prefect, {masked(uri)}, {change}"
+
+
+def _upgrade_prefect(uri: str) -> None:
+    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+    try:
+        with exclusive(uri.replace("+aiosqlite", "")):
+            process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    except ConnectionError as error:
+        raise ConfigError(f"Prefect's database cannot be used: {error}") from error
+    if process.returncode:
+        output = masked(process.stdout.strip()[-2000:], known=uri)
+        raise ConfigError(f"Prefect's database {masked(uri)} cannot be made:\n{output}")
+
+
+def _change(name: str, uri: str) -> str | None:
+    """What a migration of a database does; None if it has the schema of the installed package."""
+    file = Path(uri.replace("+aiosqlite", "").removeprefix("sqlite:///"))
+    if uri.startswith("sqlite") and not file.exists():
+        return "is created"
+    return schema(name, uri, _migrations(name, uri)).change
+
+
+def _migrations(name: str, uri: str) -> ScriptDirectory:
+    """Migrations of the installed package; Prefect has others for each kind of database."""
+    from alembic.script import ScriptDirectory
+
+    if name == "MLflow":
+        import mlflow.store.db_migrations
+
+        return ScriptDirectory(str(Path(mlflow.store.db_migrations.__file__).parent))
+    import prefect.server.database
+
+    folder = Path(prefect.server.database.__file__).parent / "_migrations"
+    kind = "sqlite" if uri.startswith("sqlite") else "postgresql"
+    return ScriptDirectory(str(folder), version_locations=[str(folder / "versions" / kind)])
+
+
+def _unreadable_tables(folder: Path) -> Iterator[str]:
+    """A sentence for each version of the serving log that this release does not read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    versions: Counter[str] = Counter()
+    for table in find_tables(folder):
+        try:
+            metadata = pq.read_metadata(table.path).metadata or {}
+        except (OSError, pa.ArrowException):
+            continue  # damaged: `grpo verify-log` names it
+        versions[metadata.get(VERSION_KEY, b"none").decode(errors="replace")] += 1
+    for version in sorted(versions.keys() - set(SCHEMA_VERSIONS)):
+        yield (
+            f"{versions[version]} files of the serving log {folder} have version {version}, which this release does "
+            f"not read (it reads {', '.join(SCHEMA_VERSIONS)}); read them with the release that wrote them"
+        )

@@ -1,0 +1,87 @@
+"""Settings of chats: the format of their records, names of keys and tags, and tables of one row for each message."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from grpo.config.base import Settings
+
+LoggedUsers = Literal["script", "goal"]
+ChatFormatName = Literal["openai_messages", "sharegpt", "alpaca", "prompt_completion"]
+_MESSAGE_KEYS = ("role", "content", "tool_calls", "system", "tools", "id")
+KEYS: dict[ChatFormatName, tuple[str, ...]] = {
+    "openai_messages": _MESSAGE_KEYS,
+    "sharegpt": _MESSAGE_KEYS,
+    "alpaca": ("instruction", "input", "output", "system", "history", "id"),
+    "prompt_completion": ("prompt", "completion", "system", "tools", "id"),
+}
+"""Keys of the records of each format that `names` can rename."""
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Tags = dict[Tag, Literal["system", "user", "assistant", "tool", "call", "ignore"]]
+"""Meaning of each name of a speaker."""
+RowTags = dict[Tag, Literal["system", "user", "assistant", "ignore"]]
+"""Meaning of each name of a speaker in a table."""
+Key = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class ChatSettings(Settings):
+    """Names in the records of chats, and the form of the user."""
+
+    column: Key | None = None
+    """Key or column of the list of messages; none takes `messages` or `conversations`."""
+    names: dict[Key, Key] = Field(default_factory=dict)
+    """Names of other keys in these records, `{role: speaker, content: text}`; the common ones need no entry."""
+    tags: Tags = Field(default_factory=dict)
+    """Meaning of names of speakers, `{customer: user, bot: assistant}`: system, user, assistant, tool (a result), call
+    (a tool call as JSON) or ignore; the common ones need no entry."""
+    users: LoggedUsers = "script"
+    """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
+
+    @property
+    def format(self) -> ChatFormatName:
+        """Format of the records."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _keys_of_the_format(self) -> Self:
+        known = KEYS[self.format]
+        unknown = [key for key in self.names if key not in known]
+        if unknown:
+            raise ValueError(f"names has {unknown[0]}; of {self.format} {', '.join(known)} can be named")
+        if self.format in ("alpaca", "prompt_completion") and (self.column or self.tags):
+            raise ValueError(f"column and tags are not read with {self.format}; name its keys in names")
+        return self
+
+
+class ChatColumns(ChatSettings):
+    """Chats in the rows of a table."""
+
+    kind: ChatFormatName = "openai_messages"
+    """Format of the chats: OpenAI's chat messages, ShareGPT, Alpaca, or a prompt with its completion."""
+
+    @property
+    def format(self) -> ChatFormatName:
+        """Format of the records."""
+        return self.kind
+
+
+class MessageRows(Settings):
+    """Table of one row for each message, as help desks export it."""
+
+    group_by: Key
+    """Column of the conversation."""
+    speaker: Key
+    """Column of who wrote the message."""
+    text: Key
+    """Column of the message."""
+    order: Key | None = None
+    """Column by which the messages of a conversation are ordered, an ISO 8601 time or a number; none keeps the order of
+    the table."""
+    where: dict[Key, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Values of columns of the rows that are read, `{public: ["true"]}`: the user does not see internal notes."""
+    tags: RowTags = Field(default_factory=dict)
+    """Meaning of the values of the speaker's column, `{"end-user": user, note: ignore}`; common ones need no entry."""
+    users: LoggedUsers = "script"
+    """The user's turns as a script, or as the goal of a simulated user in the user's own words."""

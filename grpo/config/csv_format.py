@@ -1,0 +1,34 @@
+"""Settings of delimited text."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from grpo.config.base import Settings
+
+
+def _text_encoding(name: str) -> str:
+    try:
+        info = codecs.lookup(name)
+    except LookupError:
+        info = None
+    if info is None or not getattr(info, "_is_text_encoding", True):
+        raise ValueError(f"encoding {name} is unknown; write one of Python's, such as cp1252, latin-1 or utf-16")
+    return name
+
+
+class CsvFormat(Settings):
+    """Delimiter and encoding of a file; without them they are read off where they are certain."""
+
+    delimiter: str | None = Field(default=None, min_length=1, max_length=1, pattern=r'^[^"\r\n]$')
+    """Character between cells; none takes the one of a first line `sep=;`, tabs in files that end in `.tsv`, or the one
+    of comma, semicolon, tab and vertical bar that alone splits the header into the wanted columns."""
+    encoding: Annotated[str, AfterValidator(_text_encoding)] | None = None
+    """Encoding of the text, such as cp1252; None takes the encoding of a byte order mark, or UTF-8 without one."""
+
+
+DETECTED = CsvFormat()
+"""Delimiter and encoding as they are found out."""

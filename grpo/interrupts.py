@@ -1,0 +1,216 @@
+"""Ctrl-C and SIGTERM while a stage runs, and time limits for code that blocks.
+
+Python runs the handler of a signal between two instructions of the main thread. That is not enough to end a stage:
+asyncio turns the first Ctrl-C into a cancellation, which code that blocks the event loop never sees, an exception that
+interrupts one of many waiting episodes lets the next one block, and an extension such as a tokenizer may never return.
+So a signal is noted here, it interrupts the main thread, no further user code is entered, and a process that is still
+inside a stage after `GRACE_S` ends at once. The handlers that others have installed stay in place: a run
+of Prefect's that is cancelled ends as cancelled only while the handler of SIGTERM is Prefect's own, else as crashed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+GRACE_S = 8.0
+"""Time that a stage has to end after a signal, before the process is ended."""
+END_S = 20.0
+"""Time that a command has to end after a stage that was interrupted: to stop servers, and to wait for its threads."""
+_WAKE_S = 0.2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WAKE = signal.SIGURG
+"""Signal without an effect of its own: it interrupts a call that the main thread waits in."""
+
+
+class Blocked(BaseException):
+    """Expiry of `time_limit`; not an `Exception`, which the code that blocks might catch."""
+
+
+class Stopped(SystemExit):
+    """End of the process by SIGTERM; its code is 128 plus the signal's number."""
+
+
+class _State:
+    """Signal that was received while a stage ran, in this process."""
+
+    signum: int | None = None
+    received: int | None = None
+    """Pipe that the interpreter writes the number of each signal to while a stage runs."""
+    is_command = False
+    expired = False
+    """A `time_limit` has expired, and its block is ending."""
+
+
+_state = _State()
+_noting = threading.Lock()
+
+
+def end_by_signals() -> None:
+    """Let SIGTERM end this process, which is a command, as Ctrl-C does; after either it ends within `END_S`."""
+    signal.signal(signal.SIGTERM, stop)
+    _state.is_command = True
+
+
+def stop(signum: int, frame: FrameType | None) -> NoReturn:
+    """End the process with the exit code of a signal, after its blocks `finally`; a handler of signals."""
+    raise Stopped(128 + signum)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    """As Python's own handler; `asyncio.run` replaces only that one."""
+    raise KeyboardInterrupt
+
+
+def _wake(signum: int, frame: FrameType | None) -> None:
+    """Nothing: that a signal has a handler is what interrupts a call."""
+
+
+_HANDLERS = {signal.SIGINT: _interrupt, signal.SIGTERM: stop, _WAKE: _wake}
+_DEFAULTS = (signal.SIG_DFL, signal.default_int_handler)
+
+
+def stopping() -> bool:
+    """True after Ctrl-C or SIGTERM, until the stages that were interrupted have ended."""
+    _note_signals()
+    return _state.signum is not None
+
+
+def ending() -> bool:
+    """True while `check` ends tasks."""
+    return stopping() or _state.expired
+
+
+def check() -> None:
+    """End this task or thread where the process or a block with a time limit is ending.
+
+    It is called before user code is entered, so that the next of many episodes does not block in turn.
+    """
+    if not ending():
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise KeyboardInterrupt from None
+    raise asyncio.CancelledError("what this task belongs to is ending")
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM interrupt what the block runs, and end the process if it does not end within `GRACE_S`.
+
+    The exception of the handler that another has installed is raised in the main thread; otherwise `KeyboardInterrupt`
+    or `Stopped`.
+    In another thread the block runs as it is: signals belong to the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread() or _state.received is not None:
+        yield
+        return
+    previous = {signum: signal.getsignal(signum) for signum in _HANDLERS}
+    previous = {signum: handler for signum, handler in previous.items() if handler in _DEFAULTS}
+    received, sent = os.pipe()
+    for end in (received, sent):
+        os.set_blocking(end, False)
+    _state.received, _state.signum = received, None
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(received, ended), name="signals", daemon=True)
+    watcher.start()
+    for signum in previous:
+        signal.signal(signum, _HANDLERS[signum])
+    wakeup = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        ended.set()
+        if _state.is_command and stopping():  # a thread that never ends would keep the interpreter
+            last = threading.Timer(END_S, os._exit, (128 + (_state.signum or 0),))
+            last.daemon = True
+            last.start()
+        signal.set_wakeup_fd(wakeup)
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+        os.close(sent)  # ends the watcher
+        watcher.join()
+        with _noting:
+            _state.received, _state.signum = None, None
+            os.close(received)
+
+
+def _note_signals() -> bool:
+    """Take note of the signals that have arrived; returns False when the block has ended.
+
+    A caller reads them itself: the exception of a handler may be seen before the watcher's thread runs.
+    """
+    with _noting:
+        while _state.received is not None:
+            try:
+                numbers = os.read(_state.received, 64)
+            except BlockingIOError:
+                return True
+            if not numbers:
+                break
+            _state.signum = next((number for number in numbers if number in _SIGNALS), _state.signum)
+        return False
+
+
+def _watch(received: int, ended: threading.Event) -> None:
+    """End the process if a stage is still running `GRACE_S` after a signal.
+
+    The interpreter writes the number of each signal to the pipe as soon as it arrives, also while the main thread is in
+    an extension.
+    """
+    while select.select([received], [], []) and _note_signals():
+        if (signum := _state.signum) is not None:
+            if not ended.wait(_WAKE_S):  # another thread may have got it, and nothing has woken the main one
+                signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
+            if not ended.wait(GRACE_S):
+                name = signal.Signals(signum).name
+                sys.stderr.write(
+                    f"{name}: a stage did not end within {GRACE_S:g} s, so the process is ended; run the command "
+                    "again: finished stages are in the cache\n"
+                )
+                sys.stderr.flush()
+                os._exit(128 + signum)
+            return
+
+
+class time_limit:
+    """Raise `Blocked` with this message in the code that the main thread runs, if it is not renewed for `seconds`.
+
+    It is for code that blocks the event loop, which `asyncio.timeout` cannot end. In another thread than the main one
+    it does nothing.
+    """
+
+    def __init__(self, seconds: float, message: str) -> None:
+        self.seconds, self._message = seconds, message
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._previous: Any = None
+
+    def __enter__(self) -> time_limit:
+        if self._is_main:
+            self._previous = signal.signal(signal.SIGALRM, self._expire)
+            self.renew()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_main:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self._previous)
+            _state.expired = False
+
+    def renew(self) -> None:
+        """Count from now, unless it has expired."""
+        if self._is_main and not _state.expired:
+            signal.setitimer(signal.ITIMER_REAL, self.seconds, 1.0)
+
+    def _expire(self, signum: int, frame: FrameType | None) -> None:
+        _state.expired = True
+        raise Blocked(self._message)

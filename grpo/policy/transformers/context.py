@@ -1,0 +1,61 @@
+"""Context of a model: how many tokens it reads, and what bounds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+UNBOUNDED = 2**20
+"""Tokens in the context of a model that states no limit."""
+_POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+"""Settings of configs that bound the positions; the latter two are those of MPT and of Whisper's decoder."""
+_REMEDIES = {
+    "longrope": "rope_parameters.short_factor in config.json set to long_factor gives one embedding at every length",
+    "dynamic": "rope_parameters.rope_type in config.json set to yarn, with its factor, gives one embedding at every "
+    "length",
+}
+
+
+def context_limit(model_config: PretrainedConfig) -> int:
+    """Maximum number of tokens in a model's context; `UNBOUNDED` for a model without positions.
+
+    Rotary embeddings that change beyond the length of pretraining (dynamic NTK, LongRoPE) depend on the longest
+    conversation of a batch there, so that length is the limit. LongRoPE with the same factors for both lengths does not
+    change.
+    """
+    config = model_config.get_text_config()
+    limits = [layer.get("original_max_position_embeddings") for layer in _changing(config)]
+    limits += [getattr(config, name, None) for name in _POSITIONS]
+    return min((int(limit) for limit in limits if limit), default=UNBOUNDED)
+
+
+def describe_context(model_config: PretrainedConfig) -> str:
+    """Context of a model in words, with the reason and the setting where it is below the positions that it states."""
+    config, limit = model_config.get_text_config(), context_limit(model_config)
+    if limit == UNBOUNDED:
+        return "no limit that its config states"
+    stated = max(int(getattr(config, name, None) or 0) for name in _POSITIONS)
+    if limit >= stated:
+        return f"{limit:,} tokens"
+    kind = next(layer["rope_type"] for layer in _changing(config))
+    return (
+        f"{limit:,} of {stated:,} tokens: beyond the length of pretraining its rotary embeddings ({kind}) change with "
+        f"the longest conversation of a batch; {_REMEDIES[kind]}"
+    )
+
+
+def described_context(folder: Path) -> str:
+    """Context of the model in a folder, see `describe_context`; reads config.json alone."""
+    return describe_context(AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False))
+
+
+def _changing(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    """Parameters of rotary embeddings that depend on the length, of the model or of a kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    for layer in (rope, *rope.values()):
+        kind = layer.get("rope_type") if isinstance(layer, dict) else None
+        if kind == "dynamic" or (kind == "longrope" and layer.get("short_factor") != layer.get("long_factor")):
+            yield layer

@@ -1,0 +1,273 @@
+"""Records of promotions and rollbacks, which decide which version of a model is in service.
+
+    tag promotion.0007    {"document": {"model": "support-desk", "change": {"number": 7, "champion": 4, …}}, "mac": …}
+
+The last signed record names the champion. The aliases `champion` and `previous` follow the records, for people and for
+other clients of MLflow. An alias that names another version was moved by hand, or its process was killed between the
+two writes. A record that is not signed, was changed, or was copied from another number or model is listed and not
+believed. A record that is missing in the middle is an error. The last ones can be removed without a trace in the
+registry, which would bring an earlier champion back, so each home keeps the highest number that it has seen.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import re
+import socket
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from grpo.errors import AddressError, RegistryError, SignatureError
+from grpo.storage.documents import Document
+from grpo.storage.files import storage_errors, write_atomically
+from grpo.storage.home import home
+from grpo.storage.locks import file_lock
+from grpo.storage.signing import Unverified, key_name, sign, verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import RegisteredModel
+
+CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
+_KEY = re.compile(r"promotion\.([0-9]{4,9})")
+_KIND = "promotion"
+_MOST_CHARACTERS = 5000
+"""Longest tag of a registered model in MLflow's tables; PostgreSQL refuses a longer one, and SQLite does not."""
+
+LONGEST_REASON = 1000
+Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_REASON)]
+"""Reason of a change; an MLflow tag holds it with the rest of the record."""
+
+
+class Actor(Document):
+    """Author of a change."""
+
+    user: str
+    host: str
+    run: str | None = None
+    """Flow run."""
+
+    @classmethod
+    def here(cls, run: str | None = None) -> Actor:
+        """The user of this process."""
+        return cls(user=getpass.getuser(), host=socket.gethostname(), run=run)
+
+
+class ChampionChange(Document):
+    """Record of one promotion or rollback."""
+
+    number: int
+    action: Literal["promote", "rollback"]
+    champion: int
+    """Version in service after the change."""
+    content: str
+    """Digest of that version, see `ModelVersion.content`."""
+    replaced: int | None
+    """Version in service before it."""
+    previous: int | None
+    """Target of a rollback after the change."""
+    reason: Reason
+    by: Actor
+    at: str
+    """UTC, ISO 8601."""
+    forced: bool = False
+    """Promoted against a failed gate or another rule."""
+    checks: dict[str, float | None] = Field(default_factory=dict)
+    """Values of the gates."""
+
+
+class PromotionState(Document):
+    """Champion and change records of a model at one moment."""
+
+    model: str
+    champion: int | None
+    """Version in service by the last signed record; None before the first, and where it was deleted."""
+    history: tuple[ChampionChange, ...]
+    """Signed changes, oldest first."""
+    alias: int | None
+    """Version that the alias `champion` names."""
+    unsigned: tuple[int, ...]
+    """Numbers of the records that are not believed."""
+
+    @property
+    def moved(self) -> str | None:
+        """One sentence about an alias `champion` that names another version than was promoted; None if it does not."""
+        if self.alias == self.champion:
+            return None
+        names = "was removed" if self.alias is None else f"was moved by hand to version {self.alias}"
+        if self.champion is None:
+            return f"the alias champion of {self.model} {names}, and no version of it was promoted"
+        back = f"`grpo promote models:/{self.model}/{self.champion} --reason WHY` puts it back"
+        if self.alias is not None:
+            back += f", `grpo promote models:/{self.model}/{self.alias} --reason WHY` promotes it"
+        return f"the alias champion of {self.model} {names}; version {self.champion} was promoted: {back}"
+
+
+def promotion_state(client: MlflowClient, model: str) -> PromotionState:
+    """Read the promotions of a model. Raises `AddressError` for a missing model, and as `state_of`."""
+    return state_of(client, registered_model(client, model))
+
+
+def registered_model(client: MlflowClient, model: str) -> RegisteredModel:
+    """Model with its tags and aliases; `AddressError` for a missing one."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_registered_model(model)
+    except MlflowException as error:
+        if is_absent(error):
+            raise AddressError(f"no model {model} is registered; a run registers it when it ends") from error
+        raise
+
+
+def state_of(client: MlflowClient, model: RegisteredModel) -> PromotionState:
+    """Promotions of a model whose tags were read. Raises `SignatureError` where records were removed."""
+    history, unsigned = [], []
+    for key in sorted(filter(_is_record, model.tags), key=_number):
+        change = _verified(model.name, key, model.tags[key])
+        if change is None:
+            unsigned.append(_number(key))
+        else:
+            history.append(change)
+    _check_complete(client.tracking_uri, model.name, [change.number for change in history], unsigned)
+    alias = alias_of(model, CHAMPION)
+    champion = history[-1].champion if history else None
+    if champion is not None and champion != alias and not _exists(client, model.name, champion):
+        champion = None
+    return PromotionState(
+        model=model.name, champion=champion, history=tuple(history), alias=alias, unsigned=tuple(unsigned)
+    )
+
+
+def write_record(client: MlflowClient, model: str, change: ChampionChange) -> str:
+    """Write a signed record as a tag of the model; returns its text. Raises `RegistryError` for a long one."""
+    text = sign(_KIND, {"model": model, "change": change.model_dump(mode="json")})
+    if len(text) > _MOST_CHARACTERS:
+        raise RegistryError(
+            f"the record of the change of {model} has {len(text):,} characters, {len(change.reason):,} of them the "
+            f"reason and {len(change.checks)} gates with their values, and MLflow stores at most "
+            f"{_MOST_CHARACTERS:,}: shorten the reason, or the names of the gates"
+        )
+    client.set_registered_model_tag(model, record_key(change.number), text)
+    return text
+
+
+def record_key(number: int) -> str:
+    """Tag of a record."""
+    return f"promotion.{number:04}"
+
+
+def next_number(state: PromotionState) -> int:
+    """Number of the next record, which replaces none that is there."""
+    number = state.history[-1].number + 1 if state.history else 1
+    while number in state.unsigned:
+        number += 1
+    return number
+
+
+def alias_of(model: RegisteredModel, name: str) -> int | None:
+    """Version that an alias names."""
+    version = model.aliases.get(name)
+    return None if version is None else int(version)
+
+
+def missing_champion(state: PromotionState) -> RegistryError:
+    """Error for a model whose champion was deleted or was never promoted, with the remedies."""
+    model = state.model
+    if not state.history:
+        records = ", whose records are not signed" if state.unsigned else ""
+        return SignatureError(
+            f"the alias champion of {model} names version {state.alias}, and no promotion of {model} is signed"
+            f"{records}: `grpo promote models:/{model}/{state.alias} --reason WHY` promotes it, and says what it "
+            "needs; or remove the alias in MLflow"
+        )
+    return RegistryError(
+        f"model {model} had a champion and has none now: the version was deleted; "
+        f"`grpo rollback models:/{model}@champion --reason WHY` restores the version before it, "
+        f"`grpo promote models:/{model}/N --reason WHY --force` promotes another one, "
+        "and another registry.model_name starts anew"
+    )
+
+
+def is_absent(error: Exception) -> bool:
+    """Distinguish an MLflow error about a missing object from one about the connection."""
+    code, text = getattr(error, "error_code", ""), str(error)
+    return code == "RESOURCE_DOES_NOT_EXIST" or (code == "INVALID_PARAMETER_VALUE" and "not found" in text)
+
+
+def remember(tracking_uri: str, model: str, number: int, *, wait_s: float = -1) -> None:
+    """Keep the number of a record, so that its removal is noticed in this home.
+
+    Raises `StorageError` where the home may not be written, or another process has its lock for longer than `wait_s`;
+    without it this one waits.
+    """
+    file = _seen_file(tracking_uri, model)
+    if number <= _seen(file):
+        return
+    with storage_errors(str(file)), file_lock(file.with_suffix(".lock")).acquire(timeout=wait_s):
+        if number > _seen(file):
+            write_atomically(file, f"{number}\n", mode=0o600)
+
+
+def _verified(model: str, key: str, text: str) -> ChampionChange | None:
+    """Change in a record; None for one that is not believed."""
+    try:
+        document = verify(_KIND, text)
+        change = ChampionChange.model_validate(document["change"])
+    except (Unverified, ValidationError, KeyError):
+        return None
+    return change if document["model"] == model and change.number == _number(key) else None
+
+
+def _check_complete(tracking_uri: str, model: str, signed: list[int], unsigned: list[int]) -> None:
+    """Raise `SignatureError` where a record is missing before the last one, or the last that this home has seen."""
+    last, present = signed[-1] if signed else 0, {*signed, *unsigned}
+    missing = next((number for number in range(1, last) if number not in present), None)
+    file = _seen_file(tracking_uri, model)
+    remedy = "restore the tags of the model in MLflow"
+    if missing is None and (seen := _seen(file)) > last:
+        missing, remedy = seen, f"{remedy}, or remove {file} if an earlier state was restored on purpose"
+    if missing is not None:
+        raise SignatureError(
+            f"the record {record_key(missing)} of model {model} was removed or changed, so an earlier champion would "
+            f"come back; {remedy}"
+        )
+
+
+def _seen_file(tracking_uri: str, model: str) -> Path:
+    """File of the highest number that was seen. The home's own registry is the same one after the home was moved."""
+    registry = "" if tracking_uri == f"sqlite:///{home()}/mlflow.db" else tracking_uri
+    digest = hashlib.sha256(f"{registry} {model} {key_name()}".encode()).hexdigest()[:20]
+    return home() / "services" / "promotions" / digest
+
+
+def _seen(file: Path) -> int:
+    try:
+        return int(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def _is_record(key: str) -> bool:
+    """True for a tag of `record_key`; `promotion.00007` is not one, although its number is 7."""
+    return _KEY.fullmatch(key) is not None and key == record_key(_number(key))
+
+
+def _number(key: str) -> int:
+    return int(key.removeprefix("promotion."))
+
+
+def _exists(client: MlflowClient, model: str, version: int) -> bool:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.get_model_version(model, str(version))
+    except MlflowException as error:
+        if is_absent(error):
+            return False
+        raise
+    return True

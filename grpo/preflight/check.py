@@ -1,0 +1,111 @@
+"""Run the table of checks on a config, collect every fault, and choose the metric of gates that name none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from grpo.config.gates import with_metric
+from grpo.config.pipeline import PipelineConfig
+from grpo.policy.weights.registered import REGISTERED
+from grpo.preflight.checks import CHECKS
+from grpo.preflight.facts import Facts
+from grpo.preflight.faults import EXPECTED, Fault, raise_faults
+from grpo.preflight.outcomes import gate_metric
+from grpo.preflight.passed import has_passed, identity_of, recently_passed
+from grpo.preflight.table import SERVERS, Check, Depth, Purpose
+from grpo.registry import Registry
+
+__all__ = ["Check", "Purpose", "check", "find_faults", "prepared"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Faults of a config, and the config as a run uses it."""
+
+    faults: tuple[Fault, ...]
+    config: PipelineConfig | None
+    """Models pinned, metric of the gates chosen; None where that is not possible."""
+
+
+def check(
+    config: PipelineConfig,
+    *,
+    purpose: Purpose = "train",
+    depth: Depth = "all",
+    whole: bool = False,
+    registry: Callable[[], Registry | None] = lambda: None,
+    before: Sequence[Check] = (),
+) -> PipelineConfig:
+    """Raise one error with all faults, or return the config as the run uses it: models pinned, metric of gates chosen.
+
+    Takes seconds, loads no weights and leaves nothing behind. With `depth="files"` only the checks that need neither
+    torch nor MLflow are made, for commands that make the others in their flow.
+
+    Args:
+        config: Config of the run.
+        purpose: What it is for: a training with gates and registration, a trial of one without them, an evaluation.
+        depth: `files` leaves out the checks that import torch or MLflow.
+        whole: Whether every scenario is held out.
+        registry: Opens the registry; None where there is none yet.
+        before: Checks of the caller that are made first, such as those of servers.
+
+    """
+    checked = find_faults(config, purpose=purpose, depth=depth, whole=whole, registry=registry, before=before)
+    if checked.faults:
+        raise_faults(checked.faults)
+    assert checked.config is not None
+    return checked.config
+
+
+def find_faults(
+    config: PipelineConfig,
+    *,
+    purpose: Purpose = "train",
+    depth: Depth = "all",
+    whole: bool = False,
+    registry: Callable[[], Registry | None] = lambda: None,
+    before: Sequence[Check] = (),
+) -> Checked:
+    """Make all checks, see `check`; a fault that several of them meet is named once.
+
+    Those of the table that a config has passed in this process within `RECENT_S` are not made again: a command makes
+    some of them before it starts its server, and its flow the rest. The caller's own are always made.
+    """
+    passed = recently_passed(identity := identity_of(config, purpose=purpose, whole=whole))
+    faults: list[Fault] = []
+    messages: set[str] = set()
+    with Facts(config, whole=whole, registry=registry) as facts:
+
+        def add(name: str, error: Exception) -> None:
+            if str(error) not in messages:
+                messages.add(str(error))
+                faults.append(Fault(check=name, error=error))
+
+        for entry in (*before, *CHECKS):
+            failed = {fault.check for fault in faults}
+            if SERVERS in failed and entry in CHECKS and config.policy.model.startswith(REGISTERED):
+                break  # MLflow's client would ask the server for minutes
+            if purpose not in entry.purposes or (depth == "files" and entry.imports) or entry.needs in failed:
+                continue
+            if entry in CHECKS and ("all" in passed or ("files" in passed and not entry.imports)):
+                continue
+            try:
+                for error in entry.test(facts):
+                    add(entry.name, error)
+            except EXPECTED as error:
+                add(entry.name, error)
+        if not faults:
+            has_passed(identity, depth)
+        return Checked(faults=tuple(faults), config=None if faults else prepared(facts, purpose=purpose))
+
+
+def prepared(facts: Facts, *, purpose: Purpose) -> PipelineConfig:
+    """The config of a training with its models pinned, and the metric of gates that name none, where it is known."""
+    if purpose == "evaluate":
+        return facts.given
+    config = facts.config()
+    if purpose == "trial":
+        return config
+    metric = gate_metric(facts)
+    return config if metric is None else config.model_copy(update={"gates": with_metric(config.gates, metric)})

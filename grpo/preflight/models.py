@@ -1,0 +1,125 @@
+"""Checks of the model: files, chat template, context, training settings, backend and room for checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo.artifacts import ArtifactStore
+from grpo.errors import ConfigError, DataError, GRPOError, StorageError
+from grpo.preflight.facts import Facts
+from grpo.storage.files import nearest_existing
+from grpo.storage.moved_stores import present_address
+from grpo.trajectories import Trajectory
+
+_FLOAT32 = 4
+_GIB = 2**30
+
+
+def addresses(facts: Facts) -> Iterator[Exception]:
+    """Pin models and data sets: an alias to its version, a branch to its commit."""
+    facts.config()
+    yield from ()
+
+
+def files(facts: Facts) -> Iterator[Exception]:
+    """Read the headers of the weights."""
+    facts.model()
+    yield from ()
+
+
+def template(facts: Facts) -> Iterator[Exception]:
+    """Render with the chat template, or the user's renderer, and with the tools of environment and agent."""
+    facts.renderer()
+    yield from ()
+
+
+def backend(facts: Facts) -> Iterator[Exception]:
+    """Import what `policy.quantization` and `rollout.backend` need."""
+    config = facts.given
+    try:
+        if config.policy.quantization is not None:
+            from grpo.policy.transformers.quantization import bitsandbytes_config
+
+            bitsandbytes_config(config.policy.quantization)
+    except GRPOError as error:
+        yield error
+    if config.rollout.backend == "vllm":
+        import grpo.policy.vllm  # noqa: F401 - raises where the package is missing
+
+
+def training(facts: Facts) -> Iterator[Exception]:
+    """Build the model without weights, with its adapters, and let it recompute activations if that is asked for."""
+    from grpo.learner.performance import activation_checkpointing
+
+    model = facts.empty_model()
+    if facts.given.training.gradient_checkpointing:
+        with activation_checkpointing(model):
+            pass
+    yield from ()
+
+
+def context(facts: Facts) -> Iterator[Exception]:
+    """Compare a turn's tokens with those that an episode may have."""
+    from grpo.policy.transformers.context import describe_context
+
+    rollout, limit = facts.given.rollout, facts.max_context()
+    if rollout.max_new_tokens >= limit:
+        own = describe_context(facts.empty_model().config)
+        whose = "rollout.max_context" if limit == rollout.max_context else f"the context of the model ({own})"
+        yield ConfigError(
+            f"rollout.max_new_tokens {rollout.max_new_tokens} leaves no room for a prompt within {limit} tokens, "
+            f"{whose}; lower it, or raise the other"
+        )
+
+
+def episodes(facts: Facts) -> Iterator[Exception]:
+    """Play a few scenarios with scripted replies: prompts that do not fit, and an environment that cannot begin."""
+    played = facts.episodes()
+    unread = [trajectory for trajectory in played if not _replied(trajectory)]
+    too_long = [trajectory for trajectory in unread if trajectory.stop == "truncated"]
+    if too_long:
+        first = max(too_long, key=lambda trajectory: len(trajectory.token_ids))
+        rollout = facts.given.rollout
+        yield ConfigError(
+            f"the prompt of scenario {first.scenario_id} has {len(first.token_ids)} tokens, and with "
+            f"rollout.max_new_tokens {rollout.max_new_tokens} it does not fit into {facts.max_context()}, the lower of "
+            f"rollout.max_context {rollout.max_context} and the model's context: no reply would be generated; raise "
+            "rollout.max_context, choose a model that reads more, or leave such scenarios out"
+        )
+    failed = [t for t in unread if t.stop == "failed" and not str(t.error).startswith("TimeoutError")]
+    if failed and len(failed) == len(played):
+        yield DataError(
+            f"the environment fails before the agent's first reply in each of {len(played)} scenarios that were tried; "
+            f"the first is {failed[0].scenario_id}: {failed[0].error}; correct the environment"
+        )
+
+
+def _replied(trajectory: Trajectory) -> bool:
+    return any(turn.message.role == "assistant" for turn in trajectory.turns)
+
+
+def store_place(facts: Facts) -> Iterator[Exception]:
+    """Refuse a store that was moved elsewhere: everything would be computed again."""
+    store = ArtifactStore(facts.given.store)
+    present = present_address(store.uri)
+    if present != store.uri and not store.documents.names("results"):
+        yield ConfigError(f"the store {store.uri} was moved to {present}; set `store: {present}`")
+
+
+def disk(facts: Facts) -> Iterator[Exception]:
+    """Compare the free space of a local store with the checkpoints that the run keeps, at 4 bytes a weight."""
+    store = ArtifactStore(facts.given.store)
+    if not store.is_local:
+        return
+    tensors = list(facts.empty_model().parameters())
+    whole = _FLOAT32 * sum(tensor.numel() for tensor in tensors)
+    trained = _FLOAT32 * sum(tensor.numel() for tensor in tensors if tensor.requires_grad)
+    kept = facts.given.save_total_limit or facts.given.training.iterations
+    needed, free = whole + kept * trained, shutil.disk_usage(nearest_existing(Path(store.root))).free
+    if needed > free:
+        yield StorageError(
+            f"store {store.uri} has {free / _GIB:.2f} GiB free, and the base with {kept} checkpoints takes about "
+            f"{needed / _GIB:.2f} GiB; free space, set `store` elsewhere, or lower save_total_limit"
+        )

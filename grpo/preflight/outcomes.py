@@ -1,0 +1,214 @@
+"""Checks of gates and rewards against what the environment can tell: outcomes, categories, held-out scenarios.
+
+A metric that the environment cannot give is found here and not after the training: a gate without evidence refuses
+every candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from grpo.config.environments import ConversationSettings, ReplaySettings, SimulatedUserSettings, TaskSettings
+from grpo.config.gates import (
+    CategoryGate,
+    GateSettings,
+    ImprovementGate,
+    Metric,
+    MustPassGate,
+    PassGate,
+    PythonGate,
+    SafetyGate,
+    with_metric,
+)
+from grpo.config.pipeline import PipelineConfig
+from grpo.environments.catalog import make_environment_without_model
+from grpo.errors import ConfigError, GRPOError
+from grpo.evaluation.gates import check_gate_scenarios
+from grpo.evaluation.statistics import interval
+from grpo.preflight.facts import Facts
+from grpo.rewards.learned.safety import SafetyReward
+from grpo.scenarios.scenario import Scenario
+from grpo.user_objects import bind
+
+ON_OUTCOMES = ("task_completion", "checks")
+"""Rewards that read the verified outcome."""
+_WITHOUT_REWARD = (ConversationSettings, SimulatedUserSettings, TaskSettings, ReplaySettings)
+"""Environments that give an episode no reward of their own."""
+Verifies = Callable[[Scenario], bool]
+"""True for a scenario whose episodes may end with a success or a failure."""
+_REMEDY = "use metric reward, give the scenarios `expected`, or choose an environment that verifies outcomes"
+
+
+def gate_metric(facts: Facts) -> Metric | None:
+    """Metric of gates that name none; None where not all scenarios are known yet, and the run chooses it later."""
+    return None if facts.split() is None else _metric(facts.heldout(), facts.can_verify)
+
+
+def settled(config: PipelineConfig, heldout: Sequence[Scenario]) -> PipelineConfig:
+    """The config with a metric for gates that name none, chosen from the held-out scenarios of a run.
+
+    Raises `ConfigError` where a gate asks for what these do not have: the checks before a run read a part of a large
+    source only, and none of a data set on a hub.
+    """
+    environment, judged = make_environment_without_model(config.environment), config.judge is not None
+
+    def verifies(scenario: Scenario) -> bool:
+        return environment.can_verify(scenario, judged=judged) is not False
+
+    check_gate_scenarios(config.gates, heldout)
+    for error in _unverified(config, heldout, verifies):
+        raise error
+    return config.model_copy(update={"gates": with_metric(config.gates, _metric(heldout, verifies))})
+
+
+def _metric(heldout: Sequence[Scenario], verifies: Verifies) -> Metric:
+    """Success where every category of the base scenarios that are held out has a verified outcome.
+
+    Conversations of a retraining do not decide: their categories are what clients say.
+    """
+    verified = any(map(verifies, heldout))
+    return "success" if verified and not _without_outcome(_base(heldout), verifies) else "reward"
+
+
+def gates(facts: Facts) -> Iterator[Exception]:
+    """Refuse a named metric `success`, pass^k and must-pass scenarios where nothing can be verified."""
+    if scenarios := facts.heldout():
+        yield from _unverified(facts.given, scenarios, facts.can_verify)
+
+
+def _unverified(config: PipelineConfig, scenarios: Sequence[Scenario], verifies: Verifies) -> Iterator[ConfigError]:
+    """Faults of gates that count successes which nothing verifies.
+
+    As in the gates themselves, the conversations of a retraining count in the improvement and as must-pass scenarios,
+    and pass^k and categories are those of the base scenarios.
+    """
+    kind, base = config.environment.kind, _base(scenarios)
+    verified = {scenario.id for scenario in scenarios if verifies(scenario)}
+    for number, gate in enumerate(config.gates):
+        place = f"gates[{number}] ({gate.kind})"
+        if isinstance(gate, MustPassGate):
+            there = {scenario.id for scenario in scenarios}
+            if open_ones := [name for name in gate.scenarios if name in there and name not in verified]:
+                yield ConfigError(
+                    f"{place}: environment {kind} verifies no outcome of {_some(open_ones)}, so that they could never "
+                    "pass; give them `expected`, or take them out of the gate"
+                )
+        elif isinstance(gate, PassGate) and verified.isdisjoint(scenario.id for scenario in base):
+            yield ConfigError(
+                f"{place}: environment {kind} verifies no outcome, and pass^k counts successes; {_REMEDY}"
+            )
+        elif isinstance(gate, ImprovementGate) and gate.metric == "success" and not verified:
+            yield ConfigError(
+                f"{place}: metric success: environment {kind} verifies no outcome of the {len(scenarios)} held-out "
+                f"scenarios; {_REMEDY}"
+            )
+        elif (
+            isinstance(gate, CategoryGate) and gate.metric == "success" and (empty := _without_outcome(base, verifies))
+        ):
+            yield ConfigError(
+                f"{place}: metric success: environment {kind} verifies no outcome in category {_some(empty)}; {_REMEDY}"
+            )
+
+
+def rewards(facts: Facts) -> Iterator[Exception]:
+    """Refuse rewards on outcomes where no scenario has one, and `environment` where the environment gives no reward."""
+    scenarios, environment = facts.playable(), facts.given.environment
+    for number, component in enumerate(facts.given.reward):
+        place = f"reward[{number}] ({component.kind})"
+        if component.kind == "environment" and isinstance(environment, _WITHOUT_REWARD):
+            yield ConfigError(
+                f"{place}: environment {environment.kind} gives episodes no reward of its own, only trl, verifiers and "
+                "classes of yours do; use another reward"
+            )
+        if component.kind in ON_OUTCOMES and scenarios:
+            silent = [scenario.id for scenario in scenarios if not _gives_checks(facts, scenario)]
+            if len(silent) == len(scenarios):
+                yield ConfigError(
+                    f"{place} needs verified outcomes, and environment {environment.kind} can verify none of "
+                    f"{len(scenarios)} scenarios ({_some(silent)}): give them `expected` (calls, state or facts), or "
+                    "use rewards on text"
+                )
+
+
+def _gives_checks(facts: Facts, scenario: Scenario) -> bool:
+    """True if an episode may have an outcome that a reward reads; assertions without a judge leave other checks."""
+    environment = facts.environment()
+    return environment.can_verify(scenario, judged=True) is not False
+
+
+def gate_scenarios(facts: Facts) -> Iterator[Exception]:
+    """Find the scenarios and categories that gates name among those held out, where all of these are known."""
+    if facts.split() is not None:
+        scenarios = facts.heldout()
+        for gate in facts.given.gates:
+            yield from _raised([gate], scenarios)
+
+
+def _raised(gates: Sequence[GateSettings], scenarios: Iterable[Scenario]) -> Iterator[Exception]:
+    try:
+        check_gate_scenarios(gates, scenarios)
+    except GRPOError as error:
+        yield error
+
+
+def enough_scenarios(facts: Facts) -> Iterator[Exception]:
+    """Refuse a split on which not even a candidate that wins every scenario could pass the improvement gate."""
+    if facts.split() is None:
+        return
+    evaluation, count = facts.given.evaluation, len(facts.heldout())
+    for number, gate in enumerate(facts.given.gates):
+        if not isinstance(gate, ImprovementGate):
+            continue
+        needed = next((n for n in (count, *range(count + 1, 1000)) if _highest_bound(facts, n) > gate.margin), None)
+        if needed != count:
+            yield ConfigError(
+                f"gates[{number}] (improvement): with {count} held-out scenarios the lower bound of the difference is "
+                f"at most {_highest_bound(facts, count):.2f} at confidence {evaluation.confidence:g}, even where the "
+                f"candidate wins all of them, and must be above {gate.margin:g}; hold out "
+                f"{f'at least {needed}' if needed else 'more'} (scenarios.validation_fraction), or lower margin"
+            )
+
+
+def _highest_bound(facts: Facts, count: int) -> float:
+    """Lower bound of the difference where the candidate gains the whole range in each scenario."""
+    settings = facts.given.evaluation
+    return interval(
+        np.ones(count), ends=(-1.0, 1.0), confidence=settings.confidence, resamples=settings.resamples, seed=0
+    ).low
+
+
+def gate_functions(facts: Facts) -> Iterator[Exception]:
+    """Import the user's own gates, and check their options."""
+    for gate in facts.given.gates:
+        if isinstance(gate, PythonGate):
+            try:
+                bind(gate.reference, gate.options)
+            except GRPOError as error:
+                yield error
+
+
+def safety(facts: Facts) -> Iterator[Exception]:
+    """Load the network of each safety gate."""
+    for gate in facts.given.gates:
+        if isinstance(gate, SafetyGate):
+            try:
+                SafetyReward() if gate.model is None else SafetyReward(model=gate.model)
+            except GRPOError as error:
+                yield error
+
+
+def _base(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Scenarios of the sources other than conversations of a retraining."""
+    return [scenario for scenario in scenarios if scenario.metadata.origin is None]
+
+
+def _without_outcome(scenarios: Sequence[Scenario], verifies: Verifies) -> list[str]:
+    """Categories of these scenarios in which no outcome can be verified."""
+    verified = {scenario.metadata.category for scenario in scenarios if verifies(scenario)}
+    return sorted({scenario.metadata.category for scenario in scenarios} - verified)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

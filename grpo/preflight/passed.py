@@ -1,0 +1,46 @@
+"""Memory of the checks that this process has just passed: a command makes some of them, and its flow the rest."""
+
+from __future__ import annotations
+
+import time
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.scenarios import HubDataSource
+from grpo.identity.cache_identity import short_digest
+from grpo.identity.code import external_digests
+from grpo.policy.weights.registered import tracking_uri
+from grpo.preflight.faults import EXPECTED
+from grpo.preflight.table import Depth, Purpose
+from grpo.scenarios.sources import content_hash
+from grpo.storage.home import home
+
+RECENT_S = 120.0
+_passed: dict[tuple[str, Depth], float] = {}
+"""Times at which configs passed their checks, by digest and depth."""
+
+
+def identity_of(config: PipelineConfig, *, purpose: Purpose, whole: bool) -> str | None:
+    """Digest of a config with its local sources, the user's code and the places of its records.
+
+    None where sources or code are not there.
+    """
+    local = [source for source in config.scenarios.sources if not isinstance(source, HubDataSource)]
+    try:
+        read = [external_digests([config]), content_hash(local)]
+    except EXPECTED:
+        return None
+    return short_digest([config.model_dump(mode="json"), purpose, whole, read, str(home()), tracking_uri()])
+
+
+def recently_passed(identity: str | None) -> set[Depth]:
+    """Depths of the checks that have just been passed; older ones are forgotten, as files and servers change."""
+    now = time.monotonic()
+    for key in [key for key, made in _passed.items() if now - made > RECENT_S]:
+        _passed.pop(key, None)
+    return {depth for digest, depth in list(_passed) if digest == identity}
+
+
+def has_passed(identity: str | None, depth: Depth) -> None:
+    """Remember that a config passed the checks of this depth."""
+    if identity is not None:
+        _passed[identity, depth] = time.monotonic()

@@ -1,0 +1,79 @@
+"""Who reads: the user's code, told by the frames of the stack.
+
+    Path.read_text     standard library
+    load_words         shop/rewards.py                   the user's
+    <module>           shop/rewards.py                   the user's, while it is imported: `shop.rewards`
+    load_object        grpo/user_objects.py              this project: the walk ends here
+
+A read during the import of an installed package is the package's, whose version stands for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from grpo.reads.modules import PROJECT, is_users
+from grpo.storage.shipped import package_folder
+
+_claimed: set[str] = set()
+"""Top-level modules that settings name: the user's, also where they are installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The user's code in a stack."""
+
+    is_user: bool
+    """True if a frame is the user's."""
+    modules: tuple[str, ...]
+    """Modules of the user's that are imported at this moment."""
+    in_project: bool
+    """True if a frame is this project's."""
+    is_import_system: bool = False
+    """True for Python's search for modules, which lists the folders of the import path."""
+
+
+def claim(module: str) -> None:
+    """Count a module and those beside it in its package as the user's, unless it is of this project or of Python."""
+    top = module.partition(".")[0]
+    if top not in PROJECT and top not in sys.stdlib_module_names:
+        _claimed.add(top)
+
+
+def reader() -> Reader:
+    """Walk the stack outwards, without the frames of this package, up to the first frame of this project."""
+    frame = sys._getframe(1)
+    modules: list[str] = []
+    is_user = in_project = False
+    finders: list[bool] = []
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith("grpo.reads."):
+            finders.append("importlib" in module)
+        owner = "user" if module.partition(".")[0] in _claimed else _owner(frame.f_code.co_filename)
+        is_import = frame.f_code.co_name == "<module>"
+        if owner == "project" and not module.startswith("grpo.reads."):
+            in_project = True
+            break
+        if owner == "installed" and is_import:
+            break
+        if owner == "user":
+            is_user = True
+            if is_import and module != "__main__":
+                modules.append(module)
+        frame = frame.f_back  # type: ignore[assignment]
+    return Reader(is_user, tuple(modules), in_project, is_import_system=finders[:1] == [True])
+
+
+@functools.cache
+def _owner(file: str) -> Literal["project", "user", "installed", "generated"]:
+    if file.startswith("<"):
+        return "generated"
+    if is_users(file):
+        return "user"
+    ours = any(Path(file).resolve().is_relative_to(package_folder(name)) for name in PROJECT)
+    return "project" if ours else "installed"

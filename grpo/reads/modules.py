@@ -1,0 +1,155 @@
+"""Modules by name, found without importing anything.
+
+`importlib.util.find_spec("gymnasium.utils.save_video")` imports `gymnasium` and `gymnasium.utils`, which may fail,
+print or take seconds. Here each finder of `sys.meta_path` is asked part by part, with the search path of the part
+before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.metadata
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from grpo.storage.shipped import package_folder
+
+PROJECT = ("grpo", "grpo_tasks", "grpo_flows")
+"""Packages of this project."""
+_INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
+_STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
+
+
+def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Find a module, in a package, a namespace package, a zip file or an editable install; None for a missing one.
+
+    Not found is a module in a package that changes its `__path__` while it is imported and is not imported yet.
+    """
+    path: Sequence[str] | None = None
+    spec = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        if count > 1 and path is None:
+            return None  # its parent is a module, not a package
+        part = ".".join(parts[:count])
+        if (spec := _find(part, path)) is None:
+            return None
+        path = _search_path(part, spec)
+    return spec
+
+
+def module_source(spec: importlib.machinery.ModuleSpec) -> bytes | None:
+    """Bytes of a module's file, also in a zip file; None for a namespace package and a built-in module."""
+    if spec.origin is None or not spec.has_location:
+        return None
+    if Path(spec.origin).is_file():
+        return Path(spec.origin).read_bytes()
+    get_data = getattr(spec.loader, "get_data", None)
+    try:
+        return None if get_data is None else bytes(get_data(spec.origin))
+    except OSError:
+        return None
+
+
+def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
+    """Return True for a module of an installed package, whose version stands for it.
+
+    Installed is what is in this environment's site-packages, and what has its metadata beside it, as `pip install
+    --target vendor` leaves it in a folder of PYTHONPATH. Modules in other folders, those of editable installs among
+    them, are the user's code.
+    """
+    places = [spec.origin] if spec.origin else list(_locations(spec) or ())
+    if any(Path(place).resolve().is_relative_to(root) for place in places for root in _INSTALLED):
+        return True
+    top = spec.name.partition(".")[0]
+    return any(top in _distributed(root) for place in places for root in _roots(place, spec))
+
+
+def is_users(file: str) -> bool:
+    """Return True for a source file outside of Python, of this project and of the installed packages."""
+    return not file.startswith("<") and _is_users(file)
+
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    place = Path(file).resolve()
+    foreign = (*_INSTALLED, _STANDARD, *map(package_folder, PROJECT))
+    return not any(place.is_relative_to(root) for root in foreign) and "site-packages" not in place.parts
+
+
+def import_root(spec: importlib.machinery.ModuleSpec) -> Path | None:
+    """Folder on the import path below which a module lies; None for a built-in one."""
+    places = [spec.origin] if spec.has_location and spec.origin else list(_locations(spec) or ())
+    return next((root for place in places for root in _roots(place, spec)), None)
+
+
+def _roots(place: str, spec: importlib.machinery.ModuleSpec) -> Iterator[Path]:
+    """Folder that holds the top-level module of this file or folder."""
+    depth = spec.name.count(".") + (spec.submodule_search_locations is not None and spec.origin == place)
+    parents = Path(place).resolve().parents
+    if depth < len(parents):
+        yield parents[depth]
+
+
+def _find(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, path)
+        except Exception:  # noqa: BLE001, S112 - a finder that another package has installed; the next one is asked
+            continue
+        if spec is not None:
+            return spec
+    return _namespace(name, path or ())
+
+
+def _namespace(name: str, path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:
+    """A namespace package inside of a package: `PathFinder` makes none below a parent that is not imported."""
+    folders = [str(folder) for place in path if (folder := Path(place, name.rpartition(".")[2])).is_dir()]
+    if not folders:
+        return None
+    spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = folders
+    return spec
+
+
+def _search_path(name: str, spec: importlib.machinery.ModuleSpec) -> Sequence[str] | None:
+    """Folders of a package's modules: those that an imported one has now, else those where it was found."""
+    imported = getattr(sys.modules.get(name), "__path__", None)
+    try:
+        return list(imported) if imported is not None else _locations(spec)
+    except Exception:  # noqa: BLE001 - a path object of the package itself
+        return _locations(spec)
+
+
+def _locations(spec: importlib.machinery.ModuleSpec) -> Sequence[str] | None:
+    """Search path of a spec; that of a namespace package computes itself from its parent, which is not imported."""
+    locations = spec.submodule_search_locations
+    return locations if locations is None else list(getattr(locations, "_path", locations))
+
+
+@functools.cache
+def _distributed(root: Path) -> frozenset[str]:
+    """Top-level modules of the distributions whose metadata lies in a folder.
+
+    `shop.egg-info` without a version in its name is what an editable install leaves beside the sources.
+    """
+    names: set[str] = set()
+    for distribution in importlib.metadata.distributions(path=[str(root)]):
+        place = Path(str(getattr(distribution, "_path", "")))
+        if place.suffix == ".dist-info" or (place.suffix == ".egg-info" and "-" in place.stem):
+            names.update(_top_level(distribution))
+    return frozenset(names)
+
+
+def _top_level(distribution: Distribution) -> Iterator[str]:
+    if (text := distribution.read_text("top_level.txt")) is not None:
+        yield from text.split()
+        return
+    for file in distribution.files or ():
+        first = file.parts[0]
+        if len(file.parts) > 1 or file.suffix in (".py", ".so"):
+            yield first.partition(".")[0]

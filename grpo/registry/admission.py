@@ -1,0 +1,225 @@
+"""Admission of a version that is not believed: it is shown, and signed with the key of this home.
+
+Versions come to need it when they were registered by another home, by a release that did not sign, or with MLflow's own
+client, and after a tag was changed on purpose. A version of a run keeps its provenance. Any other one that
+transformers can load is admitted without: its files become a checkpoint of this home, which is served with an agent
+that adds nothing. The verdict of both is `admitted`, because no gate of this home has judged them, so that only `grpo
+promote --force` promotes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.version_tags import SIGNED
+from grpo.errors import AddressError, ArtifactError, RegistryError
+from grpo.policy.weights.promotion_records import Actor
+from grpo.policy.weights.registered import (
+    MLMODEL_DIGEST,
+    MODEL_DIGEST,
+    ModelVersion,
+    address_parts,
+    fault_of,
+    listed_version,
+    signed_tags,
+)
+from grpo.policy.weights.sources import artifact_path
+from grpo.registry.logged_models import MLMODEL, fetched, model_digest, parse_provenance, read_bounded
+from grpo.registry.provenance import Provenance
+from grpo.registry.recorded_config import check_import_folders, import_folders
+from grpo.registry.retention import REGISTERED, Retention
+from grpo.storage.fetched import user_temp_folder
+from grpo.storage.home import home
+from grpo.storage.signing import canonical
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion as MlflowVersion
+
+    from grpo.registry.store import Registry
+
+ADMITTED = "admitted"
+"""Verdict of an admitted version, and its tag with the reason, the author and the time."""
+_OBJECT = "object"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A version and what would be believed of it."""
+
+    address: str
+    fault: str
+    """Reason why it is not believed now."""
+    tags: dict[str, str]
+    """Tags that would be signed."""
+    provenance: Provenance | None
+    """None for a version that no run of this pipeline registered."""
+    weights: str
+    """Place of its weights."""
+    unstored: Path | None = None
+    """Checkpoint of a version without provenance, which the admission puts into the store of this home."""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Texts for the person who decides, by name."""
+        facts = {"now": f"it {self.fault}", "weights": self.weights, "registered files": self.tags[MODEL_DIGEST]}
+        if self.provenance is None:
+            return facts | {"provenance": "none: it is served with an agent that adds nothing"}
+        agent = self.provenance.agent
+        modules = {} if agent is None else {**agent.modules, **agent.environment_modules}
+        return facts | {
+            "policy": self.tags["policy"],
+            "imports from": ", ".join(dict.fromkeys(import_folders(self.provenance.config))) or "no folder",
+            "objects": ", ".join(dict.fromkeys(_objects(self.provenance.config))) or "none",
+            "modules": "; ".join(f"{name} {digest[:16]}" for name, digest in modules.items()) or "none",
+            "decision": self.provenance.decision,
+            "base model": self.provenance.model,
+            "code": f"{self.provenance.code}, commit {self.provenance.commit or 'unknown'}",
+        }
+
+
+@contextmanager
+def examined(models: Registry, address: str) -> Iterator[Admission]:
+    """Yield the version at `models:/NAME/3` as it would be admitted; its files are verified, and nothing is imported.
+
+    Raises `AddressError` for a missing version, `RegistryError` for one that is signed, `ArtifactError` for damaged
+    files, `ConfigError` for one that imports code from a folder of artifacts, `PolicyError` for files of no model.
+    """
+    listed = _listed(models, address)
+    if (fault := fault_of(listed)) is None:
+        raise RegistryError(f"{address} is signed with the key of this home already")
+    with ExitStack() as stack:
+        folder = stack.enter_context(fetched(models.tracking_uri, str(listed.source)))
+        digest = model_digest(folder)
+        if digest != listed.tags.get(MODEL_DIGEST, digest):
+            raise ArtifactError(f"the files of {address} in {folder} do not have the digest of its tag {MODEL_DIGEST}")
+        content = read_bounded(folder / MLMODEL)
+        provenance = parse_provenance(content, moved=True)
+        tags = {MODEL_DIGEST: digest}
+        if provenance is None:
+            place = unstored = stack.enter_context(_converted(folder, address))
+            weights = f"those of the registered files, {folder / 'model'}"
+        else:
+            check_import_folders(address, provenance)
+            tags |= {tag: listed.tags[tag] for tag in SIGNED if tag in listed.tags}
+            tags |= {MLMODEL_DIGEST: hashlib.sha256(content).hexdigest()}
+            checkpoint = _claimed(listed, address)
+            place, unstored = artifact_path(checkpoint), None
+            tags |= _tags_of(checkpoint)
+            weights = f"{checkpoint.uri}, sha256 {checkpoint.sha256}"
+        from grpo.learner.checkpoints import read_state
+
+        policy = read_state(place).policy_hash
+        if provenance is not None and provenance.policies[-1] != policy:
+            raise ArtifactError(
+                f"{address}: its provenance is about policy {provenance.policies[-1]}, and its checkpoint is {policy}"
+            )
+        yield Admission(
+            address=address,
+            fault=fault,
+            tags=tags | {"policy": policy, "verdict": ADMITTED},
+            provenance=provenance,
+            weights=weights,
+            unstored=unstored,
+        )
+
+
+def admit(models: Registry, admission: Admission, *, reason: str, by: Actor) -> ModelVersion:
+    """Sign a version as it was examined. Its tags are written before the signature, which is what counts.
+
+    Call it inside of `examined`. The checkpoint of a version without provenance is stored here, and not before.
+    """
+    listed = _listed(models, admission.address)
+    name, number = str(listed.name), str(listed.version)
+    author = {"by": by.model_dump(mode="json"), "reason": reason, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    believed = {**admission.tags, ADMITTED: canonical(author)}
+    if admission.unstored is not None:
+        with ArtifactStore(str(home() / "artifacts")).new_folder("checkpoint") as new:
+            shutil.copytree(admission.unstored, new.path, dirs_exist_ok=True)
+        believed |= _tags_of(new.artifact)
+    tags = signed_tags(
+        name,
+        run_id=str(listed.run_id or ""),
+        tags=believed,
+    )
+    checkpoint = Artifact(uri=tags["checkpoint_uri"], sha256=tags["checkpoint_sha256"], kind="checkpoint")
+    Retention(ArtifactStore(checkpoint.uri.rsplit("/", 2)[0])).keep(checkpoint, REGISTERED)
+    for tag in SIGNED:
+        if tag in listed.tags and tag not in tags:
+            models.client.delete_model_version_tag(name, number, tag)
+    for tag, value in tags.items():
+        models.client.set_model_version_tag(name, number, tag, value)
+    return models.resolve(admission.address)
+
+
+def _listed(models: Registry, address: str) -> MlflowVersion:
+    parts = address_parts(address)
+    if parts["version"] is None:
+        raise AddressError(f"{address}: an alias can be moved; name the version by its number, as `grpo models` does")
+    listed = listed_version(models.client, parts["name"], int(parts["version"]))
+    if listed is None:
+        raise AddressError(f"no model at {address} in the registry {models.tracking_uri}; `grpo models` lists them")
+    return listed
+
+
+def _claimed(listed: MlflowVersion, address: str) -> Artifact:
+    """Checkpoint that the tags of a version name, whose files have its digest."""
+    uri, digest = listed.tags.get("checkpoint_uri"), listed.tags.get("checkpoint_sha256")
+    if uri is None or digest is None:
+        raise AddressError(f"{address} has a provenance and no tags checkpoint_uri, checkpoint_sha256; restore them")
+    checkpoint = Artifact(uri=uri, sha256=digest, kind="checkpoint")
+    artifact_path(checkpoint)
+    return checkpoint
+
+
+def _tags_of(checkpoint: Artifact) -> dict[str, str]:
+    return {"checkpoint_uri": checkpoint.uri, "checkpoint_sha256": checkpoint.sha256}
+
+
+@contextmanager
+def _converted(folder: Path, address: str) -> Iterator[Path]:
+    """Yield a checkpoint with the weights and the tokenizer of a logged model of transformers; it is not stored."""
+    from grpo.learner.checkpoints import save_base
+    from grpo.policy.transformers.model import load
+
+    parts = (folder / "model", folder / "components" / "tokenizer")
+    if not all(part.is_dir() for part in parts):
+        raise ArtifactError(
+            f"{address} has no folders model and components/tokenizer, as mlflow.transformers.log_model writes them; "
+            "register it with that"
+        )
+    with tempfile.TemporaryDirectory(dir=user_temp_folder()) as scratch:
+        whole, checkpoint = Path(scratch) / "model", Path(scratch) / "checkpoint"
+        for part in parts:
+            shutil.copytree(part, whole, dirs_exist_ok=True)
+        checkpoint.mkdir()
+        save_base(load(whole), checkpoint)
+        yield checkpoint
+
+
+def _objects(settings: Any) -> Iterator[str]:
+    """Objects of the user's code that a config names, however deep."""
+    if isinstance(settings, dict):
+        if isinstance(reference := settings.get(_OBJECT), str):
+            yield reference
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        for part in settings:
+            yield from _objects(part)
+
+
+def admitted_by(version: ModelVersion) -> str | None:
+    """Author, time and reason of an admission; None for a version that its own run has signed."""
+    if (text := version.tags.get(ADMITTED)) is None:
+        return None
+    record = json.loads(text)
+    return f"{record['at']} by {record['by']['user']}@{record['by']['host']}: {record['reason']}"

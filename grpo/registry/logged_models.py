@@ -1,0 +1,151 @@
+"""Files of registered models in MLflow: fetched, and verified by their digests before anything reads them.
+
+MLmodel               YAML; under metadata.provenance is the provenance
+model/                weights and config, adapters merged
+components/tokenizer
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from grpo.errors import AddressError, ArtifactError, SignatureError
+from grpo.policy.weights.registered import MLMODEL_DIGEST, MODEL_DIGEST, ModelVersion
+from grpo.registry.provenance import PROVENANCE, Provenance
+from grpo.storage.databases import is_database
+from grpo.storage.fetched import user_temp_folder
+from grpo.storage.files import file_digest
+from grpo.storage.locks import scratch_path
+from grpo.storage.moved import in_this_home
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
+
+MLMODEL = "MLmodel"
+NAME = "policy"
+"""Name of the logged model of a run."""
+HOST = "registered_on"
+"""Tag of a logged model: the machine that registers it."""
+_ABANDONED_MS = 24 * 3600 * 1000
+_MOST_BYTES = 64 * 2**20
+"""Longest MLmodel that is read."""
+_FETCHED_NOTE = "registered_model_meta"
+
+
+@contextmanager
+def fetched(tracking_uri: str, address: str) -> Iterator[Path]:
+    """Yield the files at an address, local or downloaded from the tracking server."""
+    from mlflow.artifacts import download_artifacts
+
+    if is_database(tracking_uri):
+        yield Path(download_artifacts(artifact_uri=address, tracking_uri=tracking_uri))
+        return
+    with scratch_path(user_temp_folder() / "models") as scratch:
+        scratch.mkdir()
+        yield Path(download_artifacts(artifact_uri=address, dst_path=str(scratch), tracking_uri=tracking_uri))
+
+
+@contextmanager
+def verified_folder(tracking_uri: str, version: ModelVersion) -> Iterator[Path]:
+    """Yield the files of a version, which have its digest.
+
+    Raises `ArtifactError` for changed files, `AddressError` for a version without a registered model.
+    """
+    name = f"{version.name} version {version.version}"
+    if (expected := version.tags.get(MODEL_DIGEST)) is None:
+        raise AddressError(f"{name} has no tag {MODEL_DIGEST}: no run of this pipeline registered it")
+    with fetched(tracking_uri, version.source) as folder:
+        if (actual := model_digest(folder)) != expected:
+            raise ArtifactError(
+                f"the registered model of {name} in {folder} is damaged or was swapped: expected {expected}, got "
+                f"{actual}; restore it from a backup, or promote another version"
+            )
+        yield folder
+
+
+def model_digest(folder: Path) -> str:
+    """sha256 of the names and bytes of a logged model's files, without the note that MLflow adds to a download."""
+    files = {
+        str(path.relative_to(folder)): file_digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != _FETCHED_NOTE
+    }
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
+def verified_provenance(tracking_uri: str, version: ModelVersion) -> Provenance:
+    """Provenance of a version, whose file has its digest before it is parsed.
+
+    Raises `AddressError` for a version without provenance, `SignatureError` for a changed file.
+    """
+    if (expected := version.tags.get(MLMODEL_DIGEST)) is not None:
+        with fetched(tracking_uri, f"{version.address}/{MLMODEL}") as file:
+            content = read_bounded(file)
+        if (actual := hashlib.sha256(content).hexdigest()) != expected:
+            raise SignatureError(
+                f"{version.address} was changed after it was signed: its file {MLMODEL} has sha256 {actual}, and "
+                f"{expected} was signed; restore it from a backup, or promote another version"
+            )
+        if (provenance := parse_provenance(content, moved=True)) is not None:
+            return provenance
+    raise AddressError(f"{version.address} has no provenance: no run of this pipeline registered it")
+
+
+def read_bounded(file: Path) -> bytes:
+    """Bytes of an `MLmodel`; raises `ArtifactError` for one that MLflow has not written."""
+    if file.stat().st_size > _MOST_BYTES:
+        raise ArtifactError(f"{file} is damaged: more than {_MOST_BYTES >> 20} MiB")
+    return file.read_bytes()
+
+
+def parse_provenance(content: bytes, *, moved: bool = False) -> Provenance | None:
+    """Provenance in the bytes of an `MLmodel`; None without one.
+
+    With `moved`, paths in places where this home was before are those in its place of now.
+    """
+    metadata = yaml.safe_load(content).get("metadata") or {}
+    if PROVENANCE not in metadata:
+        return None
+    provenance = Provenance.model_validate(metadata[PROVENANCE])
+    if not moved:
+        return provenance
+    digests = {
+        f"{kind}{blank}{in_this_home(place)}": digest
+        for name, digest in provenance.external_digests.items()
+        for kind, blank, place in [name.partition(" ")]
+    }
+    return provenance.model_copy(update={"config": in_this_home(provenance.config), "external_digests": digests})
+
+
+def sweep_abandoned(client: MlflowClient, run_id: str) -> None:
+    """Remove logged models of a run that no version has: a process was killed before it registered them.
+
+    Those of another machine may be in progress, so they are removed after a day. The caller has the model's lock.
+    """
+    experiment = client.get_run(run_id).info.experiment_id
+    registered = {version.model_id for version in client.search_model_versions(f"run_id = '{run_id}'")}
+    for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}' and name = '{NAME}'"):
+        own = model.tags.get(HOST) == socket.gethostname()
+        old = time.time() * 1000 - model.creation_timestamp > _ABANDONED_MS
+        in_place = model.artifact_location.endswith(f"/models/{model.model_id}/artifacts")  # where MLflow puts it
+        if model.model_id not in registered and in_place and (own or old):
+            _remove(client, model)
+
+
+def _remove(client: MlflowClient, model: LoggedModel) -> None:
+    """Delete a logged model with its files; MLflow itself keeps the files until `mlflow gc`."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    repository = get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri)
+    repository.delete_artifacts()
+    client.delete_logged_model(model.model_id)

@@ -1,0 +1,50 @@
+"""Config of a registered version, which names the user's code.
+
+A validated config makes the folders of its objects importable, so the provenance has to be verified before. Folders in
+which others can put files are refused even then: the artifacts of MLflow and what was downloaded from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import ConfigError
+from grpo.registry.provenance import Provenance
+from grpo.storage.fetched import user_temp_folder
+from grpo.storage.home import home
+
+IMPORT_FROM = "import_from"
+
+
+def recorded_config(address: str, provenance: Provenance) -> PipelineConfig:
+    """Config of the run that registered a version.
+
+    Raises `ConfigError` where it imports the user's code from a folder of artifacts.
+    """
+    check_import_folders(address, provenance)
+    return PipelineConfig.model_validate(provenance.config)
+
+
+def check_import_folders(address: str, provenance: Provenance) -> None:
+    """Raise `ConfigError` where a config imports the user's code from a folder of artifacts; imports nothing."""
+    for folder in import_folders(provenance.config):
+        for place in (user_temp_folder(), home() / "mlartifacts", home() / "artifacts"):
+            if Path(folder).resolve().is_relative_to(place.resolve()):
+                raise ConfigError(
+                    f"{address} imports code from {folder}, a folder of artifacts, in which others can put files; put "
+                    "the code into a folder of your own, and train with that"
+                )
+
+
+def import_folders(settings: Any) -> Iterator[str]:
+    """Folders of the user's code that a config names, however deep."""
+    if isinstance(settings, dict):
+        if isinstance(folder := settings.get(IMPORT_FROM), str):
+            yield folder
+        settings = list(settings.values())
+    if isinstance(settings, list):
+        for part in settings:
+            yield from import_folders(part)

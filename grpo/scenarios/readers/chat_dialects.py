@@ -1,0 +1,170 @@
+"""Messages of the dialects of ShareGPT, and calls in Hermes' format, rewritten into OpenAI's messages.
+
+    {"from": "human", "value": "Where is order 7?"}                    role user
+    {"from": "function_call", "value": "{\\"name\\": …}"}                role assistant with a call; or a list of calls
+    {"from": "observation", "value": "lost"}                           role tool; results follow in the calls' order
+    {"from": "gpt", "value": "<tool_call>{\\"name\\": …}</tool_call>"}   Hermes: role assistant with a call
+    {"from": "tool", "value": "<tool_response>…</tool_response>"}      Hermes: role tool, one result for each element
+
+Keys and tags that the settings name come first, then the common ones of FastChat, LLaMA-Factory, axolotl and Hermes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic_core import from_json
+
+from grpo.config.chats import ChatSettings
+from grpo.messages import TOOL_CALL_OPEN
+from grpo.renderers.reply_format import TAGGED_JSON
+from grpo.scenarios.data_errors import excerpt
+
+_TAGS = {
+    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", "ai", "bard", "bing"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
+    **dict.fromkeys(("observation", "tool", "function_response", "tool_response", "ipython"), "tool"),
+    "function": "function",
+}
+"""Common names of speakers, in lower case; `function` is OpenAI's role, whose result names its function."""
+_ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
+_RESPONSE, _END_OF_RESPONSE = "<tool_response>", "</tool_response>"
+_TOOLS, _END_OF_TOOLS = "<tools>", "</tools>"
+_RESULT_KEYS = {"name", "content", "tool_call_id"}
+_SHOWN = 80  # characters of a value in a reason
+
+
+def openai_messages(turns: Any, settings: ChatSettings) -> Any:
+    """Messages in OpenAI's format; anything but a list of objects unchanged, for the parser to refuse."""
+    if not isinstance(turns, list):
+        return turns
+    return [message for number, turn in enumerate(turns) for message in _messages(turn, number, settings)]
+
+
+def tools_in_prompt(messages: Any) -> list[Any] | None:
+    """Tools in the system prompt, as Hermes writes them; None where there are none.
+
+    You may call functions. <tools> [{"type": "function", …}] </tools>
+    """
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], Mapping):
+        return None
+    role, text = messages[0].get("role"), messages[0].get("content")
+    if role != "system" or not isinstance(text, str):
+        return None
+    start = text.rfind(_TOOLS) + len(_TOOLS)
+    inside, closed, _ = text[start:].partition(_END_OF_TOOLS)
+    if start < len(_TOOLS) or not closed or not inside.strip():
+        return None
+    value = _json(inside)
+    if value is None:
+        value = [_json(line) for line in inside.splitlines() if line.strip()]
+    tools = value if isinstance(value, list) else [value]
+    return tools if tools and all(isinstance(tool, dict) for tool in tools) else None
+
+
+def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
+    if not isinstance(turn, Mapping):
+        yield turn
+        return
+    message = dict(turn)
+    role = _take(message, (settings.names.get("role"), *_ROLE_KEYS))
+    content = _take(message, (settings.names.get("content"), *_CONTENT_KEYS))
+    calls = _take(message, (settings.names.get("tool_calls"), "tool_calls"))
+    meaning = _meaning(role, number, settings)
+    if meaning == "ignore":
+        return
+    if calls not in (None, "", []):
+        message["tool_calls"] = _parsed_calls(calls, number)
+    if meaning == "call":
+        yield {**message, "role": "assistant", "content": None, "tool_calls": _written_calls(content, number)}
+    elif meaning == "tool" and isinstance(content, str) and _RESPONSE in content:
+        yield from ({**message, "role": "tool", "content": result} for result in _results(content))
+    elif meaning == "assistant" and isinstance(content, str) and TOOL_CALL_OPEN in content and calls in (None, "", []):
+        yield {**message, "role": "assistant", **_tagged_calls(content, number)}
+    else:
+        yield {**message, "role": meaning, "content": content}
+
+
+def _take(message: dict[str, Any], names: tuple[str | None, ...]) -> Any:
+    """Value of the first of these keys that the message has, which is taken out of it."""
+    for name in names:
+        if name is not None and name in message:
+            return message.pop(name)
+    return None
+
+
+def _meaning(role: Any, number: int, settings: ChatSettings) -> str:
+    if isinstance(role, str):
+        meaning = settings.tags.get(role) or _TAGS.get(role.strip().lower())
+        if meaning is not None:
+            return meaning
+    known = ", ".join(dict.fromkeys((*settings.tags, *_TAGS)))
+    raise ValueError(
+        f"unknown role: {excerpt(role, _SHOWN)} in message {number}; known are {known}; name it in the source's tags"
+    )
+
+
+def _parsed_calls(calls: Any, number: int) -> Any:
+    """Calls of a message: OpenAI's, or with `name` and `arguments` beside each other, or JSON of them in a text."""
+    if isinstance(calls, str):
+        calls = _json(calls)
+        if calls is None:
+            raise ValueError(f"tool_calls are not JSON: message {number}")
+    return [_openai_call(call) for call in calls] if isinstance(calls, list) else calls
+
+
+def _openai_call(call: Any) -> Any:
+    if not isinstance(call, Mapping) or "function" in call or "name" not in call:
+        return call
+    function = {key: value for key, value in call.items() if key not in ("id", "type", "index")}
+    return {**{key: call[key] for key in ("id", "type", "index") if key in call}, "function": function}
+
+
+def _written_calls(text: Any, number: int) -> list[Any]:
+    """Calls of a message that is a call: JSON of one or several, with or without Hermes' tags."""
+    if isinstance(text, str) and TOOL_CALL_OPEN in text:
+        return list(_tagged_calls(text, number)["tool_calls"])
+    if isinstance(text, str):
+        try:
+            text = from_json(text, allow_inf_nan=False)
+        except ValueError as error:
+            reason = str(error).replace("line 1 ", "")
+            raise ValueError(f"function call is not JSON: message {number}: {reason}") from error
+    return [_openai_call(call) for call in (text if isinstance(text, list) else [text])]
+
+
+def _tagged_calls(text: str, number: int) -> dict[str, Any]:
+    """Content and calls of a text with `<tool_call>`; a mention of the tag in prose stays text."""
+    parsed = TAGGED_JSON.parse(text, ())
+    if parsed.malformed is not None:
+        raise ValueError(f"tool call in the text is malformed: message {number}: {parsed.malformed}")
+    if not parsed.calls:
+        return {"content": text, "tool_calls": None}
+    calls = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in parsed.calls]
+    return {"content": parsed.content.strip() or None, "tool_calls": calls}
+
+
+def _results(text: str) -> Iterator[str]:
+    """Results between Hermes' tags; of `{"name", "content"}` the content."""
+    for part in text.split(_RESPONSE)[1:]:
+        inside = part.partition(_END_OF_RESPONSE)[0].strip()
+        value = _json(inside)
+        if isinstance(value, dict) and "content" in value and value.keys() <= _RESULT_KEYS:
+            inside = value["content"] if isinstance(value["content"], str) else _text(value["content"])
+        yield inside
+
+
+def _json(text: str) -> Any:
+    """Value of a JSON text, None where it is none."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return None
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

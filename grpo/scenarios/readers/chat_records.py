@@ -1,0 +1,243 @@
+"""Chats, one a record: fine-tuning files, logged requests, batches, ShareGPT, Alpaca, prompts with completions.
+
+    openai_messages     {"messages": […], "tools": […], "id": "a", "metadata": {"category": "delivery"}}
+                        {"request": {"messages": […], "tools": […]}, "response": {"choices": [{"message": {…}}]}}
+                        {"custom_id": "a", "method": "POST", "url": …, "body": {"messages": […]}}     input of a batch
+    sharegpt            {"conversations": [{"from": "human", "value": "Where is order 7?"}, …], "system": …, "tools": …}
+    alpaca              {"instruction": "Translate.", "input": "Hallo", "output": "Hello", "history": [["…", "…"]]}
+    prompt_completion   {"prompt": "2 + 2?", "completion": "4"}, or lists of messages
+
+Everything but the messages may be absent. The two first formats differ in where the messages are looked up first, not
+in how they are read: keys and tags of one are known in the other. A record without an id is named by file and line.
+What is not read is counted, see `grpo.scenarios.readers.openai_fields`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from grpo.config.chats import ChatFormatName, ChatSettings
+from grpo.config.scenarios import ChatSource
+from grpo.scenarios.data_errors import try_call
+from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
+from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
+from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
+from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
+from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.records import Converted, SourceRecord, convert_record, record_name
+
+_LISTS = {"openai_messages": ("messages", "conversations"), "sharegpt": ("conversations", "messages")}
+_MORE_LISTS = ("conversation", "dialogue", "dialog", "chat")
+"""Keys of the list of messages."""
+_PLACE_KEYS = ("id", "metadata", "custom_id")
+
+
+def read_chats(source: ChatSource, path: Path) -> Iterator[SourceRecord]:
+    """Read one chat a record; a chat that is broken becomes a record with a problem."""
+    yield from convert_chats(read_objects(path), path, source)
+
+
+def convert_chats(records: Iterable[SourceRecord], path: Path, settings: ChatSettings) -> Iterator[SourceRecord]:
+    """Replace the data of each record, a chat in the format of the settings, by the fields of its scenario."""
+    read = _READERS[settings.format]
+    for record in records:
+        yield convert_record(record, partial(_fields, read, record_name(path, record), settings))
+
+
+def _fields(
+    read: Callable[[dict[str, Any], ChatSettings], LoggedChat], name: str, settings: ChatSettings, data: dict[str, Any]
+) -> Converted:
+    data = {key: value for key, value in data.items() if value is not None}
+    chat = read(data, settings)
+    fields = {**chat_fields(chat, users=settings.users), **_origin(data, name, settings).fields()}
+    return fields, chat.all_ignored
+
+
+def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
+    ignored: list[str] = []
+    list_key = _list_key(data, settings)
+    if list_key is None:
+        return _logged_chat(data, settings)
+    messages = _parsed(data[list_key], list_key)
+    if isinstance(messages, Mapping) and isinstance(messages.get("messages"), list):
+        messages = messages["messages"]
+    _check_count(messages)
+    messages = openai_messages(messages, settings)
+    tools = _named(data, "tools", settings)
+    functions = data.get("functions")
+    ignored += left_out(_but(RECORD, list_key, *settings.names.values(), *_PLACE_KEYS), data, "record", "")
+    parsed = (*_system(data, settings), *parse_messages(messages))
+    declared = tools if tools is not None else functions if functions is not None else tools_in_prompt(messages)
+    return LoggedChat(
+        messages=parsed,
+        tools=parse_tools(declared, ignored),
+        ends_with_expected_call=True,
+        ignored=tuple(ignored),
+    )
+
+
+def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
+    """Key of the list of messages; None for a logged request or a batch. Raises `ValueError` where there is neither."""
+    if settings.column is not None:
+        if settings.column not in data:
+            raise ValueError(f"no {settings.column}: the record has {', '.join(data) or 'no field'}")
+        return settings.column
+    if isinstance(data.get("request"), dict) or isinstance(data.get("body"), dict):
+        return None
+    names = (*_LISTS[settings.format], *_MORE_LISTS)
+    if (key := next((name for name in names if name in data), None)) is not None:
+        return key
+    response = data.get("response")
+    if "custom_id" in data and isinstance(response, dict):
+        raise ValueError("output of a batch: it has the replies alone; read the batch's input file, or join both")
+    left_out(RECORD, data, "record", "")
+    raise ValueError(f"no {names[0]}: the record has {', '.join(data) or 'no field'}; name another key in column")
+
+
+def _logged_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
+    """Chat of a logged request, or of a line of a batch, with its reply where it has one."""
+    ignored = [*left_out(_but(RECORD, *_PLACE_KEYS), data, "record", "")]
+    request = data["request"] if isinstance(data.get("request"), dict) else data["body"]
+    ignored += left_out(REQUEST, request, "request", "")
+    response = data.get("response")
+    if isinstance(response, dict) and isinstance(response.get("body"), dict):
+        response = response["body"]
+    replies = [] if response is None and "body" in data else [reply_of(response, ignored)]
+    messages = openai_messages(with_reply(request.get("messages"), replies), settings)
+    _check_count(messages)
+    parsed = parse_messages(messages)
+    if replies and parsed[-1].calls:
+        ignored.append("choice.message: a call that the log ends with, as it does not show that it is right")
+        parsed = parsed[:-1]
+    tools = request.get("tools") if request.get("tools") is not None else request.get("functions")
+    return LoggedChat(messages=parsed, tools=parse_tools(tools, ignored), ignored=tuple(ignored))
+
+
+def _alpaca_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
+    keys = {name: settings.names.get(name, name) for name in ("instruction", "input", "output", "history", "system")}
+    if keys["instruction"] not in data:
+        raise ValueError(f"no {keys['instruction']}: the record has {', '.join(data) or 'no field'}; name it in keys")
+    parts = [_text(data, keys[name]) for name in ("instruction", "input")]
+    question, answer = "\n\n".join(part for part in parts if part.strip()), _text(data, keys["output"])
+    turns = [*_history(data.get(keys["history"]), keys["history"]), (question, answer)]
+    messages = [
+        LoggedMessage(role="user" if number % 2 == 0 else "assistant", content=text)
+        for number, text in enumerate(text for turn in turns for text in turn)
+    ]
+    table = {**dict.fromkeys((*keys.values(), *_PLACE_KEYS), ""), "text": "the prompt once more, as it was rendered"}
+    ignored = left_out(table, data, "record", "")
+    return LoggedChat(messages=(*_system(data, settings), *messages), ignored=ignored)
+
+
+def _history(value: Any, key: str) -> list[tuple[str, str]]:
+    """Earlier turns: pairs of a question and an answer."""
+    value = _parsed(value, key)
+    if value in (None, []):
+        return []
+    pairs = value if isinstance(value, list) else [value]
+    if len(pairs) > MAX_MESSAGES:
+        raise ValueError(f"over-long chat: {len(pairs)} turns, at most {MAX_MESSAGES}")
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise ValueError(f"{key} is not a list of pairs of a question and an answer")
+    return [(pair[0], pair[1]) for pair in pairs]
+
+
+def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
+    ignored: list[str] = []
+    prompt_key, completion_key = (settings.names.get(name, name) for name in ("prompt", "completion"))
+    if prompt_key not in data:
+        raise ValueError(f"no {prompt_key}: the record has {', '.join(data) or 'no field'}; name it in keys")
+    prompt, completion = (_written_messages(data.get(key)) for key in (prompt_key, completion_key))
+    turns = [
+        *(prompt if isinstance(prompt, list) else [{"role": "user", "content": _text(data, prompt_key)}]),
+        *_completion(completion, data, completion_key),
+    ]
+    _check_count(turns)
+    table = {**RECORD, **dict.fromkeys((prompt_key, completion_key, *settings.names.values(), *_PLACE_KEYS), "")}
+    ignored += left_out(table, data, "record", "")
+    messages = openai_messages(turns, settings)
+    tools = parse_tools(_named(data, "tools", settings), ignored)
+    parsed = (*_system(data, settings), *parse_messages(messages))
+    return LoggedChat(messages=parsed, tools=tools, ends_with_expected_call=True, ignored=tuple(ignored))
+
+
+def _written_messages(value: Any) -> Any:
+    """Messages that a text holds as JSON; any other text, also one that is JSON, unchanged."""
+    parsed = try_call(lambda: _parsed(value, "prompt"))
+    is_list = isinstance(parsed, list) and bool(parsed) and all(isinstance(item, dict) for item in parsed)
+    return parsed if is_list or not isinstance(value, str) else value
+
+
+def _completion(value: Any, data: dict[str, Any], key: str) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    if isinstance(value, Mapping):
+        return [value]
+    return [{"role": "assistant", "content": _text(data, key)}] if key in data else []
+
+
+_READERS: dict[ChatFormatName, Callable[[dict[str, Any], ChatSettings], LoggedChat]] = {
+    "openai_messages": _messages_chat,
+    "sharegpt": _messages_chat,
+    "alpaca": _alpaca_chat,
+    "prompt_completion": _prompt_chat,
+}
+
+
+def _named(data: Mapping[str, Any], name: str, settings: ChatSettings) -> Any:
+    return data.get(settings.names.get(name, name))
+
+
+def _system(data: Mapping[str, Any], settings: ChatSettings) -> tuple[LoggedMessage, ...]:
+    """The system prompt beside the messages."""
+    text = _named(data, "system", settings)
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f"system is not a text: {type(text).__name__}")
+    return (LoggedMessage(role="system", content=text),) if text else ()
+
+
+def _text(data: Mapping[str, Any], key: str) -> str:
+    value = data.get(key, "")
+    if not isinstance(value, str):
+        raise ValueError(f"{key} is not a text: {type(value).__name__}")
+    return value
+
+
+def _parsed(value: Any, key: str) -> Any:
+    """Value of a cell: a text that is a JSON list or object is read as one."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return from_json(value, allow_inf_nan=False)
+    except ValueError as error:
+        raise ValueError(f"{key} is not JSON: {str(error).replace('line 1 ', '')}") from error
+
+
+def _check_count(messages: Any) -> None:
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise ValueError(f"over-long chat: {len(messages)} messages, at most {MAX_MESSAGES}")
+
+
+def _but(table: Mapping[str, str], *read: str) -> dict[str, str]:
+    """A table of fields in which these are read, too."""
+    return {**table, **dict.fromkeys(read, "")}
+
+
+def _origin(data: Mapping[str, Any], name: str, settings: ChatSettings) -> ChatOrigin:
+    """Origin of a record with an optional id and `metadata`."""
+    names = (settings.names.get("id", "id"), "custom_id")
+    given = next((data[key] for key in names if data.get(key) not in (None, "")), None)
+    request = data.get("request") if isinstance(data.get("request"), dict) else {}
+    metadata = data.get("metadata", request.get("metadata") if request else None)
+    if given is not None and not isinstance(given, (str, int)):
+        raise ValueError(f"id is not a text: {type(given).__name__}")
+    metadata = _parsed(metadata, "metadata")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ValueError(f"metadata is not an object: {type(metadata).__name__}")
+    return ChatOrigin(id=name if given is None else str(given), source=settings.format, metadata=metadata or {})

@@ -1,0 +1,125 @@
+"""What becomes of each field of OpenAI's types: it is read, left out and counted, or the record is quarantined.
+
+    read       its meaning is kept
+    left out   it says how a reply was made, or repeats something; `IngestCounts` counts the records that have it
+    refused    without it the conversation would be another one: the record is quarantined with the reason
+
+The tables have every field of the types of the package `openai`, which a test compares. A field in none of the tables
+is left out and counted as unknown. Null, an empty text, list or object, and false stand for an absent field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grpo.scenarios.data_errors import excerpt
+
+_SHOWN = 40  # characters of the name of a field
+READ = ""
+"""The field is read."""
+
+SAMPLING = "how the reply was sampled"
+ACCOUNT = "identifiers and accounting of the API"
+_SOUND = "!sound is not read"
+
+MESSAGE: dict[str, str] = {
+    **dict.fromkeys(("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"), READ),
+    **dict.fromkeys(("weight", "reasoning_content", "reasoning", "thinking"), READ),
+    "audio": _SOUND,
+    "annotations": "links to the sources of a reply",
+    **dict.fromkeys(("images", "image", "videos", "video", "audios", "files"), "!content beside the text is not read"),
+}
+"""Fields of a message; a reason that begins with ! refuses the record."""
+CALL: dict[str, str] = {
+    **dict.fromkeys(("id", "type", "function"), READ),
+    "custom": "!a call of a custom tool has a text, not arguments",
+    "index": "the place in its list, which repeats the order",
+}
+"""Fields of a tool call."""
+CALL_FUNCTION: dict[str, str] = {
+    **dict.fromkeys(("name", "arguments"), READ),
+    "parsed_arguments": "the arguments once more, as a client parsed them",
+}
+"""Fields of the function of a tool call, and of `function_call`."""
+TOOL: dict[str, str] = {
+    **dict.fromkeys(("type", "function", "name", "description", "parameters"), READ),
+    "custom": "!a custom tool takes a text, not arguments",
+    "strict": SAMPLING,
+}
+"""Fields of a tool, or of its function alone."""
+TOOL_FUNCTION: dict[str, str] = {
+    **dict.fromkeys(("name", "description", "parameters"), READ),
+    "strict": SAMPLING,
+}
+"""Fields of the function of a tool, and of `functions`."""
+TEXT_PART: dict[str, str] = {
+    **dict.fromkeys(("type", "text", "refusal"), READ),
+    "prompt_cache_breakpoint": ACCOUNT,
+    "cache_control": ACCOUNT,
+    "annotations": "links to the sources of a reply",
+    "logprobs": SAMPLING,
+}
+"""Fields of a part of a text or refusal; other parts, such as pictures, are refused."""
+REQUEST: dict[str, str] = {
+    **dict.fromkeys(("messages", "tools", "functions", "metadata"), READ),
+    **dict.fromkeys(
+        (
+            "model", "frequency_penalty", "function_call", "logit_bias", "logprobs", "max_completion_tokens",
+            "max_tokens", "modalities", "n", "parallel_tool_calls", "prediction", "presence_penalty",
+            "reasoning_effort", "response_format", "seed", "stop", "stream", "stream_options", "temperature",
+            "tool_choice", "top_logprobs", "top_p", "verbosity",
+        ),
+        SAMPLING,
+    ),
+    **dict.fromkeys(
+        (
+            "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier",
+            "service_tier", "store", "user",
+        ),
+        ACCOUNT,
+    ),
+    "audio": "the voice of replies in sound",
+    "web_search_options": "!a search that the API made itself is not read",
+}  # fmt: skip
+"""Fields of a request of chat completions."""
+RESPONSE: dict[str, str] = {
+    "choices": READ,
+    **dict.fromkeys(
+        ("id", "created", "model", "object", "metadata", "service_tier", "system_fingerprint", "usage"), ACCOUNT
+    ),
+    "moderation": ACCOUNT,
+}
+"""Fields of a chat completion."""
+CHOICE: dict[str, str] = {
+    **dict.fromkeys(("message", "finish_reason"), READ),
+    "index": "the place in its list, which repeats the order",
+    "logprobs": SAMPLING,
+}
+"""Fields of a choice."""
+_PAIR = "!a preference pair is not a chat; read it as pairs of a reward model, layout: messages"
+RECORD: dict[str, str] = {
+    **dict.fromkeys(("id", "request", "response", "body", "custom_id", "system"), READ),
+    **dict.fromkeys(("method", "url", "error"), "the address and state of a batch"),
+    **dict.fromkeys(("preferred_output", "non_preferred_output", "chosen", "rejected"), _PAIR),
+    **dict.fromkeys(("images", "image", "videos", "audios"), "!content beside the text is not read"),
+    **REQUEST,
+}
+"""Fields of a record of a file: of a fine-tuning file, of a log, or of the input of a batch."""
+
+
+def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, place: str) -> tuple[str, ...]:
+    """Fields that are not read, each with its reason: `message.audio: …`.
+
+    Raises `ValueError` for one without which the conversation would be another one.
+    """
+    names = []
+    for name, item in value.items():
+        reason = fields.get(name, "unknown")
+        if reason == READ or item in (None, "", False) or (isinstance(item, (list, dict)) and not item):
+            continue
+        shown = f"{noun}.{excerpt(name, _SHOWN)}"
+        if reason.startswith("!"):
+            raise ValueError(f"{shown} cannot be read: {reason[1:]}{f'; {place}' if place else ''}")
+        names.append(f"{shown}: {reason}")
+    return tuple(names)

@@ -1,0 +1,116 @@
+"""Scenarios from the rows of a table: mapped columns, a chat in each row, or a message in each row.
+
+columns     the cells are the fields of a scenario
+chat        one or several cells are a chat: messages, tools, system prompt
+messages    a row is one message of a conversation
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from grpo.config.chats import ChatColumns
+from grpo.config.csv_format import DETECTED, CsvFormat
+from grpo.config.scenarios import CsvSource, FileSource, HubDataSource, HuggingFaceSource
+from grpo.scenarios.readers.arrow import ParquetRows
+from grpo.scenarios.readers.arrow_file import ArrowFile
+from grpo.scenarios.readers.chat_records import convert_chats
+from grpo.scenarios.readers.csv_file import read_cells, read_csv
+from grpo.scenarios.readers.json_file import read_json, read_jsonl
+from grpo.scenarios.readers.mapped_columns import check_fields, check_present, map_cells, map_columns, merge_fields
+from grpo.scenarios.readers.message_rows import read_message_rows
+from grpo.scenarios.readers.parquet import read_parquet
+from grpo.scenarios.records import SourceRecord, convert_record
+
+TableSource = FileSource | CsvSource | HuggingFaceSource | HubDataSource
+
+
+def read_table_file(source: TableSource, kind: str, path: Path, csv: CsvFormat = DETECTED) -> Iterator[SourceRecord]:
+    """Read a file of this kind by the settings of its source.
+
+    Raises `DataError` for an unknown field, for a table without a wanted column, and as the reader of its format.
+    """
+    if not is_plain(source):
+        return interpret(source, path, read_table_cells(source, kind, path, csv))
+    if kind == "parquet":
+        return read_parquet(path)
+    if kind == "arrow":
+        return ArrowFile(path).read()
+    if kind == "csv":
+        return read_csv(path, csv)
+    return (read_jsonl if kind == "jsonl" else read_json)(path)
+
+
+def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat = DETECTED) -> Iterator[SourceRecord]:
+    """Read the rows of a file with their cells by column, of which those that the source wants must be there."""
+    wanted = wanted_columns(source)
+    if kind == "parquet":
+        names = ParquetRows(path).names
+        check_present(path, wanted, names)
+        return read_parquet(path, columns=names if source.chat is not None else wanted)
+    if kind == "arrow":
+        file = ArrowFile(path)
+        check_present(path, wanted, file.names)
+        return file.read(cells=True)
+    if kind == "csv":
+        return read_cells(path, csv, required=wanted)
+    return (read_jsonl if kind == "jsonl" else read_json)(path)
+
+
+def is_plain(source: TableSource) -> bool:
+    """Return True where columns have the names of the fields of a scenario."""
+    return not source.columns and source.chat is None and source.messages is None
+
+
+def wanted_columns(source: TableSource) -> list[str]:
+    """Columns that a table must have."""
+    wanted = set(source.columns.values())
+    if source.chat is not None:
+        keys = source.chat.names
+        first = {"alpaca": "instruction", "prompt_completion": "prompt"}.get(source.chat.format)
+        wanted |= {keys.get(first, first)} if first else {source.chat.column} if source.chat.column else set()
+    if source.messages is not None:
+        rows = source.messages
+        wanted |= {rows.group_by, rows.speaker, rows.text, *((rows.order,) if rows.order else ()), *rows.where}
+    return sorted(wanted)
+
+
+def interpret(source: TableSource, path: Path, records: Iterable[SourceRecord]) -> Iterator[SourceRecord]:
+    """Records of scenarios from records with cells by column. Raises `DataError` for a field that no scenario has."""
+    check_fields(path, source.columns)
+    if source.messages is not None:
+        return read_message_rows(records, path, source.messages, source.columns)
+    if source.chat is not None:
+        return _read_chats(records, path, source.chat, source.columns)
+    return map_columns(path, records, source.columns)
+
+
+def _read_chats(
+    records: Iterable[SourceRecord], path: Path, chat: ChatColumns, columns: dict[str, str]
+) -> Iterator[SourceRecord]:
+    """Chats of the rows, with the fields of the mapped columns."""
+    beside = {*columns.values()} - {chat.column, *chat.names.values()}
+    for record in records:
+        cells = record.data
+        if cells is None:
+            yield record
+            continue
+
+        def in_chat(data: dict[str, Any]) -> dict[str, Any]:
+            return {name: _without_nulls(cell) for name, cell in data.items() if name not in beside}
+
+        (converted,) = convert_chats([convert_record(record, in_chat)], path, chat)
+
+        def with_columns(fields: dict[str, Any], cells: dict[str, Any] = cells) -> dict[str, Any]:
+            return merge_fields(fields, map_cells(columns, cells))
+
+        yield convert_record(converted, with_columns)
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without null fields: a struct column has every field of any row, null where a row has none."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

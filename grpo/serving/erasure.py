@@ -1,0 +1,118 @@
+"""Erasure of a user or a conversation: from the log, and from every copy that retraining has made.
+
+The command `grpo erase`, `ServingLog.erase` and the server's DELETE call the one function here.
+
+    erasures/ID.json           digests of what was erased, which readers, servers and mirrors of the log obey
+    erasures/receipts/ID.json  what was removed: counts by place, digests of artifacts; no name, no id of a conversation
+
+The receipt is written with the document, and completed by the attempt that removes the last copy.
+
+Servers of the log see a new document within a second, and end the turns in progress that it holds for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from grpo.artifacts import ArtifactStore
+from grpo.errors import ConfigError, GRPOError, StorageError
+from grpo.scenarios.served.folder import SEGMENTS, ServedLog, name_digest
+from grpo.scenarios.served.records import Erasure
+from grpo.serving.compaction import erase_records
+from grpo.serving.copies import ErasedCopy, Mentions, erase_from_home, erase_from_store, stores_in
+from grpo.serving.erasure_receipt import ErasureReceipt, ReceiptFile
+from grpo.serving.mlflow_copies import (
+    erase_from_mlflow,
+    mlflow_errors,
+    registered_stores,
+    tracking_address,
+    versions_trained_on,
+)
+from grpo.serving.salt import SALT, hash_user, read_salt
+from grpo.storage.home import home as default_home
+
+_WAIT_S = 30.0
+
+
+def erase(
+    folder: Path,
+    *,
+    user: str | None = None,
+    conversation_id: str | None = None,
+    home: Path | None = None,
+    stores: Sequence[str] = (),
+    ended: int = 0,
+    wait_s: float = _WAIT_S,
+) -> ErasureReceipt | None:
+    """Erase a user, by its name in requests, or one conversation; None where nothing names it and nothing ever did.
+
+    Erased again, it has the receipt of the last time, which an attempt that failed has left incomplete.
+
+    `folder` is that of the log, `home` the folder of the runs (GRPO_HOME by default), `stores` are addresses of
+    artifact stores besides those of the home and of registered versions, and `ended` is the number of turns that the
+    caller has ended. Copies of earlier erasures are completed on the way.
+
+    Raises `ConfigError` for a folder without a log, and `StorageError` where something could not be erased: the erasure
+    is to be repeated, and goes on.
+    """
+    if (user is None) == (conversation_id is None) or not (user or conversation_id):
+        raise ConfigError("erase a user by its name, or one conversation by its id; name one of the two")
+    if not (folder / SEGMENTS).is_dir():
+        raise ConfigError(f"{folder} is not the folder of a serving log; name the one that `grpo serve --log` has")
+    hashed = None
+    if user is not None and (folder / SALT).exists():
+        hashed = hash_user(read_salt(folder), user)
+    if hashed is None and conversation_id is None:
+        return None  # a log without a salt has no user
+    subject = Erasure(
+        time=datetime.now(UTC),
+        users=frozenset([name_digest(hashed)] if hashed else []),
+        conversations=frozenset([name_digest(conversation_id)] if conversation_id else []),
+    )
+    receipt = ReceiptFile(folder, subject)
+    receipt.add_ended(ended)
+    erase_records(folder, user=hashed, conversation_id=conversation_id, wait_s=wait_s, note=receipt.set_records)
+    erasures = [*ServedLog(folder).erasures(), subject]
+    digests = frozenset(digest for erasure in erasures for digest in erasure.conversations)
+    try:
+        with mlflow_errors():
+            versions, skipped = _erase_copies(folder, digests, home or default_home(), stores, receipt)
+    except (GRPOError, OSError) as error:
+        raise StorageError(f"not every copy is erased: {error}; erase again once that is repaired") from error
+    return receipt.complete(versions, skipped)
+
+
+def _erase_copies(
+    folder: Path, digests: frozenset[str], home: Path, stores: Sequence[str], receipt: ReceiptFile
+) -> tuple[list[str], list[str]]:
+    """Erase all copies of these conversations.
+
+    Returns the versions that were trained on them, and those with stores that were not searched.
+    """
+    if not digests or not home.is_dir():
+        return [], []
+    tracking_uri, mentions = tracking_address(home), Mentions(digests)
+    addresses = {*stores_in(home), *stores}
+    skipped: list[str] = []
+    if tracking_uri is not None:
+        registered, skipped = registered_stores(tracking_uri)
+        addresses |= registered
+    for address in sorted(addresses):
+        if "://" in address or Path(address).is_dir():
+            _note(erase_from_store(ArtifactStore(address), mentions), receipt)
+    _note(erase_from_home(home, mentions, erased=receipt.artifacts, log=folder), receipt)
+    if tracking_uri is None:
+        return [], []
+    _note(erase_from_mlflow(tracking_uri, mentions, digests), receipt)
+    return versions_trained_on(tracking_uri, receipt.artifacts), skipped
+
+
+def _note(copies: Iterator[ErasedCopy], receipt: ReceiptFile) -> None:
+    """Erase copies, and write the receipt with those that are erased, also where one cannot be."""
+    erased: list[ErasedCopy] = []
+    try:
+        erased.extend(copies)
+    finally:
+        receipt.add_copies(erased)

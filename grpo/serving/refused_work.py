@@ -1,0 +1,162 @@
+"""Budget of refused work: reading and refusing a request costs time as well, so that each key may cause only so much.
+
+A request that is refused for its size, shape or state (400, 404, 405, 408, 409, 413, 422) is charged to its key: as a
+request and a quarter of its characters as tokens in the key's own limits, and as bytes in a budget of each minute that
+every key has. The CPU time of its preparation counts as a share of that budget if it is more than the bytes: 100 KB of
+short messages take longer to read than one text of 4 MB. A request that is refused for now (429, 503) after its body
+was read is charged to that budget alone. Once it is used up, requests of the key get 429 before their bodies are read,
+each after `PENALTY_S`: to refuse them at full speed would take a tenth of a core from the streams of others.
+
+The budget is by key and not by address, because all users behind a proxy have one address, and one of them could lock
+out the others. A request without a valid key is refused by its head, without a budget; an address that sends more than
+`UNAUTHENTICATED_PER_SECOND` of them waits for the answers, and so does a body that is sent where none is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+
+from grpo.serving.api_errors import APIError
+from grpo.serving.callers import Caller
+from grpo.serving.limits import Limiter
+
+REFUSED_BYTES = 16 * 2**20
+"""Bytes of refused requests of one key in any 60 seconds."""
+LEAST_BYTES = 4096
+"""Bytes that the shortest refused request counts as."""
+REFUSED_CPU_S = 1.0
+"""Seconds of a core that refused requests of one key may take in any 60 seconds."""
+FOR_NOW = frozenset({429, 503})
+"""Statuses of requests that may be admitted later; they are charged where a body was read."""
+STATUSES = frozenset({400, 404, 405, 408, 409, 413, 422}) | FOR_NOW
+PENALTY_S = 1.0
+"""Time that a refusal of a key waits at least, once its budget or its number of WebSockets is used up."""
+UNAUTHENTICATED_PER_SECOND = 20
+"""Requests without a valid key of one address that are refused at once."""
+_ADDRESSES = 1024
+_PENALTIES, _LONGEST_PENALTY_S = 16, 30.0
+_MOST_WAITING = 4096
+_WINDOW_S = 60.0
+_CHARACTERS_PER_TOKEN = 4
+
+
+class UsedUp(APIError):
+    """429 for a key that has used its budget of refused work up."""
+
+
+class RefusedWork:
+    """Refused requests of each key in the last minute."""
+
+    def __init__(
+        self, limiter: Limiter, *, bytes_per_minute: int = REFUSED_BYTES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._limiter, self._most, self._clock = limiter, bytes_per_minute, clock
+        self._windows: OrderedDict[str, deque[tuple[float, int]]] = OrderedDict()
+        self.requests = 0
+        """Requests that were refused and charged."""
+        self.bytes = 0
+        """Bytes of their bodies and frames."""
+        self.exceeded = 0
+        """Requests that got 429 because the budget of their key was used up."""
+
+    def check(self, caller: Caller) -> None:
+        """Raise `UsedUp` for a key that has used its budget up."""
+        now = self._clock()
+        window = self._expired(caller.key_hash, now)
+        used = sum(size for _, size in window)
+        if used < self._most:
+            return
+        over, wait_s = used - self._most, 0.0
+        for expires, size in window:
+            over -= size
+            wait_s = expires - now
+            if over < 0:
+                break
+        self.exceeded += 1
+        raise UsedUp(
+            429,
+            f"refused requests of this key had {used} bytes within a minute, the limit is {self._most}; "
+            f"try again in {wait_s:.3g} s, and mend what the answers name",
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
+            retry_after_s=wait_s,
+            headers={"connection": "close"},
+        )
+
+    def charge(self, caller: Caller, size: int, *, status: int = 400, cpu_s: float = 0.0) -> None:
+        """Charge a refused request to its key, by its bytes and the CPU time of its preparation.
+
+        Without a body, one that is refused for now is free.
+        """
+        if status not in STATUSES or (status in FOR_NOW and not size):
+            return
+        self.requests += 1
+        self.bytes += size
+        now = self._clock()
+        window = self._expired(caller.key_hash, now)
+        size_charged = max(size, LEAST_BYTES, int(self._most * cpu_s / REFUSED_CPU_S))
+        expires = float(math.ceil(now)) + _WINDOW_S
+        if window and window[-1][0] == expires:  # one entry for each second
+            size_charged += window.pop()[1]
+        window.append((expires, size_charged))
+        self._windows[caller.key_hash] = window
+        if status not in FOR_NOW:
+            self._limiter.charge(caller, size // _CHARACTERS_PER_TOKEN)
+
+    def _expired(self, key: str, now: float) -> deque[tuple[float, int]]:
+        """Entries of a key that still count; on the way the key that was charged longest ago is forgotten, if idle."""
+        for name in {key, next(iter(self._windows), key)}:
+            window = self._windows.get(name)
+            while window and window[0][0] <= now:
+                window.popleft()
+            if window is not None and not window:
+                del self._windows[name]
+        return self._windows.get(key) or deque()
+
+
+class Tarpit:
+    """Delay before a refusal is sent, because clients that reconnect after each refusal slow down all others."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[str] = Counter()
+        self._all = 0
+
+    async def __call__(self, sender: str) -> None:
+        """Wait, for longer the more refusals of this key or address wait: it gets `_PENALTIES` of them in `PENALTY_S`.
+
+        Of senders that do not wait for their answers, no more than `_MOST_WAITING` are remembered.
+        """
+        if self._all >= _MOST_WAITING:
+            return
+        self._all += 1
+        self._waiting[sender] += 1
+        try:
+            waiting = self._waiting[sender]
+            await asyncio.sleep(min(_LONGEST_PENALTY_S, PENALTY_S * max(1.0, waiting / _PENALTIES)))
+        finally:
+            self._all -= 1
+            self._waiting[sender] -= 1
+            if not self._waiting[sender]:
+                del self._waiting[sender]
+
+
+class UnauthenticatedRequests:
+    """Requests without a valid key in this second, by the address that they came from."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    def is_flood(self, address: str) -> bool:
+        """Count a request; True for one above `UNAUTHENTICATED_PER_SECOND`."""
+        second = int(self._clock())
+        before, count = self._counts.pop(address, (second, 0))
+        count = count + 1 if before == second else 1
+        self._counts[address] = second, count
+        if len(self._counts) > _ADDRESSES:
+            self._counts.popitem(last=False)
+        return count > UNAUTHENTICATED_PER_SECOND

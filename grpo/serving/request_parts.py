@@ -1,0 +1,106 @@
+"""Parts of request bodies that follow OpenAI's schema: null is absent, and a fault names its field.
+
+    {"seed": null}                        no seed
+    {"prompt_cache_key": "a"}             without effect on the words: accepted, see `Ignored`
+    {"audio": {"format": "wav"}}          would change the reply, and is missing: 400 with `audio`, see `Refused`
+
+A union has tags that begin with `|`: they say which form of a value was meant, and are no part of its path.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from grpo.serving.json_bounds import BoundedFields
+
+MAX_PARTS = 256
+"""Parts of the content of a message at most, and calls of a message."""
+NAME_CHARACTERS = 256
+"""Characters of a name or an id at most; they are no prompt."""
+TAG = "|"
+"""First character of the tag of a union's form."""
+
+
+class Fault(ValueError):
+    """Fault of a field that a validator of the whole object finds; `param` is its name within the object."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class Part(BoundedFields):
+    """Object of a request. A field that is null is absent, as OpenAI's clients write what was not set."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: part for name, part in value.items() if part is not None}
+        return value
+
+
+Ignored = Annotated[Any, Field(default=None)]
+"""Field without an effect on the words of the reply; any value is accepted."""
+
+
+def refused(reason: str, *, neutral: tuple[Any, ...] = ()) -> BeforeValidator:
+    """Validator of a field that would change the reply and is missing: only empty and `neutral` values are accepted."""
+
+    def check(value: Any) -> None:
+        if value and value not in neutral:
+            raise ValueError(reason)
+
+    return BeforeValidator(check)
+
+
+def _text_or_parts(value: Any) -> str | None:
+    return f"{TAG}text" if isinstance(value, str) else f"{TAG}parts" if isinstance(value, list) else None
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str) and value not in ("text", "refusal"):
+        raise ValueError(f"{value[:40]!r} is not read; this model reads text")
+    return value
+
+
+class ContentPart(Part):
+    """Part of a message: text, or what a model has refused with."""
+
+    type: Annotated[Literal["text", "refusal"], BeforeValidator(_readable)]
+    text: str | None = None
+    refusal: str | None = None
+    prompt_cache_breakpoint: Ignored
+    cache_control: Ignored
+
+    @model_validator(mode="after")
+    def _has_text(self) -> ContentPart:
+        if getattr(self, self.type) is None:
+            raise Fault(self.type, f"a part of the type {self.type} has this field")
+        return self
+
+    @property
+    def words(self) -> str:
+        """The text, of either type."""
+        return self.text or self.refusal or ""
+
+
+Content = Annotated[
+    Annotated[str, Tag(f"{TAG}text")]
+    | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MAX_PARTS), Tag(f"{TAG}parts")],
+    Discriminator(
+        _text_or_parts, custom_error_type="content_type", custom_error_message="content is a text or a list of parts"
+    ),
+]
+"""Content of a message."""
+
+
+def words_of(content: str | list[ContentPart] | None) -> str:
+    """Content as one text."""
+    if isinstance(content, list):
+        return "".join(part.words for part in content)
+    return content or ""

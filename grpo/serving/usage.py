@@ -1,0 +1,261 @@
+"""Usage of callers: what of their limits is taken, as `grpo.serving.limits` asks for it.
+
+Two stores keep it: `LocalUsage` in the memory of one process, with budgets in an SQLite file, and `SharedUsage` of
+`grpo.serving.shared_usage` in the PostgreSQL database of several servers. Each call is one atomic step, so that
+racing requests are never granted more than the limit.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from uuid import UUID, uuid4
+
+from grpo.serving.budgets import TokenBudgets
+from grpo.serving.callers import Caller, CallerLimits
+
+WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Usage of one caller at one moment, and how long a request of some tokens has to wait."""
+
+    requests: int = 0
+    """Requests in the window of a minute."""
+    tokens: int = 0
+    """Tokens in the window."""
+    running: int = 0
+    """Requests that run."""
+    reset_s: float = 0.0
+    """Time until the window is empty."""
+    request_wait_s: float = 0.0
+    """Time until one more request fits the window; 0 where it fits now."""
+    tokens_wait_s: float = 0.0
+    """Time until the tokens fit the window; infinite where they are more than the limit."""
+    exhausted: str | None = None
+    """First period whose budget is too small for the tokens."""
+    used: int = 0
+    """Tokens that were used in that period."""
+
+    def admits(self, limits: CallerLimits, *, counted: bool) -> bool:
+        """True where a request fits; of one that is `counted` already only its tokens are judged."""
+        fits = self.tokens_wait_s <= 0 and self.exhausted is None
+        if counted:
+            return fits
+        return fits and self.request_wait_s <= 0 and (limits.parallel is None or self.running < limits.parallel)
+
+
+@dataclass(slots=True, kw_only=True)
+class Ticket:
+    """A request that counts: among the running ones until it ends, and in the window."""
+
+    id: UUID = field(default_factory=uuid4)
+    caller: Caller
+    tokens: int = 0
+    """Tokens that it has taken."""
+    periods: tuple[str, ...] = ()
+    """Periods of whose budgets they were taken."""
+
+
+class UsageStore(Protocol):
+    """Store of the usage of all callers. `budgets` are the caller's token budgets by their periods."""
+
+    async def look(self, caller: Caller, tokens: int, budgets: Mapping[str, int]) -> Usage:
+        """Usage as a request of so many tokens meets it; takes nothing."""
+        ...
+
+    async def enter(self, ticket: Ticket, tokens: int, budgets: Mapping[str, int]) -> Usage:
+        """Count a request where one of so many tokens fits; it takes none of them yet."""
+        ...
+
+    async def take(self, ticket: Ticket, tokens: int, budgets: Mapping[str, int]) -> Usage:
+        """Take the tokens of a counted request where they fit; its minute begins again."""
+        ...
+
+    async def settle(self, ticket: Ticket, tokens: int) -> Usage:
+        """End a request that has used so many tokens; the others are given back."""
+        ...
+
+    async def cancel(self, ticket: Ticket) -> None:
+        """End a request, which leaves the window."""
+        ...
+
+    def charge(self, caller: Caller, tokens: int) -> None:
+        """Count a request in the window that is over already."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """An admitted request in the window."""
+
+    expires: float
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Window:
+    """Requests of one caller."""
+
+    entries: deque[_Entry] = field(default_factory=deque)
+    tokens: int = 0
+    running: int = 0
+
+    def expire(self, now: float) -> None:
+        while self.entries and self.entries[0].expires <= now:
+            self.tokens -= self.entries.popleft().tokens
+
+    def append(self, entry: _Entry) -> None:
+        self.entries.append(entry)
+        self.tokens += entry.tokens
+
+    def remove(self, entry: _Entry) -> None:
+        """Take an entry out, unless it has expired."""
+        if entry in self.entries:
+            self.entries.remove(entry)
+            self.tokens -= entry.tokens
+
+    def wait_for_request(self, limit: int | None, now: float) -> float:
+        """Seconds until one more request fits; at most 0 where it fits now."""
+        over = -1 if limit is None else len(self.entries) - limit
+        return self.entries[over].expires - now if over >= 0 else 0.0
+
+    def wait_for_tokens(self, tokens: int, limit: int | None, now: float) -> float:
+        """Seconds until so many tokens fit, infinite where they are more than the limit."""
+        if limit is None:
+            return 0.0
+        if tokens > limit:
+            return math.inf
+        over = self.tokens + tokens - limit
+        wait = 0.0
+        for entry in self.entries:
+            if over <= 0:
+                break
+            over -= entry.tokens
+            wait = entry.expires - now
+        return wait
+
+
+class LocalUsage:
+    """Usage in the memory of this process; callers with a budget need `budgets`. `clock` gives seconds."""
+
+    def __init__(self, budgets: TokenBudgets | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budgets, self._clock = budgets, clock
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+        self._entries: dict[UUID, _Entry] = {}
+        """Entries in windows of the requests that run."""
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Number of callers that are remembered."""
+        return len(self._windows)
+
+    async def look(self, caller: Caller, tokens: int, budgets: Mapping[str, int]) -> Usage:
+        """See `UsageStore`."""
+        with self._lock:
+            return self._usage(caller, tokens, budgets, self._clock())
+
+    async def enter(self, ticket: Ticket, tokens: int, budgets: Mapping[str, int]) -> Usage:
+        """See `UsageStore`."""
+        with self._lock:
+            now, caller = self._clock(), ticket.caller
+            usage = self._usage(caller, tokens, budgets, now)
+            if usage.admits(caller.limits, counted=False):
+                window = self._windows[caller.key_hash]
+                window.running += 1
+                if has_window(caller.limits):
+                    self._entries[ticket.id] = entry = _Entry(now + WINDOW_S, 0)
+                    window.append(entry)
+            return usage
+
+    async def take(self, ticket: Ticket, tokens: int, budgets: Mapping[str, int]) -> Usage:
+        """See `UsageStore`."""
+        with self._lock:
+            now, caller = self._clock(), ticket.caller
+            usage = self._usage(caller, tokens, budgets, now)
+            if not usage.admits(caller.limits, counted=True):
+                return usage
+            if budgets and (exhausted := self._file(caller).take(caller.key_hash, tokens, budgets)) is not None:
+                return self._exhausted(usage, caller, exhausted)  # another process of this machine was first
+            window = self._windows[caller.key_hash]
+            if (entry := self._entries.get(ticket.id)) is not None:
+                window.remove(entry)
+                self._entries[ticket.id] = entry = _Entry(now + WINDOW_S, tokens)
+                window.append(entry)
+            return self._usage(caller, 0, {}, now)
+
+    async def settle(self, ticket: Ticket, tokens: int) -> Usage:
+        """See `UsageStore`."""
+        with self._lock:
+            now, caller, refund = self._clock(), ticket.caller, ticket.tokens - tokens
+            window = self._windows[caller.key_hash]
+            window.running -= 1
+            window.expire(now)
+            entry = self._entries.pop(ticket.id, None)
+            if entry is not None and window.entries and entry.expires >= window.entries[0].expires:
+                window.tokens -= refund
+                entry.tokens -= refund
+            if ticket.periods and refund:
+                self._file(caller).add(caller.key_hash, -refund, ticket.periods)
+            return self._usage(caller, 0, {}, now)
+
+    async def cancel(self, ticket: Ticket) -> None:
+        """See `UsageStore`."""
+        with self._lock:
+            window = self._windows[ticket.caller.key_hash]
+            window.running -= 1
+            if (entry := self._entries.pop(ticket.id, None)) is not None:
+                window.remove(entry)
+
+    def charge(self, caller: Caller, tokens: int) -> None:
+        """See `UsageStore`."""
+        with self._lock:
+            now = self._clock()
+            self._usage(caller, 0, {}, now)
+            self._windows[caller.key_hash].append(_Entry(now + WINDOW_S, tokens))
+
+    def _usage(self, caller: Caller, tokens: int, budgets: Mapping[str, int], now: float) -> Usage:
+        window, limits = self._window(caller, now), caller.limits
+        usage = Usage(
+            requests=len(window.entries),
+            tokens=window.tokens,
+            running=window.running,
+            reset_s=window.entries[-1].expires - now if window.entries else 0.0,
+            request_wait_s=window.wait_for_request(limits.requests_per_minute, now),
+            tokens_wait_s=window.wait_for_tokens(tokens, limits.tokens_per_minute, now),
+        )
+        for period, budget in budgets.items():
+            if self._file(caller).used(caller.key_hash, period) + tokens > budget:
+                return self._exhausted(usage, caller, period)
+        return usage
+
+    def _exhausted(self, usage: Usage, caller: Caller, period: str) -> Usage:
+        return replace(usage, exhausted=period, used=self._file(caller).used(caller.key_hash, period))
+
+    def _window(self, caller: Caller, now: float) -> _Window:
+        """Window of a caller; one idle caller is forgotten on the way, so that memory is bounded by active ones."""
+        window = self._windows.setdefault(caller.key_hash, _Window())
+        self._windows.move_to_end(caller.key_hash)
+        window.expire(now)
+        oldest_hash, oldest = next(iter(self._windows.items()))
+        oldest.expire(now)
+        self._windows.move_to_end(oldest_hash)
+        if oldest is not window and not oldest.entries and not oldest.running:
+            del self._windows[oldest_hash]
+        return window
+
+    def _file(self, caller: Caller) -> TokenBudgets:
+        if self._budgets is None:
+            raise RuntimeError(f"key {caller.name} has a token budget, and this limiter has no file of budgets")
+        return self._budgets
+
+
+def has_window(limits: CallerLimits) -> bool:
+    """True for limits that count requests or tokens of a minute."""
+    return limits.requests_per_minute is not None or limits.tokens_per_minute is not None

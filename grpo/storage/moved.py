@@ -1,0 +1,143 @@
+"""Homes that were moved, renamed or copied: what MLflow's database says about the place of its files.
+
+MLflow stores absolute addresses, such as `file:///old/runs/mlartifacts/grpo`, and writes new models to them. A home
+whose database names another place is refused until `grpo migrate --moved` has rewritten these addresses; of a copy only
+the copy's own database is touched. Everything else in a home is found by digest or from the home.
+
+Not the home's: an experiment that was created with an address of another form, as `s3://…` or `file:///data/logs`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from grpo.errors import ConfigError
+from grpo.storage.files import write_atomically
+from grpo.storage.home import home
+
+ARTIFACTS = "mlartifacts"
+"""Folder of a home with the files of MLflow's runs and models."""
+_COLUMNS = {
+    "experiments": ("artifact_location",),
+    "runs": ("artifact_uri",),
+    "logged_models": ("artifact_location",),
+    "model_versions": ("source", "storage_location"),
+}
+_FILE = "file://"
+
+
+def former_place(database: Path) -> Path | None:
+    """Home that the database of this home names as its own; None for one that stays where it was, or is not there."""
+    return next(iter(_former_places(database)), None)
+
+
+def check_not_moved(uri: str) -> None:
+    """Raise `ConfigError` for the database of this home where it names another one as its own."""
+    if uri == f"sqlite:///{home()}/mlflow.db" and (former := former_place(home() / "mlflow.db")) is not None:
+        raise ConfigError(f"{moved(former)}; {MIGRATE}")
+
+
+MIGRATE = "run grpo migrate --moved, which lets its records name the new place"
+
+
+def moved(former: Path) -> str:
+    """What a moved home is refused with, before the remedy."""
+    return f"this home was moved or copied from {former} to {home()}, and MLflow would write models to {former}"
+
+
+def rewrite_places(database: Path) -> list[Path]:
+    """Let MLflow's database name this home; returns the places that it named before.
+
+    Call it inside of `grpo.storage.databases.exclusive`. One transaction: a killed process leaves all or nothing.
+    """
+    former = _former_places(database)
+    if not former:
+        return []
+    write_atomically(_record(), json.dumps(sorted({*map(str, (*former_homes(), *former))})))
+    with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
+        for place in former:
+            for before in {f"{place}", quote(str(place))}:
+                _replace(connection, f"{_FILE}{before}/{ARTIFACTS}", f"{_FILE}{home()}/{ARTIFACTS}")
+    return former
+
+
+def former_homes() -> list[str]:
+    """Places where this home was before `rewrite_places`."""
+    try:
+        return [str(place) for place in json.loads(_record().read_bytes())]
+    except FileNotFoundError:
+        return []
+
+
+def in_this_home(document: Any) -> Any:
+    """A document with each path in a former home as the path in this one.
+
+    /old/runs/artifacts/model/3fa1    →    /new/runs/artifacts/model/3fa1
+    """
+    former = sorted(former_homes(), key=len, reverse=True)  # of two that lie in each other the inner one
+    return _in_place(document, former) if former else document
+
+
+def _in_place(value: Any, former: list[str]) -> Any:
+    if isinstance(value, dict):
+        return {name: _in_place(item, former) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_in_place(item, former) for item in value]
+    if isinstance(value, str):
+        places = [str(home()), *former]
+        place = next((place for place in places if value == place or value.startswith(f"{place}/")), None)
+        return value if place is None else f"{home()}{value.removeprefix(place)}"
+    return value
+
+
+def missing_models(database: Path) -> list[str]:
+    """Addresses in this home of registered models that have no files: they were left in another place."""
+    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+        rows = connection.execute("SELECT artifact_location FROM logged_models").fetchall()
+    own = f"{_FILE}{home()}/{ARTIFACTS}/"
+    return sorted(uri for (uri,) in rows if uri.startswith(own) and not Path(uri.removeprefix(_FILE)).is_dir())
+
+
+def _former_places(database: Path) -> list[Path]:
+    """Other homes in the addresses of experiments, which end in `mlartifacts` and the experiment's name or id.
+
+    A place that is a link to this home is this home.
+    """
+    if not database.is_file():
+        return []
+    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
+        try:
+            rows = connection.execute("SELECT experiment_id, name, artifact_location FROM experiments").fetchall()
+        except sqlite3.DatabaseError:  # no tables yet, or damaged: MLflow says so when it opens it
+            return []
+    places = dict.fromkeys(place for row in rows for place in _home_of(*map(str, row)))
+    return [place for place in places if Path(os.path.realpath(place)) != home()]
+
+
+def _home_of(number: str, name: str, location: str) -> Iterator[Path]:
+    for ending in (name, number):
+        suffix = f"/{ARTIFACTS}/{ending}"
+        if location.startswith(f"{_FILE}/") and (path := unquote(location.removeprefix(_FILE))).endswith(suffix):
+            yield Path(path.removesuffix(suffix))
+
+
+def _replace(connection: sqlite3.Connection, before: str, after: str) -> None:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    for table, columns in _COLUMNS.items():
+        for column in columns if table in tables else ():
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) "  # noqa: S608 - names of _COLUMNS
+                f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
+                (after, len(before) + 1, before, len(before) + 1, f"{before}/"),
+            )
+
+
+def _record() -> Path:
+    return home() / "moved.json"

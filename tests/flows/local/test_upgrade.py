@@ -1,0 +1,96 @@
+"""Upgrade of a home: what it would change, what it changes, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from grpo.errors import ConfigError
+from grpo_flows.local.upgrade import upgrade
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home whose databases are in it."""
+    folder = tmp_path / "home"
+    for name in [name for name in os.environ if name.startswith("PREFECT_API_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+    monkeypatch.setenv(
+        "PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{folder / 'prefect' / 'prefect.db'}"
+    )
+    return folder
+
+
+def _database(path: Path, revision: str) -> None:
+    """A database at a revision of its schema."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        database.execute("INSERT INTO alembic_version VALUES (?)", [revision])
+        database.commit()
+
+
+def _contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_a_dry_run_of_a_new_home_makes_nothing(home: Path):
+    """Two databases are created."""
+    changes = list(upgrade(home, dry_run=True))
+    assert [change.partition(",")[0] for change in changes] == ["the database of MLflow", "the database of Prefect"]
+    assert all(change.endswith(", is created") for change in changes)
+    assert not home.exists()
+
+
+def test_a_dry_run_names_what_an_upgrade_changes_and_changes_nothing(home: Path):
+    """An MLflow database of 2020, an unsigned result, a file for all to read, and a log of a later version."""
+    _database(home / "mlflow.db", "451aebb31d03")  # "add metric step", the oldest migration of MLflow
+    (home / "prefect").mkdir()
+    name = f"results/{'a' * 64}"
+    document = home / "artifacts" / f"{name}.json"
+    document.parent.mkdir(parents=True)
+    digest = hashlib.sha256(f'{name}\n{{"reward":1.0}}'.encode()).hexdigest()
+    document.write_text(json.dumps({"document": {"reward": 1.0}, "sha256": digest}))
+    document.chmod(0o644)
+    day = home / "served" / "turns" / "2026-11-22"
+    day.mkdir(parents=True)
+    table = pa.table({"end": [1]}).replace_schema_metadata({"served_log_version": "9"})
+    pq.write_table(table, day / "20261122T030000-3fa1c0.parquet")
+    before = _contents(home)
+    changes = list(upgrade(home, dry_run=True))
+    assert _contents(home) == before
+    assert "is migrated from 451aebb31d03 to " in changes[0]
+    assert changes[1].endswith("prefect.db, is created")
+    assert changes[2].startswith(f"1 documents of {home / 'artifacts'}")
+    assert changes[3] == f"1 files and folders of {home}, which others can read, become private"
+    assert (
+        f"1 files of the serving log {home / 'served'} have version 9, which this release does not read" in changes[-1]
+    )
+
+
+@pytest.mark.parametrize(("name", "file"), [("MLflow", "mlflow.db"), ("Prefect", "prefect/prefect.db")])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_database_of_a_newer_release_is_refused_and_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str, file: str, *, dry_run: bool
+):
+    """One line says what to do."""
+    _database(home / file, "feedfeedfeed")
+    if name == "Prefect":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # a server migrates its own database
+    before = (home / file).read_bytes()
+    with pytest.raises(ConfigError, match=f"the installed {name} does not know: a newer {name} migrated it") as refused:
+        list(upgrade(home, dry_run=dry_run))
+    assert "\n" not in str(refused.value)
+    assert (home / file).read_bytes() == before

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from grpo.reads.recorder import changed
+from grpo.reads.recording import recorded_reads
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()
+
+
+def test_a_file_that_is_read_is_recorded_with_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By open, by os.open, by a relative path, and in asyncio.to_thread; what was read before is not."""
+    names = ["open", "os", "relative", "thread", "before"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    (tmp_path / "before").read_text()
+    monkeypatch.chdir(tmp_path)
+    with recorded_reads() as recorder:
+        (tmp_path / "open").read_text()
+        os.close(os.open(tmp_path / "os", os.O_RDONLY))
+        Path("relative").read_bytes()
+        asyncio.run(asyncio.to_thread((tmp_path / "thread").read_text))
+    (tmp_path / "before").read_text()
+    reads = recorder.digests()
+    assert {path: digest for path, digest in reads.items() if path.startswith(str(tmp_path))} == {
+        str(tmp_path / name): _digest(name) for name in names[:-1]
+    }
+
+
+def test_a_folder_that_is_listed_is_recorded_by_its_names(tmp_path: Path):
+    """One more file is a change; another content of an unopened file is not."""
+    (tmp_path / "a.txt").write_text("a")
+    with recorded_reads() as recorder:
+        list(tmp_path.iterdir())
+    reads = recorder.digests()
+    assert list(reads) == [str(tmp_path)]
+    (tmp_path / "a.txt").write_text("b")
+    assert changed(reads) == []
+    (tmp_path / "b.txt").write_text("b")
+    assert changed(reads) == [str(tmp_path)]
+
+
+def test_a_file_that_was_absent_and_appears_has_changed(tmp_path: Path):
+    """A list of words that is optional."""
+    with recorded_reads() as recorder, pytest.raises(FileNotFoundError):
+        (tmp_path / "words.txt").read_text()
+    reads = recorder.digests()
+    assert reads == {str(tmp_path / "words.txt"): None}
+    assert changed(reads) == []
+    (tmp_path / "words.txt").write_text("please")
+    assert changed(reads) == [str(tmp_path / "words.txt")]
+
+
+def test_what_is_written_and_what_is_excluded_is_not_an_input(tmp_path: Path):
+    """A cache that is written and read, a file below an excluded folder, and the code of Python itself."""
+    inside = tmp_path / "home" / "artifact"
+    inside.parent.mkdir()
+    inside.write_text("x")
+    with recorded_reads() as recorder:
+        (tmp_path / "cache").write_text("1")
+        (tmp_path / "cache").read_text()
+        inside.read_text()
+        Path(sqlite3.__file__).read_text()
+        Path(pytest.__file__).read_text()
+    assert recorder.digests(exclude=(tmp_path / "home",)) == {}

@@ -1,0 +1,144 @@
+"""Templates that are tried when they are chosen: each kind of turn is parsed back, and each named remedy works."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from grpo.errors import DataError, PolicyError
+from grpo.learner.read_back import check_read_back
+from grpo.messages import Message, ToolCall
+from grpo.renderers.chat_template import Renderer
+from grpo.renderers.reply_grammar import ReplyShape
+from tests.grpo.renderers import published
+from tests.grpo.renderers.conversations import LOOK_UP, reply, result, user
+
+ROLES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}CALLS<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOLS = "{% if tools %}{{ tools | tojson }}\n{% endif %}"
+NUMBERED = TOOLS + ROLES.replace(
+    "CALLS",
+    "{% for c in m.tool_calls or [] %}<|call|>{{ c.id }}<|argument|>{{ c.function.arguments | tojson }}<|end_call|>"
+    "{% endfor %}",
+).replace("{{ m.content }}", "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}{{ m.content }}")
+"""Calls as Kimi K2's template prints them: the id stands for the name."""
+TYPED = TOOLS + ROLES.replace(
+    "CALLS",
+    '{% if m.tool_calls %}<|calls>{% for c in m.tool_calls %}<|invoke name="{{ c.function.name }}">\n'
+    "{% for key, value in c.function.arguments.items() %}"
+    '{% if value is string %}<|parameter name="{{ key }}" string="true">{{ value }}</|parameter>\n'
+    '{% else %}<|parameter name="{{ key }}" string="false">{{ value | tojson }}</|parameter>\n{% endif %}'
+    "{% endfor %}</|invoke>\n{% endfor %}</|calls>{% endif %}",
+)
+"""Calls as DeepSeek V4's: an attribute says whether a value is a text."""
+SINGLE = TOOLS + ROLES.replace(
+    "CALLS",
+    "{% if m.tool_calls %}<|call|>{{ {'name': m.tool_calls[0].function.name, 'arguments': "
+    "m.tool_calls[0].function.arguments} | tojson }}{% endif %}",
+)
+"""The first call of a turn, as GigaChat's."""
+ORDERS = (
+    ToolCall(name="look_up", arguments={"order": "7", "most": 2}),
+    ToolCall(name="look_up", arguments={"order": "8", "most": 3}),
+)
+BOTH = Message(role="assistant", content="wait", tool_calls=ORDERS)
+
+
+def _renderer(template: str) -> Renderer:
+    return Renderer(published.tokenizer(template, end="<|im_end|>"), tools=(LOOK_UP,))
+
+
+@pytest.mark.parametrize(("template", "added"), [(NUMBERED, ("ids",)), (TYPED, ())])
+def test_calls_are_in_the_form_of_the_template(template: str, added: tuple[str, ...]):
+    """A text beside two calls, with a number that is a text; its own form is kept, not the generic one."""
+    renderer = _renderer(template)
+    assert renderer.added == added
+    ids = renderer.encode_reply(BOTH, (user("orders"),))
+    assert "<tool_call>" not in renderer.decode(ids)
+    assert renderer.parse_reply(ids) == BOTH
+    assert renderer.parse_reply(renderer.encode_reply(reply("yes"))) == reply("yes")
+
+
+def test_a_grammar_writes_the_mark_of_the_type():
+    """Texts and numbers of a constrained call stand after their own marks."""
+    shape = ReplyShape(calls={"look_up": LOOK_UP.parameters}, has_text=False)
+    grammar = _renderer(TYPED).reply_grammar(shape)
+    assert 'order\\" string=\\"true\\"' in grammar
+    assert 'most\\" string=\\"false\\"' in grammar
+
+
+def test_calls_are_numbered_through_a_conversation_and_results_named_by_them():
+    """The third call of a conversation is number 2, and each result names the call that it answers."""
+    renderer = _renderer(NUMBERED)
+    again = Message(role="assistant", content="", tool_calls=ORDERS[:1])
+    conversation = (user("orders"), BOTH, result("first"), result("second"), again, result("third"), reply("done"))
+    text = renderer.tokenizer.decode(renderer.tokenize_conversation(conversation)[0])
+    assert "<|call|>functions.look_up:0<|argument|>" in text
+    assert "<|call|>functions.look_up:2<|argument|>" in text
+    for number, answer in enumerate(("first", "second", "third")):
+        assert f"## Return of functions.look_up:{number}\n{answer}" in text
+
+
+def test_results_that_arrive_out_of_order_are_named_by_their_ids():
+    """As a server that reads the saved template is given them."""
+    renderer = _renderer(NUMBERED)
+    calls = [{"id": name, "type": "function", "function": {"name": "f", "arguments": {}}} for name in ("a", "b")]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"of {name}"} for name in ("b", "a")]
+    text = renderer.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": calls}, *results],
+        chat_template=renderer.template,
+        tokenize=False,
+    )
+    assert "## Return of functions.f:1\nof b" in text
+    assert "## Return of functions.f:0\nof a" in text
+
+
+def test_a_second_call_that_the_template_leaves_out_is_refused_in_a_demonstration():
+    """With the place and what to write instead; one call is read back."""
+    renderer = _renderer(SINGLE)
+    assert renderer.most_calls == 1
+    with pytest.raises(
+        DataError, match=r"line 3 has 2 calls, and the model's chat template renders 1 a turn; write each"
+    ):
+        check_read_back(BOTH, (user("x"),), renderer, "line 3")
+    check_read_back(replace(BOTH, tool_calls=ORDERS[:1]), (user("x"),), renderer, "line 3")
+
+
+def test_a_rollout_goes_on_after_two_calls_of_a_turn_that_renders_one():
+    """The policy may write more than its template renders: both results are read."""
+    renderer = _renderer(SINGLE)
+    bridge = renderer.build_continuation((user("x"), BOTH), (result("first"), result("second")))
+    assert "first" in renderer.tokenizer.decode(bridge)
+    assert "second" in renderer.tokenizer.decode(bridge)
+
+
+@pytest.mark.parametrize("name", ["deepseekv3", "glm4moe", "gptoss"])
+def test_every_remedy_that_is_named_works_with_tools(name: str):
+    """A template of TRL that rewrites earlier turns: with each line of the message a renderer is made and goes on."""
+    source, end = published.template(name), str(published.of_family(name).eos_token)
+    with pytest.raises(PolicyError, match=r"is not prefix-preserving") as refusal:
+        Renderer(published.of_family(name), tools=(LOOK_UP,))
+    lines = [line for line in LINES if line in str(refusal.value)]
+    assert lines
+    for line in lines:
+        renderer = Renderer(published.tokenizer(f"{line}\n{source}", end=end), tools=(LOOK_UP,))
+        call = replace(BOTH, content="", tool_calls=ORDERS[:1])
+        assert renderer.parse_reply(renderer.encode_reply(call)).tool_calls == ORDERS[:1]
+        renderer.build_continuation((user("x"), call), (result("first"),))
+
+
+LINES = ("{%- set enable_thinking = false %}", "{%- set enable_thinking = true %}", "{#- turns as generated #}")
+
+
+def test_a_remedy_that_does_not_work_is_not_named():
+    """After a turn as it was generated the template cannot go on: its text stands nowhere in what follows."""
+    source = ROLES.replace("CALLS", "").replace(
+        "{{ m.content }}",
+        "{% if m.role == 'assistant' and not loop.last %}…{% else %}{{ m.content }}{% endif %}",
+    )
+    with pytest.raises(PolicyError) as refusal:
+        _renderer(source)
+    assert "turns as generated" not in str(refusal.value)

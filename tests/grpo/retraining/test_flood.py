@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grpo.retraining.flood import HONEST, POISONED, Retraining, conversations
+
+SEEDS = 10
+FLOODS: dict[str, dict[str, Any]] = {
+    "one key": {"keys": 1},
+    "copies under ten keys": {"keys": 10, "copied": True},
+    "a category of the base": {"keys": 1, "category": "refund"},
+    "a category of one's own": {"keys": 1, "category": "refunds for all"},
+}
+"""2,000 conversations each, all with false outcomes."""
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_promotes_no_candidate_and_blocks_none(tmp_path: Path, name: str):
+    """Of ten seeds, the candidate that is better in the attacker's conversations is promoted in none, and the honest
+    candidate, judged beside the same flood, in at least eight."""
+    retraining = Retraining(tmp_path, conversations("attack", 2000, **FLOODS[name]))
+    verdicts = [retraining.verdicts(POISONED, HONEST, seed=seed) for seed in range(SEEDS)]
+    poisoned, honest = (sum(verdict == "promote" for verdict in column) for column in zip(*verdicts, strict=True))
+    assert poisoned == 0
+    assert honest >= 8
+
+
+def test_without_a_flood_the_honest_candidate_is_promoted(tmp_path: Path):
+    """The bounds and the checks of the strata cost it nothing in ten seeds."""
+    retraining = Retraining(tmp_path, ())
+    assert [retraining.verdicts(HONEST, seed=seed) for seed in range(SEEDS)] == [["promote"]] * SEEDS

@@ -1,0 +1,204 @@
+"""Structured output, required calls, strict arguments and what the log has of them, by OpenAI's client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from grpo.errors import DataError
+from grpo.policy.grammars import Grammars
+from grpo.scenarios.served.claims import read_claims
+from grpo.scenarios.served.folder import ServedLog
+from grpo.scenarios.served.join import join
+from grpo.serving.api_errors import APIError
+from grpo.serving.constraints import Constraint, Constraints
+from tests.grpo.serving.chat_servers import ChatServer, chat_server
+
+USER = {"role": "user", "content": "Hello, where is my order 1234?"}
+ORDER = {
+    "type": "object",
+    "properties": {"order": {"type": "integer", "minimum": 0, "maximum": 9999}, "kind": {"enum": ["a", "b"]}},
+    "required": ["order", "kind"],
+    "additionalProperties": False,
+}
+COLOURS = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 3}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
+    with chat_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+def ask(server: ChatServer, **fields: Any) -> Any:
+    return server.client().chat.completions.create(
+        **{"model": "clerk", "messages": [USER], "max_tokens": 200, "seed": 1, **fields}
+    )
+
+
+def schema_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
+
+
+def tool(name: str, *, strict: bool = False, parameters: dict[str, Any] = ORDER) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": strict}}
+
+
+def is_valid(text: str, schema: dict[str, Any]) -> bool:
+    return bool(Draft202012Validator(schema).is_valid(json.loads(text)))
+
+
+def refusal(server: ChatServer, **fields: Any) -> tuple[int, str | None, str]:
+    with pytest.raises(openai.APIStatusError) as error:
+        ask(server, **fields)
+    return error.value.status_code, error.value.param, error.value.message
+
+
+def test_replies_of_a_batch_are_valid_by_schemas_of_their_own(server: ChatServer):
+    """Several requests at once, with three choices each, of two schemas and none."""
+    formats = [(schema_of(ORDER), ORDER), (schema_of(COLOURS), COLOURS), ({"type": "json_object"}, {"type": "object"})]
+    server.client()
+    with ThreadPoolExecutor(6) as threads:
+        replies = list(
+            threads.map(lambda wanted: ask(server, n=3, response_format=wanted[0], temperature=1.0), formats * 2)
+        )
+    for (_, schema), reply in zip(formats * 2, replies, strict=True):
+        for choice in reply.choices:
+            assert choice.finish_reason == "length" or is_valid(choice.message.content, schema)
+    assert all(choice.finish_reason == "stop" for choice in replies[0].choices + replies[1].choices)
+
+
+def test_a_stream_joins_to_the_whole_reply_and_a_limit_ends_it(server: ChatServer):
+    fields: dict[str, Any] = {"response_format": schema_of(ORDER), "seed": 7}
+    whole = ask(server, **fields).choices[0].message.content
+    chunks = list(ask(server, stream=True, **fields))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    cut = ask(server, **{**fields, "max_tokens": 4}).choices[0]
+    assert cut.finish_reason == "length"
+    assert whole.startswith(cut.message.content)
+
+
+def test_a_call_is_required_named_strict_or_one_of_those_allowed(server: ChatServer):
+    tools = [tool("pay"), tool("refund", strict=True)]
+    for choice, names in (
+        ("required", {"pay", "refund"}),
+        ({"type": "function", "function": {"name": "pay"}}, {"pay"}),
+        (
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "refund"}}]},
+            },
+            {"refund"},
+        ),
+    ):
+        reply = ask(server, tools=tools, tool_choice=choice, parallel_tool_calls=False).choices[0]
+        assert reply.finish_reason == "tool_calls"
+        (call,) = reply.message.tool_calls
+        assert call.function.name in names
+        assert is_valid(call.function.arguments, ORDER)
+    for seed in range(4):
+        reply = ask(server, tools=[tool("refund", strict=True)], seed=seed, parallel_tool_calls=False).choices[0]
+        calls = reply.message.tool_calls or []
+        assert len(calls) <= 1
+        assert all(is_valid(call.function.arguments, ORDER) for call in calls)
+
+
+def test_what_cannot_be_kept_is_refused_by_its_name(server: ChatServer):
+    unique = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    status, param, message = refusal(server, response_format=schema_of(unique))
+    assert (status, param) == (400, "response_format")
+    assert "uniqueItems" in message
+    beyond = {"type": "object", "properties": {"a": unique}}
+    status, param, message = refusal(server, tools=[tool("f", strict=True, parameters=beyond)])
+    assert (status, param) == (400, "tools")
+    assert "uniqueItems" in message
+    assert ask(server, tools=[tool("f", parameters=beyond)]).choices
+    large = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(3000)}}
+    assert refusal(server, response_format=schema_of(large))[:2] == (400, "response_format")
+    long = {"enum": ["x" * 70_000]}
+    assert refusal(server, response_format=schema_of(long))[:2] == (400, "response_format")
+    other = {"type": "function", "function": {"name": "other"}}
+    assert refusal(server, tools=[tool("pay")], tool_choice=other)[:2] == (400, "tool_choice")
+    assert refusal(server, tool_choice="required")[:2] == (400, "tool_choice")
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_the_loop_goes_on(server: ChatServer):
+    """Without any time, each is refused; the result is remembered for the second request."""
+    version = server.service.versions.loaded[-1]
+    constraint = Constraint(kind="json_schema", grammar='start: "a"\n', param="response_format")
+
+    async def check() -> None:
+        constraints = Constraints(compile_s=0.0)
+        for _ in range(2):
+            with pytest.raises(APIError, match="was not compiled within 0 s") as error:
+                await constraints.check(constraint, version, version.renderer(()))
+            assert error.value.status == 400
+        constraints.close()
+
+    asyncio.run(check())
+
+
+def test_the_log_has_the_constraint_and_readers_of_log_probabilities_leave_it_out(server: ChatServer):
+    """The last token, the only one that was left, has log-probability 0; the check and the trajectory refuse it."""
+    reply = ask(server, response_format=schema_of(ORDER), logprobs=True)
+    entries = list(ServedLog(server.folder / "log").read())
+    (turn,) = [turn for turn in server.turns() if turn.conversation_id == reply.conversation_id]
+    assert turn.constrained == "json_schema"
+    sampled = turn.sampler_logprobs[turn.loss_mask]
+    assert np.isfinite(sampled).all()
+    assert sampled[-1] == 0.0
+    assert reply.choices[0].logprobs.content[0].logprob == pytest.approx(float(sampled[0]))
+    claims, unchecked = read_claims([entry for entry in entries if entry.record == turn], "clerk")
+    assert not claims
+    assert unchecked == {"constrained: sampled from the tokens that a grammar allows": 1}
+    (conversation,) = [each for each in join(entries).conversations if each.id == reply.conversation_id]
+    with pytest.raises(DataError, match=r"is constrained \(json_schema\)"):
+        conversation.trajectory()
+
+
+def test_a_conversation_goes_on_after_a_constrained_reply(server: ChatServer):
+    asked = {"role": "user", "content": "Where is 77?"}
+    first = ask(server, messages=[asked], response_format=schema_of(ORDER))
+    messages = [asked, first.choices[0].message.model_dump(), {"role": "user", "content": "Thank you."}]
+    second = ask(server, messages=messages)
+    assert second.conversation_id == first.conversation_id
+    assert [turn.constrained for turn in server.turns() if turn.conversation_id == first.conversation_id] == [
+        "json_schema",
+        "",
+    ]
+
+
+def test_store_false_is_logged_without_consent(tmp_path_factory: pytest.TempPathFactory):
+    from grpo.serving.settings import ServiceSettings
+
+    with chat_server(tmp_path_factory.mktemp("consent"), service=ServiceSettings(consent="training")) as running:
+        ask(running)
+        ask(running, store=False)
+        assert [turn.consent for turn in running.turns()] == ["training", ""]
+
+
+def test_a_later_system_message_is_read_in_its_place(server: ChatServer):
+    """The clerk's template prints it; a template that does not is refused, see the renderer's property."""
+    later = {"role": "system", "content": "Be brief."}
+    reply = ask(server, messages=[USER, later, USER])
+    (turn,) = [turn for turn in server.turns() if turn.conversation_id == reply.conversation_id]
+    assert [part.message.role for part in turn.turns] == ["user", "system", "user", "assistant"]
+    version = server.service.versions.loaded[-1]
+    assert version.renderer(()).reads_later_system
+
+
+def test_grammars_of_a_tokenizer_are_compiled_once(server: ChatServer):
+    version = server.service.versions.loaded[-1]
+    grammars = Grammars(version.served.policy.tokenizer, [1])  # type: ignore[attr-defined]
+    assert not grammars.is_compiled('start: "a"\n')
+    first, second = grammars.matcher('start: "a"\n'), grammars.matcher('start: "a"\n')
+    assert grammars.is_compiled('start: "a"\n')
+    assert first.compute_bitmask() == second.compute_bitmask()

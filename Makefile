@@ -10,7 +10,7 @@ E2E ?= tests/e2e tests/docs/test_configs.py
 
 SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: run real test e2e vllm clients check bench growth fuzz chaos mutants rewards models loop pictures ui up down lock
+.PHONY: run real test e2e gpu vllm clients check bench growth fuzz chaos mutants rewards models loop pictures ui up down lock
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -22,6 +22,10 @@ test: $(READY)
 
 e2e: $(READY)
 	$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m e2e $(E2E)
+
+gpu: $(READY)
+	CUDA_VISIBLE_DEVICES=0 $(BIN)/python -m pytest -q tests/grpo/learner/test_cuda.py
+	$(BIN)/python -m tests.benchmarks gpu
 
 vllm: $(VLLM)/.ready
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/vllm

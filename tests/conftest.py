@@ -15,6 +15,7 @@ import pytest
 HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # expectations are those of a CPU; `make gpu` shows the first device
 
 from grpo_flows.local import settings  # noqa: E402
 from grpo_flows.local.service import free_port  # noqa: E402

@@ -17,9 +17,11 @@ from grpo.learner.demonstrations import TokenizedDemonstration, read_demonstrati
 from grpo.learner.read_back import check_read_back
 from grpo.messages import Message, Tool
 from grpo.policy.renderer import make_renderer
+from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.model import load
 
 
+@reproducible_kernels()
 def fine_tune(
     base: Path,
     target: Path,

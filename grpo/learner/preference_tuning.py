@@ -21,6 +21,7 @@ from grpo.learner.demonstrations import with_agent_prompt
 from grpo.learner.metrics import PreferenceMetrics
 from grpo.learner.preferences import WrittenPair, pair_logprobs, preference_metrics, read_pairs, tokenize_pair
 from grpo.policy.renderer import make_renderer
+from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 
@@ -42,6 +43,7 @@ class PreferenceTuning:
     """On the pairs that were trained on."""
 
 
+@reproducible_kernels()
 def tune_on_preferences(
     base: Path,
     target: Path,

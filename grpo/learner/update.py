@@ -28,6 +28,7 @@ from grpo.learner.performance import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import add_adapters, copy_model, has_adapters
+from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.dtype import Dtype, cast_frozen
 from grpo.policy.transformers.forward import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
@@ -91,6 +92,7 @@ def update(
         raise UpdateSkipped(_measure_unchanged(scored, parent, base, max_tokens=settings.microbatch_tokens)) from error
 
 
+@reproducible_kernels()
 def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMetrics:
     """Run this process's part of an update; rank 0 writes the checkpoint. Raises as `update` does."""
     settings, seed, iteration = request.settings, request.seed, request.iteration

@@ -84,11 +84,13 @@ def test_a_stage_that_fails_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch)
         assert client.read_global_concurrency_limit_by_name(LIMIT).active_slots == 0
 
 
-def test_without_the_limit_a_device_is_used_all_the_same(server: str, monkeypatch: pytest.MonkeyPatch):
-    """A machine without the limit runs its stages."""
+def test_a_server_without_the_limit_gets_it_once(server: str, monkeypatch: pytest.MonkeyPatch):
+    """Three stages that start at once create one limit, of one slot: this machine counts as one with a device."""
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
-    monkeypatch.setattr(gpu_slots, "LIMIT", "not-created")
-    assert _at_once(Work()) > 1
+    monkeypatch.setattr(gpu_slots, "LIMIT", "created-by-the-first")
+    assert _at_once(Work()) == 1
+    with get_client(sync_client=True) as client:
+        assert client.read_global_concurrency_limit_by_name("created-by-the-first").limit == 1
 
 
 def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch: pytest.MonkeyPatch):
@@ -108,6 +110,7 @@ def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch
 
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
     monkeypatch.setattr(gpu_slots, "concurrency", concurrency)
+    monkeypatch.setattr(gpu_slots, "create_slots", lambda: None)
     for stage, settings in (
         (rollout, RolloutSettings()),
         (train, TrainingSettings(processes=2)),

@@ -28,8 +28,6 @@ PIPELINE = "grpo.config.pipeline:PipelineConfig"
 _KINDS = f"write {PIPELINE}, grpo.config.retraining:RetrainConfig or grpo.config.tuning:TuneConfig"
 _OVERRIDES = "GRPO_DEPLOY_SET"
 """Variable by which `prefect deploy` gets the overrides of `grpo deploy`, as JSON."""
-GPU_SLOTS = "gpu"
-"""Global concurrency limit whose slots are devices."""
 JOB_TEMPLATE = {
     "job_configuration": {"env": "{{ env }}"},
     "variables": {
@@ -70,8 +68,10 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequen
         raise ConfigError(f"no deployments at {deployments}; call this in the project's folder, or name a file")
     if not os.environ.get("PREFECT_API_URL"):
         raise ConfigError("PREFECT_API_URL names no server; set it, or start one on this machine with grpo up")
+    from grpo_tasks.gpu_slots import create_slots
+
     _create_pools()
-    _create_slots(gpu_slots)
+    create_slots(gpu_slots)
     _create_automations()
     folder = deployments.parent.resolve()
     file = str(folder / deployments.name)
@@ -155,19 +155,3 @@ def _create_automations() -> None:
 
     with get_client(sync_client=True) as client:
         write_automations(client, POOLS, sender=POOLS[0])
-
-
-def _create_slots(number: int | None) -> None:
-    from prefect import get_client
-    from prefect.exceptions import ObjectNotFound
-
-    with get_client(sync_client=True) as client:
-        if number is None:
-            try:
-                client.read_global_concurrency_limit_by_name(GPU_SLOTS)
-                return
-            except ObjectNotFound:
-                import torch
-
-                number = max(1, torch.cuda.device_count())
-        client.upsert_global_concurrency_limit_by_name(GPU_SLOTS, number)

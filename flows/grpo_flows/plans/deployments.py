@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from grpo.errors import ConfigError
-from grpo_flows.local.deployments import GPU_SLOTS, PIPELINE, POOLS, TRAINING, load_deployed, settings_class
+from grpo_flows.local.deployments import PIPELINE, POOLS, TRAINING, load_deployed, settings_class
 from grpo_flows.plans.outline import Outline
+from grpo_tasks.gpu_slots import LIMIT
 
 _STEP = "load_parameters"
 
@@ -33,7 +34,7 @@ def plan_deployments(file: Path, *, gpu_slots: int | None, overrides: Sequence[s
         facts={
             "work pools": f"{', '.join(POOLS)} of type process",
             "queue": f"{TRAINING} in pool {POOLS[0]}, one run at a time",
-            f"limit {GPU_SLOTS}": slots,
+            f"limit {LIMIT}": slots,
             **({"over each config": ", ".join(overrides)} if overrides else {}),
             **facts,
         },

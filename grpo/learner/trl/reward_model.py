@@ -23,6 +23,7 @@ from grpo.errors import DataError, PolicyError, RewardError, Unscored
 from grpo.learner.trl.dpo_trainer import TokenizedPair
 from grpo.learner.trl.loop import WithoutTelemetry, rows_per_pass, run_trainer, training_arguments
 from grpo.messages import Message
+from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.model import load_tokenizer
 from grpo.policy.transformers.packing import common_prefix_length
 from grpo.rewards.learned.metrics import wilson_interval
@@ -51,6 +52,7 @@ class RewardModelReport(BaseModel):
     """−log σ(r_chosen − r_rejected) of the last training step; ln 2 is guessing."""
 
 
+@reproducible_kernels()
 def train_reward_model(
     pairs: Sequence[TokenizedPair],
     base: Path,

@@ -184,6 +184,10 @@ def _attend(
     kv_heads = key.shape[1]
     if scores.softcap is None and scores.sinks is None:
         if width > 1:
+            if query.is_cuda and heads > kv_heads:
+                # of PyTorch's kernels only the one that keeps all scores reads grouped heads with a mask: on an H100 in
+                # float32 it needs three times the memory, in bfloat16 with deterministic kernels three times the time
+                key, value = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (key, value))
             return functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, scale=scores.scaling, enable_gqa=True
             )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -14,6 +17,23 @@ from grpo.policy.transformers.model import TransformersPolicy
 logger = logging.getLogger(__name__)
 
 FLASH = "flash_attention_2"
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once; others of its workspaces race
+
+
+@contextmanager
+def reproducible_kernels() -> Iterator[None]:
+    """Compute on a CUDA device with deterministic kernels while the block runs; on a CPU they always are.
+
+    By default some of PyTorch's CUDA kernels add in whatever order their threads end, and the same update gives other
+    weights each time. A resumed run has to end at the policy of an undisturbed one. PyTorch raises `RuntimeError` for
+    an operation without a deterministic kernel.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before or torch.cuda.is_available())
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, attention: str) -> TransformersPolicy:

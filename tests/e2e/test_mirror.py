@@ -86,7 +86,7 @@ def traces(tracking: Service, experiment: str, condition: str | None = None) -> 
 
 
 def metric(server: ChatServer, name: str, *, reader: str = "shop") -> float:
-    return float(httpx.get(f"{server.url}/v1/metrics", headers=server.headers(reader)).json()[name])
+    return float(httpx.get(f"{server.url}/v1/metrics", headers=server.headers(reader), timeout=60).json()[name])
 
 
 def joined(server: ChatServer) -> Joined:
@@ -96,7 +96,7 @@ def joined(server: ChatServer) -> Joined:
 def page(tracking: Service, method: str, path: str, **body: Any) -> dict[str, Any]:
     """A request of MLflow's page."""
     address = f"{tracking.url}/ajax-api/3.0/mlflow/traces/{path}"
-    response = httpx.request(method, address, json=body, auth=basic(LOGIN))
+    response = httpx.request(method, address, json=body, auth=basic(LOGIN), timeout=60)
     response.raise_for_status()
     return dict(response.json() or {})
 

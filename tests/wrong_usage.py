@@ -32,6 +32,7 @@ _PROCESSES = 2
 _LATE = (
     *("grpo.policy.transformers.quantization", "grpo.rewards.hacking.check", "grpo.rewards.judge.client"),
     *("grpo.scenarios.expectations", "great_expectations", "grpo_flows.cli.chat", "sqlalchemy.dialects.sqlite"),
+    *("pyarrow.parquet", "transformers.models.llama.modeling_llama"),
 )
 _OURS = ("PREFECT", "MLFLOW", "GRPO")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)")

@@ -42,10 +42,15 @@ class ChatTemplate:
         return ChatTemplate(self.tokenizer, self.source, tools)
 
     def renders(self, *shapes: MessageShape, keys: Sequence[str]) -> bool:
-        """Check that the template prints these slots of a conversation."""
+        """Check that the template prints these slots of a conversation.
+
+        A template that does not end is an error at once: each other rendering of it would take as long.
+        """
         try:
             rendered = self.render(shapes, False)
-        except TemplateFailure:
+        except TemplateFailure as failure:
+            if isinstance(failure.__cause__, TimeoutError):
+                raise
             return False
         return set(keys) <= {slot.key for slot in slots_in(rendered)}
 

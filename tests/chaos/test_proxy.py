@@ -56,8 +56,8 @@ def test_requests_pass_and_are_seen(proxy: Proxy, client: httpx.Client):
     proxy.mode = "slow"
     assert client.get("/second?a=1").content == BODY
     assert proxy.requests == ["GET /first", "GET /second?a=1"]
-    assert proxy.wait_for("GET /sec", after=1, patience_s=60, alive=lambda: True)
-    assert not proxy.wait_for("GET /first", after=1, patience_s=60, alive=lambda: False)
+    assert proxy.wait_for("GET /sec", after=1, patience_s=240, alive=lambda: True)
+    assert not proxy.wait_for("GET /first", after=1, patience_s=240, alive=lambda: False)
 
 
 def test_refused_connections_are_refused_and_open_ones_reset(proxy: Proxy, client: httpx.Client):
@@ -76,7 +76,7 @@ def test_a_hanging_server_answers_when_it_goes_on(proxy: Proxy, client: httpx.Cl
     proxy.mode = "hang"
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(client.get, "/")
-        assert proxy.wait_for("GET /$", patience_s=60, alive=lambda: True)
+        assert proxy.wait_for("GET /$", patience_s=240, alive=lambda: True)
         with pytest.raises(StillWaiting):
             answer.result(timeout=0.2)
         proxy.mode = "pass"

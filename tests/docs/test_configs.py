@@ -65,13 +65,19 @@ def _train(config: PipelineConfig, home: Path, *, stand_in: bool) -> None:
     assert len(read_report(home / config.name / "report.json").iterations) == 1
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifacts of all configs, as in a project: what two of them have in common is computed once."""
+    return tmp_path_factory.mktemp("configs") / "store"
+
+
 @pytest.mark.parametrize("name", _shipped())
-def test_a_shipped_config_trains(name: str, tmp_path: Path, home: Path):
+def test_a_shipped_config_trains(name: str, store: Path, tmp_path: Path, home: Path):
     """To a decision of its gates, each of which has its evidence."""
     if name in OUTSIDE and not PUBLISHED.is_dir():
         pytest.skip(f"no published data in {PUBLISHED}")
     config = load_config(CONFIGS / name)
-    overrides = [*SHORT, f"store={tmp_path / 'store'}", f"name=shipped-{config.name}"]
+    overrides = [*SHORT, f"store={store}", f"name=shipped-{config.name}"]
     stand_in = not Path(config.policy.model).exists() or not config.policy.model.startswith(str(ROOT))
     if stand_in:
         overrides += [f"policy.model={DESK_MODEL}", "policy.chat_template=null"]  # its own template

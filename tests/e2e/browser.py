@@ -24,7 +24,7 @@ STRANGER = "stranger.example"
 """A name that the browser finds on this machine, as a page does that has its own name lead to 127.0.0.1."""
 _HOSTS = f"--host-resolver-rules=MAP {STRANGER} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 """A page that asks for anything else gets nothing."""
-_PATIENCE_S = 120.0
+_PATIENCE_S = 300.0
 _STILL = 4
 """So many pictures, a second apart, are the same when a page is drawn."""
 

@@ -47,7 +47,7 @@ class Command:
                 else:
                     time.sleep(0.005)
 
-    def end(self, *, timeout_s: float = 300) -> tuple[int, str]:
+    def end(self, *, timeout_s: float = 600) -> tuple[int, str]:
         """Wait for the end; returns the exit code and what was printed."""
         self.process.join(timeout_s)
         printed = self.output.read_text(encoding="utf-8")

@@ -94,7 +94,7 @@ def test_planted_failures_reach_the_chat(tmp_path: Path):
         chatting = stack.enter_context(listening("", chat))
         _change(folder, planted, chatting)
         _start(stack, folder, tmp_path)
-        until("every alert is told", lambda: _told(chat) >= EXPECTED, patience_s=90)
+        until("every alert is told", lambda: _told(chat) >= EXPECTED, patience_s=300)
         texts = [json.loads(message)["attachments"][0] for message in chat]
         assert all(text["title"].startswith("firing: Grpo") for text in texts)
         assert any("docs/operations.md#grposervicedown" in text["text"] for text in texts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from grpo.messages import Message
 from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.served.records import Feedback
+from tests import waiting
 from tests.e2e.browser import Page, browser
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
@@ -60,13 +60,13 @@ def replied(tab: Page, count: int) -> None:
 
 def feedback_of(log: Path, *, count: int) -> list[Feedback]:
     """Feedback in a log, once there is so much of it: the page has said of an earlier one that it is recorded."""
-    for _ in range(600):
+
+    def feedback() -> list[Feedback]:
         records = [entry.record for entry in ServedLog(log).read()]
-        feedback = [record for record in records if isinstance(record, Feedback)]
-        if len(feedback) >= count:
-            return feedback
-        time.sleep(0.05)
-    raise AssertionError(f"{log} has less than {count} records of feedback after 30 s")
+        return [record for record in records if isinstance(record, Feedback)]
+
+    waiting.until(f"{count} records of feedback", lambda: len(feedback()) >= count, patience_s=240)
+    return feedback()
 
 
 def test_a_person_types_answers_a_call_rates_and_corrects_and_all_is_in_the_log(tmp_path: Path):

@@ -28,7 +28,7 @@ from tests.grpo.serving.chat_servers import ChatServer, chat_server
 pytestmark = pytest.mark.e2e
 
 MAIL = {"role": "user", "content": "My name is Anna Bell, mail anna@example.org. Where is my order 1234?"}
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 wait_for = partial(waiting.until, "the mirror", patience_s=PATIENCE_S)
 
 
@@ -86,7 +86,7 @@ def traces(tracking: Service, experiment: str, condition: str | None = None) -> 
 
 
 def metric(server: ChatServer, name: str, *, reader: str = "shop") -> float:
-    return float(httpx.get(f"{server.url}/v1/metrics", headers=server.headers(reader)).json()[name])
+    return float(httpx.get(f"{server.url}/v1/metrics", headers=server.headers(reader), timeout=60).json()[name])
 
 
 def joined(server: ChatServer) -> Joined:
@@ -96,7 +96,7 @@ def joined(server: ChatServer) -> Joined:
 def page(tracking: Service, method: str, path: str, **body: Any) -> dict[str, Any]:
     """A request of MLflow's page."""
     address = f"{tracking.url}/ajax-api/3.0/mlflow/traces/{path}"
-    response = httpx.request(method, address, json=body, auth=basic(LOGIN))
+    response = httpx.request(method, address, json=body, auth=basic(LOGIN), timeout=60)
     response.raise_for_status()
     return dict(response.json() or {})
 
@@ -153,6 +153,7 @@ def test_a_dead_tracking_server_stops_no_turn_and_is_caught_up_once(tmp_path: Pa
         client = server.client()
         ask(client)
         wait_for(lambda: len(traces(tracking, experiment)) == 1)
+        wait_for(lambda: metric(server, "grpo_mirror_records_waiting") == 0)  # the answer about it has arrived, too
         tracking.stop(at_once=True)
         rate_three(client)
         wait_for(lambda: metric(server, "grpo_mirror_failures_total") > 0)

@@ -64,14 +64,17 @@ def _load(server: ChatServer) -> None:
         except openai.InternalServerError:
             return
         body = {"conversation_id": reply.conversation_id, "rating": 1, "success": True}  # type: ignore[attr-defined]
-        assert httpx.post(f"{server.url}/v1/feedback", json=body, headers=server.headers()).status_code == 200
+        answer = httpx.post(f"{server.url}/v1/feedback", json=body, headers=server.headers(), timeout=60)
+        assert answer.status_code == 200
 
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(talk, range(40)))
+    talk(0)  # alone, so that it is admitted
+    with ThreadPoolExecutor(16) as pool:  # more than the six that are admitted
+        list(pool.map(talk, range(1, 41)))
 
 
 def _values(url: str, expression: str) -> list[float]:
-    answer = httpx.get(f"{url}/api/v1/query", params={"query": expression.replace("$__rate_interval", "30s")}).json()
+    query = {"query": expression.replace("$__rate_interval", "30s")}
+    answer = httpx.get(f"{url}/api/v1/query", params=query, timeout=60).json()
     assert answer["status"] == "success", answer
     values = [float(series["value"][1]) for series in answer["data"]["result"]]
     return [value for value in values if not math.isnan(value)]
@@ -79,7 +82,7 @@ def _values(url: str, expression: str) -> list[float]:
 
 def _has_data(url: str, expression: str) -> bool:
     """Wait until an expression has a value; Prometheus scrapes by itself."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while not (values := _values(url, expression)) and time.monotonic() < deadline:
         time.sleep(0.2)
     return bool(values)
@@ -110,20 +113,20 @@ def test_every_panel_has_data_after_a_load_and_no_alert_fires(tmp_path: Path):
             ]
         )
         try:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=8)) as client:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=8), timeout=60) as client:
                 client.get(f"{url}/-/healthy")
             assert _has_data(url, "up == 1")
-            httpx.get(f"{server.url}/v1/models", headers=server.headers())
+            httpx.get(f"{server.url}/v1/models", headers=server.headers(), timeout=60)
             _load(server)
             expressions = [target["expr"] for panel in PANELS for target in panel["targets"]]
             assert [expression for expression in expressions if not _has_data(url, expression)] == []
             assert max(_values(url, "vllm:num_requests_running")) <= 2
             (age,) = _values(url, "time() - grpo_champion_registered_timestamp_seconds")
-            assert 3600 <= age < 3900
+            assert 3600 <= age < 7200
             refused = _values(url, 'vllm:admission_rejections_total{reason="requests"}')
             answered = _values(url, 'http_requests_total{route="/v1/chat/completions", code="200"}')
             assert min(*refused, *answered) > 0
-            alerts = httpx.get(f"{url}/api/v1/alerts").json()["data"]["alerts"]
+            alerts = httpx.get(f"{url}/api/v1/alerts", timeout=60).json()["data"]["alerts"]
             assert [alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"] == []
         finally:
             process.terminate()

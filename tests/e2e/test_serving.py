@@ -67,7 +67,7 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
     tls = ["--tls-certificate", str(certificate), "--tls-key", str(private_key)]
     served = parse_served(str(DESK_MODEL), [*tls, "--log", str(tmp_path / "talks")])
     address = start_serving(tmp_path, served, prefect_url="", mlflow_url=tracking)
-    assert httpx.get(f"{address}/ready", verify=False).status_code == 200
+    assert httpx.get(f"{address}/ready", timeout=60, verify=False).status_code == 200
     with pytest.raises(ConfigError, match=r"--log \S+talks .* runs, other than other --port \d+; call grpo down first"):
         start_serving(tmp_path, parse_served("other", []), prefect_url="", mlflow_url=tracking)
     server = server_of(tmp_path, tracking)

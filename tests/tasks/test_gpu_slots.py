@@ -64,9 +64,12 @@ def test_two_stages_never_share_a_device(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("one_slot")
 def test_on_the_cpu_stages_do_not_wait(monkeypatch: pytest.MonkeyPatch):
-    """The limit is for devices."""
+    """The limit is for devices: three are at work at once, each until the others are."""
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: False)
-    assert _at_once(Work()) > 1
+    meeting = threading.Barrier(3, timeout=240)
+    held = holds_gpu_slot(meeting.wait)
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(future.result() for future in [pool.submit(held) for _ in range(3)]) == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("one_slot")

@@ -45,7 +45,7 @@ def test_the_pages_of_mlflow_have_telemetry_disabled(tmp_path: Path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     with mlflow_server(tmp_path) as url:
         user, _, password = login(tmp_path, "mlflow").partition(":")
-        answer = httpx.get(f"{url}/ajax-api/3.0/mlflow/ui-telemetry", auth=(user, password), timeout=30).json()
+        answer = httpx.get(f"{url}/ajax-api/3.0/mlflow/ui-telemetry", auth=(user, password), timeout=240).json()
     assert answer["disable_ui_telemetry"] is True
 
 

@@ -11,7 +11,7 @@ from grpo_flows.local.service import Service
 from grpo_flows.local.service_logs import KEPT, rotate_logs
 from tests import waiting
 
-until = partial(waiting.until, patience_s=60)
+until = partial(waiting.until, patience_s=240)
 SCRIPT = "import sys\nfor line in sys.stdin: print(line.strip() * 100, flush=True)"
 
 

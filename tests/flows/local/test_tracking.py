@@ -270,9 +270,11 @@ def test_mlflows_client_works_with_the_login(tracking: Tracking, tmp_path: Path,
 def test_files_of_the_server_are_readable_by_the_owner_alone(tracking: Tracking):
     """Its login, its database, and the folder of its artifacts, through which others do not get to what is in it."""
     run = {"name": "files", "artifact_location": "mlflow-artifacts:/files"}
-    httpx.post(f"{tracking.url}/api/2.0/mlflow/experiments/create", json=run, auth=tracking.login).raise_for_status()
+    httpx.post(
+        f"{tracking.url}/api/2.0/mlflow/experiments/create", json=run, auth=tracking.login, timeout=60
+    ).raise_for_status()
     url = f"{tracking.url}/api/2.0/mlflow-artifacts/artifacts/files/conversation.json"
-    httpx.put(url, content=b"{}", auth=tracking.login).raise_for_status()
+    httpx.put(url, content=b"{}", auth=tracking.login, timeout=60).raise_for_status()
     artifacts = tracking.home / "mlartifacts"
     files = (login_file(tracking.home, "mlflow"), tracking.home / "mlflow.db", artifacts, artifacts / "files")
     assert {str(path): oct(path.stat().st_mode & 0o077) for path in files} == {str(path): "0o0" for path in files}

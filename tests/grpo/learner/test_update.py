@@ -334,14 +334,14 @@ if os.environ.get("LOCAL_RANK") == "1":
 def test_a_killed_worker_ends_the_update_and_leaves_the_checkpoint(
     desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """SIGKILL before the all-reduce, which the other waits for; a retry starts from the same checkpoint."""
+    """SIGKILL before the all-reduce, which the other waits for; an update starts from the same checkpoint again."""
     (tmp_path / "sitecustomize.py").write_text(_DIES_BEFORE_THE_SUM)
     with monkeypatch.context() as dying:
         dying.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(WorkerLost, match=r"one of 2 training processes died.*the checkpoint .* is unchanged"):
             _update(desk_rollout, tmp_path / "x", processes=2)
     assert not (tmp_path / "x").exists()
-    _update(desk_rollout, tmp_path / "x", processes=2)
+    _update(desk_rollout, tmp_path / "x")
     assert read_state(tmp_path / "x").parent == read_state(desk_rollout.base).policy_hash
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_processes_of_an_update_open_no_port_for_others(desk_rollout: DeskRollou
     opened: dict[tuple[str, int], bool] = {}
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(run_workers, _request(desk_rollout, tmp_path / "x", processes=2))
-        while not running.done():
+        while not wait([running], timeout=0.1).done:  # a port stays open for seconds; a look takes the core of a worker
             for address in _listening() - opened.keys():
                 opened[address] = _is_store(*address)
         running.result()

@@ -62,7 +62,7 @@ def test_an_offline_wandb_run_has_the_metrics_of_each_iteration(tiny_folder: Pat
     def logged() -> dict[float, float]:
         return {row["_step"]: row["rollout/reward"] for row in _wandb_history(file) if "rollout/reward" in row}
 
-    until("W&B's process to write the run", lambda: len(logged()) == len(rewards), patience_s=60)
+    until("W&B's process to write the run", lambda: len(logged()) == len(rewards), patience_s=240)
     assert logged() == pytest.approx(dict(enumerate(rewards, start=1)))
 
 

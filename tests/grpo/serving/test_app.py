@@ -40,7 +40,7 @@ from grpo.serving.versions import EngineSettings
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
 
-until = partial(waiting.until, patience_s=30)
+until = partial(waiting.until, patience_s=240)
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
 TOOL = {
     "type": "function",
@@ -127,7 +127,7 @@ def test_a_stream_joins_to_the_whole_message(server: ChatServer):
 def test_a_path_with_a_last_slash_is_not_redirected(server: ChatServer, path: str):
     """A redirect would go to the host that the request names, which may be another one."""
     headers = {**server.headers(), "host": "evil.example"}
-    answer = httpx.post(f"{server.url}{path}", headers=headers, json={})
+    answer = httpx.post(f"{server.url}{path}", headers=headers, json={}, timeout=60)
     assert answer.status_code == 404
     assert "location" not in answer.headers
 
@@ -408,7 +408,7 @@ def test_a_client_that_goes_away_leaves_the_batch_and_an_aborted_turn(server: Ch
     url, headers = f"{server.url}/v1/chat/completions", server.headers("hasty")
     before = server.service.counts.turns["aborted"]
     with slow_passes(server):
-        with httpx.stream("POST", url, json={**body, "stream": True}, headers=headers) as stream:
+        with httpx.stream("POST", url, json={**body, "stream": True}, headers=headers, timeout=60) as stream:
             next(stream.iter_lines())
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url, json={**body, "n": 4}, headers=headers, timeout=0.7)
@@ -434,7 +434,10 @@ def test_a_full_server_refuses_before_it_reads(tmp_path: Path):
 
         def statuses(**headers: str) -> list[int]:
             paths = ("chat/completions", "completions", "feedback")
-            return [httpx.post(f"{server.url}/v1/{path}", content="{", headers=headers).status_code for path in paths]
+            return [
+                httpx.post(f"{server.url}/v1/{path}", content="{", headers=headers, timeout=60).status_code
+                for path in paths
+            ]
 
         assert statuses(**headers) == [400, 400, 400]
         server.service.requests = 1
@@ -534,11 +537,15 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_that_answers(tmp_path: P
 
 
 def test_probes_need_no_key_and_tell_the_states_apart(server: ChatServer):
-    assert httpx.get(f"{server.url}/live").json() == httpx.get(f"{server.url}/health").json() == {"status": "healthy"}
-    assert httpx.get(f"{server.url}/ready").json() == {"status": "ready", "model": "clerk/1", "servers": 1}
+    assert (
+        httpx.get(f"{server.url}/live", timeout=60).json()
+        == httpx.get(f"{server.url}/health", timeout=60).json()
+        == {"status": "healthy"}
+    )
+    assert httpx.get(f"{server.url}/ready", timeout=60).json() == {"status": "ready", "model": "clerk/1", "servers": 1}
     server.service.draining = True
     try:
-        answer = httpx.get(f"{server.url}/ready")
+        answer = httpx.get(f"{server.url}/ready", timeout=60)
         assert (answer.status_code, answer.json()["status"]) == (503, "draining")
         with pytest.raises(openai.InternalServerError, match="starting or stopping"):
             chat(server.client())
@@ -549,7 +556,7 @@ def test_probes_need_no_key_and_tell_the_states_apart(server: ChatServer):
 def test_every_route_needs_a_key_but_the_page_and_the_probes(server: ChatServer):
     """All routes of the application, asked without a key and with one of the wrong scope."""
     paths = httpx.get(
-        f"{server.url}/openapi.json", headers={"Authorization": f"Bearer {server.client().api_key}"}
+        f"{server.url}/openapi.json", headers={"Authorization": f"Bearer {server.client().api_key}"}, timeout=60
     ).json()["paths"]
     assert {
         "/v1/chat/completions",
@@ -564,16 +571,16 @@ def test_every_route_needs_a_key_but_the_page_and_the_probes(server: ChatServer)
     for path, methods in paths.items():
         for method in methods:
             public = path in ("/", "/live", "/health", "/ready")
-            assert (httpx.request(method, f"{server.url}{path}").status_code == 401) != public
+            assert (httpx.request(method, f"{server.url}{path}", timeout=60).status_code == 401) != public
             headers = {"Authorization": f"Bearer {other}"}
-            status = httpx.request(method, f"{server.url}{path}", headers=headers).status_code
+            status = httpx.request(method, f"{server.url}{path}", headers=headers, timeout=60).status_code
             assert (status == 403) == (not public and path != "/v1/feedback")
 
 
 def test_the_openapi_document_has_the_body_of_each_request(server: ChatServer):
     """With every schema that it refers to: tools such as schemathesis make their requests from it."""
     headers = {"Authorization": f"Bearer {server.client().api_key}"}
-    document = httpx.get(f"{server.url}/openapi.json", headers=headers).json()
+    document = httpx.get(f"{server.url}/openapi.json", headers=headers, timeout=60).json()
     schemas = document["components"]["schemas"]
     referred = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
     assert {"ChatRequest", "CompletionRequest", "FeedbackRequest", "TrainRequest", "ScaleRequest"} <= referred
@@ -591,7 +598,9 @@ def test_feedback_is_joined_to_its_conversation(server: ChatServer):
     reply = chat(client, seed=3)
 
     def send(**body: Any) -> httpx.Response:
-        return httpx.post(f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {client.api_key}"})
+        return httpx.post(
+            f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {client.api_key}"}, timeout=60
+        )
 
     given = {"conversation_id": reply.conversation_id, "rating": 0.25}
     assert send(**given).json()["id"] == send(**given).json()["id"]
@@ -623,7 +632,7 @@ def test_metrics_count_what_was_served(server: ChatServer):
     headers = {"Authorization": f"Bearer {client.api_key}"}
 
     def scrape() -> dict[str, float]:
-        values: dict[str, float] = httpx.get(f"{server.url}/v1/metrics", headers=headers).json()
+        values: dict[str, float] = httpx.get(f"{server.url}/v1/metrics", headers=headers, timeout=60).json()
         return values
 
     chat(client, user="first")
@@ -639,7 +648,7 @@ def test_metrics_count_what_was_served(server: ChatServer):
     assert after[name] - before[name] == 20
     generated = 'vllm:generation_tokens_total{model_name="clerk/1",arm="champion"}'
     assert 20 <= after[generated] - before[generated] <= 40
-    text = httpx.get(f"{server.url}/metrics", headers=headers).text
+    text = httpx.get(f"{server.url}/metrics", headers=headers, timeout=60).text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["grpo_ready"].samples[0].value == 1
 
@@ -743,10 +752,14 @@ def test_a_client_that_hangs_up_pays_for_the_tokens(server: ChatServer):
     body = {"model": "clerk", "messages": [QUESTION], "seed": seed, "stream": True}
     headers = {"Authorization": f"Bearer {key}"}
     with slow_passes(server):
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers) as stream:
+        with httpx.stream(
+            "POST", f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60
+        ) as stream:
             next(stream.iter_lines())
         until("the end of all requests", lambda: server.service.requests == 0)
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json={**body, "stream": False}, headers=headers)
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", json={**body, "stream": False}, headers=headers, timeout=60
+    )
     limit, left = (int(answer.headers[f"x-ratelimit-{name}-tokens"]) for name in ("limit", "remaining"))
     usage = replies[seed].usage
     assert limit - left > usage.total_tokens + usage.prompt_tokens
@@ -876,8 +889,8 @@ def test_an_error_of_the_agent_is_counted_and_one_of_the_client_is_not(tmp_path:
             chat(server.client())
         with pytest.raises(openai.NotFoundError):
             server.client().chat.completions.create(model="other", messages=[QUESTION])  # type: ignore[list-item]
-        httpx.get(f"{server.url}/v1/models")
-        values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers()).json()
+        httpx.get(f"{server.url}/v1/models", timeout=60)
+        values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers(), timeout=60).json()
     assert values["grpo_turn_errors_total"] == 1
     assert values['vllm:request_success_total{model_name="clerk/1",arm="champion",finished_reason="error"}'] == 1
     requests = {name: value for name, value in values.items() if name.startswith("http_requests_total")}
@@ -910,7 +923,7 @@ def test_repaired_and_malformed_calls_of_replies_are_counted(tmp_path: Path):
     caller = clerk(agent=Calling(AgentConfig(model_name="clerk")))
     with chat_server(tmp_path, lambda current: None if current else caller) as server:
         [choice] = chat(server.client(), tools=[TOOL]).choices
-        values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers()).json()
+        values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers(), timeout=60).json()
     assert [call.function.arguments for call in choice.message.tool_calls or ()] == ["{}"]
     counted = {form: values[f'grpo_tool_calls_total{{form="{form}"}}'] for form in ("parsed", "repaired", "malformed")}
     assert counted == {"parsed": 1, "repaired": 1, "malformed": 1}

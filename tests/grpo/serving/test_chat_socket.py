@@ -18,7 +18,7 @@ from grpo.serving.settings import ServiceSettings
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
-until = partial(waiting.until, patience_s=30)
+until = partial(waiting.until, patience_s=240)
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
 FRAME_BYTES = 20_000
 
@@ -41,7 +41,7 @@ def replies(socket: ClientConnection) -> list[Any]:
     """Frames of one reply, up to `[DONE]` or an error."""
     frames: list[Any] = []
     while not frames or (frames[-1] != "[DONE]" and "error" not in frames[-1]):
-        text = socket.recv(timeout=30)
+        text = socket.recv(timeout=240)
         frames.append(text if text == "[DONE]" else json.loads(text))
     return frames
 
@@ -116,7 +116,7 @@ def test_a_frame_above_the_bound_closes_the_connection(server: ChatServer):
     with open_socket(server) as socket:
         ask(socket, user="x" * FRAME_BYTES)
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=30)
+            socket.recv(timeout=240)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1009
 
@@ -127,7 +127,7 @@ def test_requests_that_wait_are_bounded(server: ChatServer):
         for _ in range(WAITING_REQUESTS + 2):
             ask(socket, max_tokens=400, temperature=2)
         with pytest.raises(ConnectionClosed) as closed:
-            collections.deque(iter(partial(socket.recv, timeout=30), None), maxlen=0)
+            collections.deque(iter(partial(socket.recv, timeout=240), None), maxlen=0)
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1013
     until("the end of all requests", lambda: server.service.requests == 0)
@@ -155,13 +155,13 @@ def test_a_client_that_goes_away_aborts_its_turn(server: ChatServer):
     """It leaves the batch, and is in the log as aborted."""
     socket = open_socket(server)
     ask(socket, max_tokens=400, temperature=2, seed=1, user="leaver")
-    name = json.loads(socket.recv(timeout=30))["conversation_id"]
+    name = json.loads(socket.recv(timeout=240))["conversation_id"]
     socket.close()
     until("the turn in the log", lambda: any(turn.conversation_id == name for turn in server.turns()))
     (turn,) = [turn for turn in server.turns() if turn.conversation_id == name]
     assert turn.status in ("aborted", "answered")
-    assert server.service.streaming == 0
-    assert sum(version.running for version in server.service.versions.loaded) == 0
+    until("the end of its stream", lambda: server.service.streaming == 0)
+    until("its leaving the batch", lambda: not any(version.running for version in server.service.versions.loaded))
 
 
 def test_a_revoked_key_ends_with_its_next_request(server: ChatServer):
@@ -173,7 +173,7 @@ def test_a_revoked_key_ends_with_its_next_request(server: ChatServer):
         (error,) = replies(socket)
         assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
         with pytest.raises(ConnectionClosed):
-            socket.recv(timeout=30)
+            socket.recv(timeout=240)
 
 
 def test_limits_hold_and_their_wait_is_in_the_frame(server: ChatServer):
@@ -197,11 +197,11 @@ def test_a_reply_ends_before_the_server_does(tmp_path: Path):
         open_socket(server, path="/v1/events") as events,
         open_socket(server) as socket,
     ):
-        assert json.loads(events.recv(timeout=30))["type"] == "connected"
+        assert json.loads(events.recv(timeout=240))["type"] == "connected"
         ask(socket, max_tokens=300, temperature=2, seed=5)
-        first = json.loads(socket.recv(timeout=30))
+        first = json.loads(socket.recv(timeout=240))
         server.server.handle_exit(15, None)
-        assert json.loads(events.recv(timeout=30))["type"] == "server.draining"
+        assert json.loads(events.recv(timeout=240))["type"] == "server.draining"
         assert replies(socket)[-1] == "[DONE]"
         (turn,) = server.turns()
         assert (turn.conversation_id, turn.status) == (first["conversation_id"], "answered")
@@ -241,13 +241,13 @@ def test_the_websockets_of_a_key_are_bounded(server: ChatServer):
 
 def test_a_websocket_without_a_request_is_closed(tmp_path: Path):
     """With code 1001, after the reply to its last request."""
-    with chat_server(tmp_path, service=ServiceSettings(socket_idle_s=0.2)) as server, open_socket(server) as socket:
+    with chat_server(tmp_path, service=ServiceSettings(socket_idle_s=2)) as server, open_socket(server) as socket:
         ask(socket, max_tokens=1)
         assert replies(socket)[-1] == "[DONE]"
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=30)
+            socket.recv(timeout=240)
     assert closed.value.rcvd is not None
-    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "no request for 0.2 s")
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1001, "no request for 2 s")
 
 
 def test_a_compressed_frame_counts_with_what_it_expands_to(server: ChatServer):
@@ -255,6 +255,6 @@ def test_a_compressed_frame_counts_with_what_it_expands_to(server: ChatServer):
     with open_socket(server) as socket:
         socket.send("x" * 10_000_000)
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=30)
+            socket.recv(timeout=240)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009

@@ -393,7 +393,7 @@ def test_a_process_ends_with_that_of_the_server(tiny_folder: Path):
         [sys.executable, "-c", script, str(tiny_folder)], capture_output=True, text=True, timeout=120
     )
     assert server.returncode == -signal.SIGKILL
-    until("the end of the engine process", lambda: not psutil.pid_exists(int(server.stdout)), patience_s=30)
+    until("the end of the engine process", lambda: not psutil.pid_exists(int(server.stdout)), patience_s=240)
 
 
 def test_a_stop_text_in_the_last_token_is_the_end_that_counts(policy: TransformersPolicy):

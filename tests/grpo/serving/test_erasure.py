@@ -21,7 +21,7 @@ from tests import waiting
 from tests.grpo.serving.chat_servers import CLERK, ChatServer, chat_server, clerk
 from tests.grpo.serving.test_app import engine_pid
 
-until = partial(waiting.until, patience_s=30)
+until = partial(waiting.until, patience_s=240)
 QUESTION: Any = {"role": "user", "content": "Hello, where is my order 1234?"}
 
 

@@ -16,7 +16,7 @@ from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
 PLAIN = ("chat", "feedback")
-until = partial(waiting.until, patience_s=30)
+until = partial(waiting.until, patience_s=240)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def ask(server: ChatServer, name: str, scopes: tuple[str, ...] = PLAIN) -> Any:
 
 def send(server: ChatServer, name: str, scopes: tuple[str, ...] = PLAIN, **body: Any) -> httpx.Response:
     key = server.client(name, scopes).api_key
-    return httpx.post(f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {key}"})
+    return httpx.post(f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60)
 
 
 def logged(server: ChatServer) -> list[Feedback]:
@@ -108,7 +108,9 @@ def test_feedback_counts_as_a_request_also_where_it_is_refused(server: ChatServe
     body = {"conversation_id": "a" * 40, "rating": 1}
 
     def post() -> httpx.Response:
-        return httpx.post(f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {secret}"})
+        return httpx.post(
+            f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {secret}"}, timeout=60
+        )
 
     answers = [post() for _ in range(3)]
     assert [answer.status_code for answer in answers] == [404, 404, 429]
@@ -119,7 +121,9 @@ def test_the_size_of_feedback_counts_as_tokens(server: ChatServer):
     """A comment of 8,000 characters is at least 2,000 tokens, which a key of 1,000 a minute may never send."""
     secret = server.keys.create("small", PLAIN, CallerLimits(tokens_per_minute=1_000))
     body = {"conversation_id": "a" * 40, "comment": "x" * 8_000}
-    answer = httpx.post(f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {secret}"})
+    answer = httpx.post(
+        f"{server.url}/v1/feedback", json=body, headers={"Authorization": f"Bearer {secret}"}, timeout=60
+    )
     assert answer.status_code == 429
 
 
@@ -159,14 +163,14 @@ def test_feedback_on_an_erased_conversation_is_unknown(server: ChatServer):
     """Its id would still say that the key had it."""
     reply = ask(server, "owner")
     address = f"{server.url}/v1/conversations/{reply.conversation_id}"
-    httpx.delete(address, headers=server.headers()).raise_for_status()
+    httpx.delete(address, headers=server.headers(), timeout=60).raise_for_status()
     assert send(server, "owner", conversation_id=reply.conversation_id, rating=1).status_code == 404
 
 
 def test_a_damaged_erasure_is_no_error_of_feedback(server: ChatServer):
     """It may name the conversation: feedback gets 503 until the file is gone, and 404 on an erased one."""
     erased, reply = ask(server, "owner").conversation_id, ask(server, "owner")
-    httpx.delete(f"{server.url}/v1/conversations/{erased}", headers=server.headers()).raise_for_status()
+    httpx.delete(f"{server.url}/v1/conversations/{erased}", headers=server.headers(), timeout=60).raise_for_status()
     damaged = server.folder / "log" / "erasures" / "7c1f.json"
     damaged.write_text('{"time": ')
     given = {"conversation_id": reply.conversation_id, "rating": 1}
@@ -195,4 +199,4 @@ def test_numbers_that_are_not_finite_and_depth_are_refused_as_the_client_s_fault
     body = f'{{"conversation_id": "{reply.conversation_id}", "turn_id": "{reply.id}", "{field}": {content}}}'
     key = server.client("verifier", scopes).api_key
     headers = {"Authorization": f"Bearer {key}", "content-type": "application/json"}
-    assert httpx.post(f"{server.url}/v1/feedback", content=body, headers=headers).status_code == 400
+    assert httpx.post(f"{server.url}/v1/feedback", content=body, headers=headers, timeout=60).status_code == 400

@@ -21,7 +21,7 @@ from tests import waiting
 from tests.grpo.serving.chat_servers import chat_server
 
 _REQUESTS = (Exchange, CompletionExchange, Hold)
-until = partial(waiting.until, patience_s=30)
+until = partial(waiting.until, patience_s=240)
 
 
 @pytest.fixture

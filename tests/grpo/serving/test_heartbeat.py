@@ -18,12 +18,12 @@ from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
 from tests.grpo.serving.test_app import chat, engine_pid
 
-until = partial(waiting.until, patience_s=60)
+until = partial(waiting.until, patience_s=240)
 SILENCE_S = 4.0
 
 
 def status(server: ChatServer) -> tuple[int, str]:
-    answer = httpx.get(f"{server.url}/ready", timeout=30)
+    answer = httpx.get(f"{server.url}/ready", timeout=240)
     return answer.status_code, answer.json()["status"]
 
 
@@ -40,10 +40,10 @@ def test_a_stopped_engine_is_not_ready_and_its_return_is(tmp_path: Path):
                 with pytest.raises(openai.InternalServerError, match="the engine does not answer") as refused:
                     chat(client, **asked)
                 assert refused.value.status_code == 503
-            values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers(), timeout=30).json()
+            values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers(), timeout=240).json()
             assert values['grpo_engine_silent_seconds{model_name="clerk/1"}'] > SILENCE_S
             assert values["grpo_ready"] == 0
-            assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+            assert httpx.get(f"{server.url}/health", timeout=240).status_code == 200
         finally:
             os.kill(pid, signal.SIGCONT)
         until("the heartbeat", lambda: status(server) == (200, "ready"))

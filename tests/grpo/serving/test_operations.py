@@ -111,19 +111,19 @@ def test_a_run_reports_its_start_its_iterations_and_its_end(server: ChatServer, 
     over = Job(id=uuid4(), deployment="", name="old", status="completed", ended="2026-01-01T00:00:00Z")  # type: ignore[arg-type]
     jobs.jobs = {over.id: over}
     with open_socket(server, path="/v1/events") as socket:
-        connected = json.loads(socket.recv(timeout=30))
+        connected = json.loads(socket.recv(timeout=240))
         assert connected == {"type": "connected", "data": {"models": ["clerk/1"], "status": "ready"}}
         socket.send('{"type": "ping", "n": 7}')
-        assert json.loads(socket.recv(timeout=30)) == {"type": "pong", "n": 7}
+        assert json.loads(socket.recv(timeout=240)) == {"type": "pong", "n": 7}
         socket.send("ping")
-        assert json.loads(socket.recv(timeout=30))["error"]["code"] == "invalid_json"
+        assert json.loads(socket.recv(timeout=240))["error"]["code"] == "invalid_json"
         job = Job(id=uuid4(), deployment="train/quickstart", name="fox", status="running")
         seen = []
         for step in ({}, {"iterations": 1}, {"iterations": 2, "status": "completed"}):
             job = job.model_copy(update=step)
             jobs.jobs[job.id] = job
-            seen.append(json.loads(socket.recv(timeout=30)))
-        seen.append(json.loads(socket.recv(timeout=30)))
+            seen.append(json.loads(socket.recv(timeout=240)))
+        seen.append(json.loads(socket.recv(timeout=240)))
     types = [(event["type"], event["data"]["iterations"], event["data"]["id"]) for event in seen]
     name = str(job.id)
     assert types == [
@@ -211,7 +211,7 @@ def test_the_conversations_of_a_user_are_erased(server: ChatServer):
                 model="clerk", messages=[QUESTION], extra_body={"conversation_id": gone}, max_tokens=2
             )
     server.client("reader", scopes=("chat",))
-    refused = httpx.delete(f"{server.url}/v1/users/bob", headers=server.headers("reader"))
+    refused = httpx.delete(f"{server.url}/v1/users/bob", headers=server.headers("reader"), timeout=60)
     assert refused.status_code == 403
 
 

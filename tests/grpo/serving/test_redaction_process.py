@@ -93,7 +93,7 @@ def test_the_process_ends_with_the_server(tmp_path: Path):
         assert server.stdout is not None
         pid = int(server.stdout.readline())
         server.kill()
-    until("the redaction ends", lambda: not _runs(pid), patience_s=30)
+    until("the redaction ends", lambda: not _runs(pid), patience_s=240)
 
 
 def _runs(pid: int) -> bool:

@@ -76,7 +76,7 @@ def test_a_champion_reads_what_it_read_in_rollouts_and_its_successor_takes_over(
 def _alias_told(server: ChatServer, *, gone: bool = False) -> str:
     """What `/ready` says of the alias, as soon as it says something, or nothing any more."""
     for _ in range(3000):
-        body = httpx.get(f"{server.url}/ready").raise_for_status().json()
+        body = httpx.get(f"{server.url}/ready", timeout=60).raise_for_status().json()
         if ("alias" not in body) is gone:
             return str(body.get("alias", ""))
         server.wait(0.01)
@@ -84,7 +84,7 @@ def _alias_told(server: ChatServer, *, gone: bool = False) -> str:
 
 
 def _moved(server: ChatServer) -> float:
-    values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers()).raise_for_status().json()
+    values = httpx.get(f"{server.url}/v1/metrics", headers=server.headers(), timeout=60).raise_for_status().json()
     return float(values["grpo_champion_moved_by_hand"])
 
 

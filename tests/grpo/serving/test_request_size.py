@@ -134,7 +134,7 @@ def test_a_frame_that_cannot_fit_is_refused_in_the_same_way(server: ChatServer, 
     address = f"{server.url.replace('http', 'ws')}/v1/chat/stream"
     with connect(address, additional_headers=server.headers()) as socket:
         socket.send(json.dumps(chat_of("x" * (LONGEST + 1))))
-        error = json.loads(socket.recv(timeout=30))["error"]
+        error = json.loads(socket.recv(timeout=240))["error"]
     assert error["code"] == "context_length_exceeded"
     assert reading.threads == set()
 
@@ -179,7 +179,7 @@ def test_too_many_waiting_characters_are_503_and_probes_are_answered(tmp_path: P
             for thread in threads:
                 thread.start()
             while len(statuses) < 2:
-                assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+                assert httpx.get(f"{server.url}/health", timeout=240).status_code == 200
         finally:
             reading.gate.set()
             for thread in threads:
@@ -231,18 +231,21 @@ def test_a_request_counts_while_it_is_prepared(server: ChatServer, reading: Read
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\n"
     reading.gate.clear()
     try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=240) as connection:
             connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-            until("it is prepared", lambda: server.service.requests == 1, patience_s=30)
-            refused = httpx.post(f"{server.url}/v1/chat/completions", json=chat_of("x"), headers=headers, timeout=30)
+            until("it is prepared", lambda: server.service.requests == 1, patience_s=240)
+            refused = httpx.post(f"{server.url}/v1/chat/completions", json=chat_of("x"), headers=headers, timeout=240)
             assert (refused.status_code, "run; its limit is 1" in refused.text) == (429, True)
             if ends == "answered":
                 reading.gate.set()
                 assert b"200 OK" in connection.recv(1000)
-        until("its room is free", lambda: server.service.requests == 0, patience_s=30)
+        until("its room is free", lambda: server.service.requests == 0, patience_s=240)
     finally:
         reading.gate.set()
-    assert httpx.post(f"{server.url}/v1/chat/completions", json=chat_of("x"), headers=headers).status_code == 200
+    assert (
+        httpx.post(f"{server.url}/v1/chat/completions", json=chat_of("x"), headers=headers, timeout=60).status_code
+        == 200
+    )
 
 
 def test_the_prompt_of_a_completion_is_read_once_for_all_choices(server: ChatServer, monkeypatch: pytest.MonkeyPatch):
@@ -285,9 +288,9 @@ def test_a_version_that_is_named_keeps_its_tools_when_another_one_is_loaded(tmp_
         asking = threading.Thread(target=lambda: answers.append(post(server, "/v1/chat/completions", body)))
         try:
             asking.start()
-            until("it is prepared", lambda: server.service.requests == 1, patience_s=30)
+            until("it is prepared", lambda: server.service.requests == 1, patience_s=240)
             may_load.set()
-            until("another version", lambda: len(server.service.versions.loaded) == 2, patience_s=60)
+            until("another version", lambda: len(server.service.versions.loaded) == 2, patience_s=240)
         finally:
             reading.gate.set()
             asking.join()

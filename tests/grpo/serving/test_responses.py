@@ -133,8 +133,8 @@ def test_a_path_that_is_not_there_is_a_404_with_those_that_are(server: ChatServe
         ("/v1/embeddings", "there is no /v1/embeddings"),
         ("/chat/completions", "the base URL of a client ends in /v1"),
     ):
-        answer = httpx.post(f"{server.url}{path}", json={}, headers=headers)
+        answer = httpx.post(f"{server.url}{path}", json={}, headers=headers, timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
         assert text in answer.json()["error"]["message"]
-        assert httpx.post(f"{server.url}{path}", json={}).status_code == 401
-    assert httpx.post(f"{server.url}/v1/train", json={}, headers=headers).status_code == 403
+        assert httpx.post(f"{server.url}{path}", json={}, timeout=60).status_code == 401
+    assert httpx.post(f"{server.url}/v1/train", json={}, headers=headers, timeout=60).status_code == 403

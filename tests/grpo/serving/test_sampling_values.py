@@ -125,6 +125,6 @@ def test_a_value_that_is_not_accepted_is_refused_with_its_name(server: ChatServe
     for name, values in REFUSED.items():
         for value in values:
             content = f'{{"model": "clerk", {prompt}, "{name}": {value}}}'
-            answer = httpx.post(f"{server.url}{path}", content=content, headers=server.headers("refused"))
+            answer = httpx.post(f"{server.url}{path}", content=content, headers=server.headers("refused"), timeout=60)
             assert answer.status_code == 400, (name, value, answer.text)
             assert name in answer.json()["error"]["message"], (name, value, answer.text)

@@ -68,7 +68,7 @@ def test_a_server_with_a_certificate_answers_over_tls_alone(tmp_path: Path):
             assert reply.choices[0].finish_reason == "length"
             assert web.post("/v1/feedback", content=b" " * 2001).status_code == 413
         with connect(f"wss://{address}/v1/events", additional_headers=headers, ssl=trusting) as socket:
-            assert "connected" in socket.recv(timeout=30)
+            assert "connected" in socket.recv(timeout=240)
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             httpx.get(f"https://{address}/live")
         with pytest.raises(httpx.TransportError):

@@ -22,7 +22,7 @@ from tests.grpo.serving.databases import cluster, new_database
 from tests.grpo.serving.test_erasure import stopped_engine
 
 __all__ = ["cluster"]
-until = partial(waiting.until, patience_s=60)
+until = partial(waiting.until, patience_s=240)
 QUESTION: Any = {"role": "user", "content": "Hello, where is my order 1234?"}
 MORE: Any = {"role": "user", "content": "And order 5678?"}
 

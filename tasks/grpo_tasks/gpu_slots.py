@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from prefect.concurrency.sync import concurrency
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -36,6 +34,8 @@ def holds_gpu_slot(function: Callable[P, R]) -> Callable[P, R]:
     def work(*args: P.args, **kwargs: P.kwargs) -> R:
         if not on_cuda():
             return function(*args, **kwargs)
+        from prefect.concurrency.sync import concurrency
+
         settings = signature.bind_partial(*args, **kwargs).arguments.get("settings")
         with concurrency(LIMIT, occupy=getattr(settings, "processes", 1), lease_duration=_LEASE_S):
             return function(*args, **kwargs)

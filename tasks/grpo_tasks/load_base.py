@@ -6,11 +6,8 @@ import logging
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PolicySettings
-from grpo.learner.checkpoints import save_base
 from grpo.policy.catalog import check_trainable, load_weights
 from grpo.policy.renderer import make_renderer
-from grpo.policy.transformers.adapters import has_adapters, merge_adapters
-from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import stage
 
@@ -38,6 +35,10 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
 
     Adapters are merged into their base. `content` is the model's identity: its commit, version or content.
     """
+    from grpo.learner.checkpoints import save_base
+    from grpo.policy.transformers.adapters import has_adapters, merge_adapters
+    from grpo.policy.transformers.model import TransformersPolicy, model_cache
+
     check_trainable(policy.model)
     loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
     if has_adapters(loaded.model):

@@ -90,7 +90,7 @@ def _forward_path(config: PipelineConfig) -> str:
 
 def _context(config: PipelineConfig) -> str:
     """Tokens that the model reads, and why they are fewer than its config states."""
-    from grpo.policy.transformers.context import described_context
+    from grpo.policy.context import described_context
     from grpo.policy.weights.sources import model_description
 
     with model_description(config.policy.model) as described:

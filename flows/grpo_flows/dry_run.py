@@ -90,6 +90,8 @@ class DryRun(Plan):
     """Base model: its pinned address, size, and what would be fetched."""
     forward_path: str | None
     """Forward path of the model, and its errors; None where load_base is not in the cache."""
+    chat_format: str
+    """Forms in which tools, calls and unusual conversations are rendered."""
     context: str
     """Tokens that the model reads, and why they are fewer than its config states."""
     memory: MemoryEstimate
@@ -142,7 +144,7 @@ def dry_run(config: PipelineConfig) -> DryRun:
     with executed_by(lookup):
         split, missing = _follow(config)
     with Facts(config) as facts:
-        sizes = facts.sizes()
+        sizes, chat_format = facts.sizes(), str(facts.renderer().chat_format)
         scenarios, counted = _scenarios(facts, split)
     episodes = _episodes(config, scenarios)
     stages = _stages(config, lookup, missing)
@@ -158,6 +160,7 @@ def dry_run(config: PipelineConfig) -> DryRun:
         forward_path=next(
             (result.forward_path for result in lookup.results if isinstance(result, BaseCheckpoint)), None
         ),
+        chat_format=chat_format,
         context=describe_context(sizes.config),
         memory=memory,
         seconds=_seconds(config, stages, episodes, memory, tokens=mean or _max_completion_tokens(config)),

@@ -30,11 +30,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_message_in_the_readme_is_answered_with_a_call(project: Path):
     """The line of `grpo evaluate`, with a script for the model, which looks up the order that the message names."""
-    (line,) = [
-        line
-        for line in shell_lines((project / "README.md").read_text(encoding="utf-8"))
-        if line.startswith("grpo evaluate")
-    ]
+    lines = shell_lines((project / "README.md").read_text(encoding="utf-8"))
+    (line,) = [line for line in lines if line.startswith("grpo evaluate")]
     arguments = shlex.split(line)[1:]
     order = re.findall(r"\d+", arguments[arguments.index("--message") + 1])[0]
     call = '<tool_call>{"name": "look_up", "arguments": {"order": "' + order + '"}}</tool_call>'

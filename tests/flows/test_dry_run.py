@@ -131,6 +131,7 @@ def test_a_dry_run_leaves_nothing_behind_and_loads_no_heavy_package(tmp_path: Pa
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("loaded []\n")
+    assert "\nchat format: tools and calls in the template's own form (JSON); a later system " in done.stdout
     assert "valid configuration of run planned" in done.stdout
     assert "scenarios: 16 to train on, 16 held out" in done.stdout
     assert "episodes: at most 48 to train on; held out, by both policies: 32" in done.stdout  # 2 x 6 x 4; 2 x 16 x 1

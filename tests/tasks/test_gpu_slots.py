@@ -107,7 +107,7 @@ def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch
         raise Refused
 
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
-    monkeypatch.setattr(gpu_slots, "concurrency", concurrency)
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
     for stage, settings in (
         (rollout, RolloutSettings()),
         (train, TrainingSettings(processes=2)),

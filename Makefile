@@ -63,6 +63,7 @@ rewards: $(READY)
 
 models: $(READY)
 	$(BIN)/python -m tests.models
+	$(BIN)/python -m tests.models.chat_formats
 
 loop: $(READY)
 	$(BIN)/python -m tests.loop

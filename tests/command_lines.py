@@ -66,6 +66,12 @@ def commands_of(page: Path) -> Iterator[CommandLine]:
         yield from _command(" ".join(match[1].split()), name, line, mentioned=True)
 
 
+def shell_lines(text: str) -> list[str]:
+    """The indented lines of a page as a shell gets them, without their comments."""
+    lines = re.findall(r"^    (.*)$", text, re.MULTILINE)
+    return [line for line in (line.partition("#")[0].strip() for line in lines) if line]
+
+
 def _command(text: str, page: str, line: int, *, mentioned: bool) -> Iterator[CommandLine]:
     for part in re.split(r"\s(?:&&|;|\|)\s", text):
         found = _COMMAND.match(part.strip())

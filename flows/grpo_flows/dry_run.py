@@ -13,10 +13,10 @@ from grpo.config.environments import PythonEnvironmentSettings
 from grpo.config.pipeline import PipelineConfig
 from grpo.identity.code import external_digests
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
+from grpo.learner.model_sizes import ModelSizes
 from grpo.learner.time_estimate import estimate_seconds, measured_flops
-from grpo.policy.model_files import check_architecture
-from grpo.policy.transformers.context import described_context
-from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
+from grpo.policy.context import describe_context
+from grpo.policy.weights.sources import ModelPlan, model_plan
 from grpo.preflight.facts import Facts
 from grpo.reads.names import is_read, shown
 from grpo.tables import open_parquet
@@ -90,6 +90,8 @@ class DryRun(Plan):
     """Base model: its pinned address, size, and what would be fetched."""
     forward_path: str | None
     """Forward path of the model, and its errors; None where load_base is not in the cache."""
+    chat_format: str
+    """Forms in which tools, calls and unusual conversations are rendered."""
     context: str
     """Tokens that the model reads, and why they are fewer than its config states."""
     memory: MemoryEstimate
@@ -141,10 +143,12 @@ def dry_run(config: PipelineConfig) -> DryRun:
     config, lookup = preflight.check(config), CacheLookup()
     with executed_by(lookup):
         split, missing = _follow(config)
-    scenarios, counted = _scenarios(config, split)
+    with Facts(config) as facts:
+        sizes, chat_format = facts.sizes(), str(facts.renderer().chat_format)
+        scenarios, counted = _scenarios(facts, split)
     episodes = _episodes(config, scenarios)
     stages = _stages(config, lookup, missing)
-    mean, memory = _mean_completion_tokens(config, lookup), _memory(config, episodes)
+    mean, memory = _mean_completion_tokens(config, lookup), _memory(config, sizes, episodes)
     return DryRun(
         stages=stages,
         scenarios=scenarios,
@@ -156,19 +160,19 @@ def dry_run(config: PipelineConfig) -> DryRun:
         forward_path=next(
             (result.forward_path for result in lookup.results if isinstance(result, BaseCheckpoint)), None
         ),
-        context=_context(config),
+        chat_format=chat_format,
+        context=describe_context(sizes.config),
         memory=memory,
         seconds=_seconds(config, stages, episodes, memory, tokens=mean or _max_completion_tokens(config)),
         reads=_reads(config, lookup),
     )
 
 
-def _scenarios(config: PipelineConfig, split: SplitResult | None) -> tuple[tuple[int, int] | None, int | None]:
+def _scenarios(facts: Facts, split: SplitResult | None) -> tuple[tuple[int, int] | None, int | None]:
     """Training and held-out scenarios; of a split that is not in the cache, the sources are read and divided."""
     if split is not None:
         return (split.train, split.heldout), None
-    with Facts(config) as facts:
-        sample, parts = facts.sample(), facts.split()
+    sample, parts = facts.sample(), facts.split()
     counted = None if sample is None else len(sample.scenarios)
     return (None if parts is None else (len(parts.train), len(parts.heldout))), counted
 
@@ -206,21 +210,14 @@ def _max_completion_tokens(config: PipelineConfig) -> int:
     return min(config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context)
 
 
-def _context(config: PipelineConfig) -> str:
-    with model_description(config.policy.model) as described:
-        return described_context(described.config)
-
-
-def _memory(config: PipelineConfig, episodes: Episodes) -> MemoryEstimate:
-    with model_description(config.policy.model) as described:
-        check_architecture(described.config)
-        return memory_estimate(
-            described.config,
-            config.training,
-            episodes=_in_flight(config, episodes),
-            max_context=config.rollout.max_context,
-            dtype=config.policy.dtype,
-        )
+def _memory(config: PipelineConfig, sizes: ModelSizes, episodes: Episodes) -> MemoryEstimate:
+    return memory_estimate(
+        sizes,
+        config.training,
+        episodes=_in_flight(config, episodes),
+        max_context=config.rollout.max_context,
+        dtype=config.policy.dtype,
+    )
 
 
 def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]]:

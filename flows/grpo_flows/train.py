@@ -332,6 +332,7 @@ def _document(
             scenarios_digest=data.artifact.sha256[:16],
             base_policy=base.policy,
             forward_path=base.forward_path,
+            chat_format=base.chat_format,
             champion_policy=evaluation.champion_policy if evaluation else "",
             candidate_policy=(steps[-1].policy if steps else base).policy,
             package_versions=package_versions(),

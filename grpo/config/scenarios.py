@@ -108,11 +108,36 @@ class ChatSource(ChatSettings):
     """Format of the records: OpenAI's chat messages, ShareGPT, Alpaca, or a prompt with its completion."""
     path: LocalPath
     """File to read."""
+    requests: LocalPath | None = None
+    """Input file of the batch whose output `path` is: requests and replies are joined by `custom_id`."""
+
+    @model_validator(mode="after")
+    def _requests_of_a_batch(self) -> Self:
+        if self.requests is not None and self.kind != "openai_messages":
+            raise ValueError(f"requests is read with openai_messages, not with {self.kind}; leave it out")
+        return self
 
     @property
     def format(self) -> ChatFormatName:
         """Format of the records."""
         return self.kind
+
+
+HelpDesk = Literal["zendesk", "intercom", "freshdesk", "chatwoot"]
+
+
+class HelpDeskSource(Settings):
+    """Tickets in JSON as a help desk exports them: JSON lines, a list, or a page of its API; see docs/logs.md.
+
+    The customer's messages become the user's turns and the agent's public replies references; notes are left out.
+    """
+
+    kind: HelpDesk
+    """Help desk whose fields the tickets have."""
+    path: LocalPath
+    """File to read."""
+    users: LoggedUsers = "script"
+    """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
 
 
 class TraceSource(Settings):
@@ -230,6 +255,7 @@ Source = Annotated[
     | HubDataSource
     | ChatSource
     | TraceSource
+    | HelpDeskSource
     | PythonSource
     | MultiDoGOSource
     | Tau2Source

@@ -209,6 +209,8 @@ class RunProvenance(_Part):
     base_policy: str
     forward_path: str
     """Forward path of the base, and its errors against the model's own plain forward pass."""
+    chat_format: str | None = None
+    """Forms in which tools, calls and unusual conversations are rendered; None in reports of earlier releases."""
     champion_policy: str
     candidate_policy: str
     package_versions: dict[str, str]

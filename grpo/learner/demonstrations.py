@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
-from grpo.learner.logprobs import compute_logprobs
 from grpo.learner.training_lines import read_lines
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.logged_chat import LoggedMessage, order_results
 from grpo.scenarios.readers.openai_format import parse_messages
 from grpo.scenarios.served.folder import ServedLog
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
 
 _FORM = '{"messages": [{"role": …, "content": …}, …]}'
 
@@ -46,6 +47,8 @@ class TokenizedDemonstration:
 
 def next_token_loss(model: PreTrainedModel, demonstrations: Sequence[TokenizedDemonstration]) -> torch.Tensor:
     """Σ −log π(token) over the agent's tokens of demonstrations that fit into one pass, in nats."""
+    from grpo.learner.logprobs import compute_logprobs
+
     return -compute_logprobs(model, demonstrations).logprobs.sum()
 
 

@@ -1,4 +1,4 @@
-"""Memory estimate of a training from the model's config.json alone; no weight is read.
+"""Memory estimate of a training from the sizes of its model, see `grpo.learner.model_sizes`; no weight is read.
 
 Weights, gradients and optimizer are exact, the KV cache is an upper bound; activations are estimated from the vectors
 that a layer keeps for a token, and depend on the length of shared prefixes.
@@ -6,19 +6,16 @@ that a layer keeps for a token, and depend on the length of shared prefixes.
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from huggingface_hub.errors import StrictDataclassError
 from pydantic import BaseModel, ConfigDict
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from grpo.algorithms.catalog import get_algorithm
 from grpo.config.training import TrainingSettings
-from grpo.errors import PolicyError
-from grpo.policy.transformers.adapters import add_adapters
-from grpo.policy.transformers.dtype import Dtype
-from grpo.policy.transformers.wrappers import auto_class, freeze_towers
+from grpo.learner.model_sizes import ModelSizes
+
+if TYPE_CHECKING:
+    from grpo.policy.context import ModelConfig
+    from grpo.policy.transformers.dtype import Dtype
 
 _FLOAT32, _BFLOAT16 = 4, 2
 _STATES = 12
@@ -60,23 +57,18 @@ class MemoryEstimate(BaseModel):
 
 
 def memory_estimate(
-    model_folder: Path, training: TrainingSettings, *, episodes: int, max_context: int, dtype: Dtype = "float32"
+    sizes: ModelSizes, training: TrainingSettings, *, episodes: int, max_context: int, dtype: Dtype = "float32"
 ) -> MemoryEstimate:
     """Memory of a training in one process with at most `episodes` concurrent episodes of `max_context` tokens.
 
     Policies held in the `dtype` bfloat16 keep their float32 weights beside it, but for the weights under adapters. The
-    critic of ppo and a2c, a quantized base and the overhead of libraries are not counted. Raises
-    `PolicyError` for a folder without a model.
+    critic of ppo and a2c, a quantized base and the overhead of libraries are not counted.
     """
-    model = empty_model(model_folder, training)
-    config = model.config
-    tensors = list(model.parameters())
-    trained = [tensor for tensor in tensors if tensor.requires_grad]
-    counts = sum(tensor.numel() for tensor in tensors), sum(tensor.numel() for tensor in trained)
-    moments = 0 if get_algorithm(training.algorithm).update == "trust_region" else 2 * counts[1] + len(trained)
+    counts = sizes.parameters, sizes.trained
+    moments = 0 if training.algorithm == "trpo" else 2 * counts[1] + sizes.trained_tensors  # it has no optimizer
     shared = training.lora is not None
     copies = (1 if shared else 2) + (training.importance_sampling_cap is not None)
-    activations, cache = _layers_memory(config.get_text_config(), training, episodes=episodes, max_context=max_context)
+    activations, cache = _layers_memory(sizes.config, training, episodes=episodes, max_context=max_context)
     return MemoryEstimate(
         parameters=counts[0],
         trained=counts[1],
@@ -87,26 +79,6 @@ def memory_estimate(
         activations=activations,
         cache=cache,
     )
-
-
-def empty_model(folder: Path, training: TrainingSettings) -> PreTrainedModel:
-    """The model of a config.json without memory for its weights, with the adapters that are trained.
-
-    Raises `PolicyError` for a folder without a model, and `ConfigError` for adapters that do not fit its layers.
-    """
-    try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            loading = auto_class(config.model_type, config.architectures)
-            model: PreTrainedModel = loading.from_config(config, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise PolicyError(f"no model in {folder}: {error}; set policy.model to a model folder") from error
-    model.tie_weights()
-    freeze_towers(model)
-    if training.lora is not None:
-        with torch.device("meta"):
-            add_adapters(model, training.lora, seed=0)
-    return model
 
 
 def _weights(counts: tuple[int, int], *, dtype: Dtype, adapters: bool) -> int:
@@ -120,9 +92,10 @@ def _weights(counts: tuple[int, int], *, dtype: Dtype, adapters: bool) -> int:
 
 
 def _layers_memory(
-    config: PretrainedConfig, training: TrainingSettings, *, episodes: int, max_context: int
+    model: ModelConfig, training: TrainingSettings, *, episodes: int, max_context: int
 ) -> tuple[int, int] | tuple[None, None]:
     """Activations and KV cache of all layers, where the config has the sizes of attention and gated MLPs."""
+    config: Any = model.get_text_config()
     sizes = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
     if any(not isinstance(getattr(config, size, None), int) for size in sizes):
         return None, None

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
 
 from grpo.agents.agent import to_message, to_messages
 from grpo.artifacts import local_path
 from grpo.config.dpo import WrittenPairs
 from grpo.errors import DataError
-from grpo.learner.batch import Sample
-from grpo.learner.logprobs import sum_logprobs
 from grpo.learner.metrics import PreferenceMetrics
 from grpo.learner.read_back import check_read_back
 from grpo.learner.training_lines import read_lines
@@ -28,6 +25,9 @@ from grpo.messages import Message, Tool
 from grpo.renderers.chat_template import Renderer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from grpo.learner.batch import Sample
     from grpo.learner.trl.dpo_trainer import TokenizedPair
 
 _FORM = '{"prompt": [{"role": …, "content": …}, …], "chosen": [{"role": "assistant", …}], "rejected": [{…}]}'
@@ -115,6 +115,8 @@ def pair_logprobs(
     model: PreTrainedModel, pairs: Sequence[TokenizedPair], *, max_tokens: int
 ) -> NDArray[np.float64]:  # [pairs, 2]
     """Log-probability of the chosen and of the rejected reply of each pair, in nats."""
+    from grpo.learner.logprobs import sum_logprobs
+
     samples = [sample for pair in pairs for sample in _samples(pair)]
     return np.array(sum_logprobs(model, samples, max_tokens=max_tokens)).reshape(-1, 2)
 
@@ -126,6 +128,8 @@ def _samples(pair: TokenizedPair) -> tuple[Sample, Sample]:
 
 
 def _sample(prompt: NDArray[np.int32], ids: NDArray[np.int32], mask: NDArray[np.bool_], place: str) -> Sample:
+    from grpo.learner.batch import Sample
+
     tokens = np.concatenate([prompt, ids])
     zeros = np.zeros(len(tokens), np.float32)
     return Sample(

@@ -59,6 +59,15 @@ def read_object(file: Path) -> dict[str, Any]:
     return document
 
 
+def first_line(error: Exception) -> str:
+    """First line of a library's error on a model, with its class where the text alone says little."""
+    if "CONVERSION" in str(error):
+        return "transformers cannot dequantize its weights, whose sizes are not multiples of their blocks"
+    lines = str(error).strip().splitlines()
+    text = lines[0].strip()[:300] if lines else ""
+    return text if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: {text}".rstrip(": ")
+
+
 def check_architecture(folder: Path) -> None:
     """Refuse a config of a type that transformers does not build as a causal language model, before weights are read.
 

@@ -29,12 +29,13 @@ from typing import Any, TypeVar
 from transformers import AutoConfig
 
 from grpo.errors import PolicyError, install_command
+from grpo.policy.context import context_limit
 from grpo.policy.model_files import tokenizer_folder
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.adapters import merge_adapters
-from grpo.policy.transformers.context import context_limit
 from grpo.policy.transformers.dtype import Dtype
-from grpo.policy.transformers.model import TransformersPolicy, load, load_tokenizer
+from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 
 try:

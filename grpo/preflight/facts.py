@@ -30,8 +30,9 @@ from grpo.scenarios.split import Split, split
 from grpo.scenarios.table import read_scenarios
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from grpo.learner.model_sizes import ModelSizes
     from grpo.renderers.chat_template import Renderer
     from grpo.trajectories import Trajectory
 
@@ -194,7 +195,7 @@ class Facts:
     @_once
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's tokenizer with its chat template."""
-        from grpo.policy.transformers.model import load_tokenizer
+        from grpo.policy.tokenizer import load_tokenizer
 
         with model_description(self.model().address) as described:
             return load_tokenizer(described.tokenizer, chat_template=self.given.policy.chat_template)
@@ -210,7 +211,7 @@ class Facts:
     @_once
     def empty_model(self) -> PreTrainedModel:
         """The model without its weights, with the adapters that are trained."""
-        from grpo.learner.memory_estimate import empty_model
+        from grpo.learner.empty_model import empty_model
         from grpo.policy.model_files import check_architecture
 
         with model_description(self.model().address) as described:
@@ -218,12 +219,19 @@ class Facts:
             return empty_model(described.config, self.given.training)
 
     @_once
+    def sizes(self) -> ModelSizes:
+        """Numbers of weights of the model, with the adapters that are trained."""
+        from grpo.learner.model_sizes import model_sizes
+
+        with model_description(self.model().address) as described:
+            return model_sizes(described.config, self.given.training, self.empty_model)
+
+    @_once
     def max_context(self) -> int:
         """Tokens that an episode may have: `rollout.max_context`, or the model's limit where that is lower."""
-        from grpo.policy.transformers.context import context_limit
+        from grpo.policy.context import context_limit
 
-        model_config: PretrainedConfig = self.empty_model().config
-        return min(self.given.rollout.max_context, context_limit(model_config))
+        return min(self.given.rollout.max_context, context_limit(self.sizes().config))
 
     @_once
     def episodes(self) -> tuple[Trajectory, ...]:

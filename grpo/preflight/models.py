@@ -51,22 +51,22 @@ def backend(facts: Facts) -> Iterator[Exception]:
 
 def training(facts: Facts) -> Iterator[Exception]:
     """Build the model without weights, with its adapters, and let it recompute activations if that is asked for."""
-    from grpo.learner.performance import activation_checkpointing
-
-    model = facts.empty_model()
+    facts.sizes()
     if facts.given.training.gradient_checkpointing:
-        with activation_checkpointing(model):
+        from grpo.learner.performance import activation_checkpointing
+
+        with activation_checkpointing(facts.empty_model()):
             pass
     yield from ()
 
 
 def context(facts: Facts) -> Iterator[Exception]:
     """Compare a turn's tokens with those that an episode may have."""
-    from grpo.policy.transformers.context import describe_context
+    from grpo.policy.context import describe_context
 
     rollout, limit = facts.given.rollout, facts.max_context()
     if rollout.max_new_tokens >= limit:
-        own = describe_context(facts.empty_model().config)
+        own = describe_context(facts.sizes().config)
         whose = "rollout.max_context" if limit == rollout.max_context else f"the context of the model ({own})"
         yield ConfigError(
             f"rollout.max_new_tokens {rollout.max_new_tokens} leaves no room for a prompt within {limit} tokens, "
@@ -113,9 +113,8 @@ def disk(facts: Facts) -> Iterator[Exception]:
     store = ArtifactStore(facts.given.store)
     if not store.is_local:
         return
-    tensors = list(facts.empty_model().parameters())
-    whole = _FLOAT32 * sum(tensor.numel() for tensor in tensors)
-    trained = _FLOAT32 * sum(tensor.numel() for tensor in tensors if tensor.requires_grad)
+    sizes = facts.sizes()
+    whole, trained = _FLOAT32 * sizes.parameters, _FLOAT32 * sizes.trained
     kept = facts.given.save_total_limit or facts.given.training.iterations
     needed, free = whole + kept * trained, shutil.disk_usage(nearest_existing(Path(store.root))).free
     if needed > free:

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoTokenizer
 
 from grpo.artifacts import MANIFEST, store_of
 from grpo.errors import ConfigError
+from grpo.policy.context import UNBOUNDED, context_limit
 from grpo.policy.transformers.adapters import CONFIG
-from grpo.policy.transformers.context import UNBOUNDED, context_limit
 from grpo.registry.lineage import Lineage, trace_lineage
 from grpo.registry.markdown import escaped
 from grpo.registry.model_card import limits, result, task_and_data

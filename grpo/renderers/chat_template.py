@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
 from grpo.messages import END_OF_THINK, THINK, Message, Tool, ToolCall
+from grpo.renderers.chat_format import ChatFormat, form_of
 from grpo.renderers.encoding import Place, any_of, control_tokens, text_encoder
 from grpo.renderers.fallbacks import FORMS, Form
 from grpo.renderers.reply_format import Progress
@@ -180,14 +181,35 @@ class Renderer:
     @cached_property
     def reads_later_system(self) -> bool:
         """True where the template prints a system message after the first turns."""
-        later = (Message(role="system", content="x"), _AFTER[0])
-        history = (_AFTER[0], Message(role="assistant", content="x"))
+        reply, later = Message(role="assistant", content="x"), Message(role="system", content="x")
+        return self._reads((*_AFTER, reply), (later, *_AFTER))
+
+    @cached_property
+    def reads_no_user(self) -> bool:
+        """True where the template prints a conversation without a message of the user, and goes on after it."""
+        return self._reads((Message(role="system", content="x"),), ()) and self._reads(
+            (Message(role="system", content="x"), Message(role="assistant", content="x")), _AFTER
+        )
+
+    def _reads(self, history: tuple[Message, ...], new: tuple[Message, ...]) -> bool:
         try:
-            self.build_prompt((*history, *later))
-            self.build_continuation(history, later)
+            self.build_prompt((*history, *new))
+            if new:
+                self.build_continuation(history, new)
         except PolicyError:
             return False
         return True
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How tools, calls, later system messages and conversations without a user are rendered."""
+        return ChatFormat(
+            form=form_of(self._variant.format),
+            added=self.added,
+            one_call=self.most_calls == 1,
+            later_system=self.reads_later_system,
+            without_user=self.reads_no_user,
+        )
 
     def parse_text(self, text: str) -> Message:
         """Parse a complete reply that was not sampled after a prompt: a script's, or one that an agent changed."""

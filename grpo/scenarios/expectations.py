@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from jinja2 import StrictUndefined, Template
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
@@ -38,6 +37,7 @@ from grpo.scenarios.table import open_scenarios
 from grpo.storage.files import write_atomically
 
 if TYPE_CHECKING:
+    import pandas as pd
     from great_expectations.expectations.expectation import Expectation
 
 NEAR_DUPLICATE = 0.9
@@ -159,6 +159,8 @@ def _frames(
     scenarios_path: Path, validation_fraction: float | None, previous_path: Path | None
 ) -> dict[str, pd.DataFrame]:
     table = open_scenarios(scenarios_path).read(columns=[*_COLUMNS, _CATEGORY])
+    import pandas as pd  # takes half a second, which a dry run does not need
+
     frame = table.to_pandas()
     frame["split"] = pd.Series(table.column("split").to_pylist(), dtype=object)  # None, not NaN, where undeclared
     declared = frame.dropna(subset=["split"]).groupby("text_digest")["split"].nunique()
@@ -204,6 +206,8 @@ def _settings(path: Path) -> list[str]:
 
 def _heldout_frame(frame: pd.DataFrame, validation_fraction: float | None) -> pd.DataFrame:
     """Held-out scenarios with the similarity of the nearest training text in the same world, 0 where none is near."""
+    import pandas as pd
+
     ordered = frame.sort_values(["text_digest", "id"])
     declared = {digest: split for digest, split in zip(frame["text_digest"], frame["split"], strict=True) if split}
     splits = [
@@ -229,6 +233,8 @@ def _sources_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
     A source without a name is `(unnamed)`.
     """
+    import pandas as pd
+
     sources = pd.Series([from_json(metadata)["source"] or "(unnamed)" for metadata in frame["metadata"]])
     silent = pd.Series([not Expected.model_validate_json(text).states_success for text in frame["expected"]])
     shares = silent.groupby(sources).mean()
@@ -251,6 +257,8 @@ def _listed(ids: Iterable[str]) -> str:
 
 def _categories_frame(now: Counter[str], before: Counter[str]) -> pd.DataFrame:
     """Categories with their scenarios, and the change of their share since the last version."""
+    import pandas as pd
+
     names = sorted(name for name in now | before if now[name] or before[name] >= MIN_CATEGORY_SIZE)
     changes = [now[name] / now.total() - before[name] / max(1, before.total()) for name in names]
     return pd.DataFrame({"id": names, "scenarios": [now[name] for name in names], "share_change": changes})

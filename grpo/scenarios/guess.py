@@ -37,6 +37,8 @@ _ORDERS = ("created_at", "timestamp", "created", "time", "date")
 _QUESTIONS = ("question", "query", "instruction", "prompt", "utterance", "text", "message", "body", "subject")
 _ANSWERS = ("answer", "response", "reply", "completion", "output")
 _CATEGORIES = ("category", "topic", "intent", "label")
+_PAGES = (("tickets", "zendesk"), ("tickets", "freshdesk"), ("conversations", "intercom"), ("data", "chatwoot"))
+"""Keys of the list in a page of an API, and the help desks whose tickets it may hold."""
 _IDS = ("id", "ticket", "ticket_id")
 
 
@@ -106,6 +108,15 @@ def _keys(path: Path) -> list[str]:
 
 def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Kinds of chats that records with these keys may be, each with its settings."""
+    if "comments" in names and "requester_id" in names:
+        yield "zendesk", {}
+    if {"conversation_parts", "source"} <= {*names}:
+        yield "intercom", {}
+    if {"helpdesk_ticket", "description_text"} & {*names}:
+        yield "freshdesk", {}
+    if {"payload", "meta"} & {*names} or ({"messages", "inbox_id"} <= {*names}):
+        yield "chatwoot", {}
+    yield from ((desk, {}) for key, desk in _PAGES if key in names)
     if "run_type" in names:
         yield "langsmith", {}
     if {"traces", "observations", "trace_id", "traceId", "sessionId", "session_id"} & {*names}:

@@ -17,6 +17,7 @@ from grpo.config.scenarios import (
     ConversationLogSource,
     CsvSource,
     FileSource,
+    HelpDeskSource,
     HubDataSource,
     HuggingFaceSource,
     MultiDoGOSource,
@@ -36,6 +37,7 @@ from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
 from grpo.scenarios.hub_dataset import FORMATS, fetch_split, pin_source
 from grpo.scenarios.readers.chat_records import read_chats
 from grpo.scenarios.readers.conversation_log import read_conversation_log
+from grpo.scenarios.readers.help_desks import read_help_desk
 from grpo.scenarios.readers.huggingface import read_huggingface
 from grpo.scenarios.readers.langfuse import read_langfuse
 from grpo.scenarios.readers.langsmith import read_langsmith
@@ -48,7 +50,7 @@ from grpo.scenarios.served.folder import ServedLog
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 """Records of the named parts of a published data set, or of its default parts, in this folder."""
 
-_FILES = (FileSource, CsvSource, ChatSource, TraceSource)
+_FILES = (FileSource, CsvSource, ChatSource, TraceSource, HelpDeskSource)
 """Sources of one file."""
 _TRACE_READERS = {"langsmith": read_langsmith, "langfuse": read_langfuse}
 
@@ -101,6 +103,8 @@ def _read(source: Source) -> Iterator[SourceRecord]:
         return read_chats(source, path)
     if isinstance(source, TraceSource):
         return _TRACE_READERS[source.kind](path, users=source.users)
+    if isinstance(source, HelpDeskSource):
+        return read_help_desk(source.kind, path, source.users)
     if isinstance(source, ConversationLogSource):
         return read_conversation_log(path, source.files)
     if isinstance(source, HuggingFaceSource):
@@ -162,6 +166,8 @@ def _files(source: Source) -> Iterator[Path]:
         raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
     if isinstance(source, _FILES):
         yield root
+        if isinstance(source, ChatSource) and source.requests is not None:
+            yield local_path(source.requests)
     elif isinstance(source, MultiDoGOSource):
         yield from (part.path for part in find_multidogo(root, source.level, source.domains, source.parts))
     elif isinstance(source, Tau2Source):

@@ -149,6 +149,13 @@ def check_later_system(renderer: Renderer) -> None:
         raise invalid_request(message, param="messages", code="unsupported_value")
 
 
+def check_without_user(renderer: Renderer) -> None:
+    """Raise `APIError` 400 for a template that prints no conversation without a message of the user."""
+    if not renderer.reads_no_user:
+        message = "the model's chat template reads no conversation without a message of the user; add one"
+        raise invalid_request(message, param="messages", code="unsupported_value")
+
+
 def _largest(bounds: Sequence[int | None]) -> int | None:
     """Largest bound; None where one version has none, or none is loaded."""
     known = [bound for bound in bounds if bound is not None]

@@ -42,6 +42,7 @@ from grpo.serving.prompt_sizes import (
     check_chat_size,
     check_later_system,
     check_tools_size,
+    check_without_user,
     count_tokens,
 )
 from grpo.serving.settings import ServiceSettings
@@ -222,6 +223,8 @@ class Service:
             new = place.to_read(version.served.system_prompt)
             if any(message.role == "system" for message in (new if before is not None else new[1:])):
                 check_later_system(renderer)
+            if before is None and all(message.role != "user" for message in new):
+                check_without_user(renderer)
             return renderer, known + count_tokens(renderer, new, known=known, most=most, fits=fits)
 
     def version_of(self, model: str) -> ServedVersion:

@@ -10,7 +10,6 @@ from grpo.config.environments import EnvironmentSettings
 from grpo.config.renderer import RendererSettings
 from grpo.environments.catalog import make_environment
 from grpo.learner.metrics import PreferenceMetrics
-from grpo.learner.preference_tuning import tune_on_preferences
 from grpo_tasks.gpu_slots import holds_gpu_slot
 from grpo_tasks.load_base import Checkpoint
 from grpo_tasks.stage import stage
@@ -39,6 +38,8 @@ def dpo(
     store: str,
 ) -> DPOResult:
     """Prefer the chosen replies to the rejected ones; the base is the reference policy."""
+    from grpo.learner.preference_tuning import tune_on_preferences
+
     artifacts = ArtifactStore(store)
     with artifacts.new_folder("checkpoint") as new:
         tuned = tune_on_preferences(

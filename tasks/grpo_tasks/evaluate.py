@@ -8,7 +8,6 @@ from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.evaluate import evaluate as compare_policies
 from grpo.evaluation.schema import Evaluation
 from grpo.evaluation.strata import Strata
-from grpo.learner.update import measure_kl_to_base
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
 from grpo.tables import read_all
@@ -38,6 +37,8 @@ def evaluate(
     store: str,
 ) -> EvaluateResult:
     """Compare two scored held-out rollouts of `scenarios`, paired by scenario and seed."""
+    from grpo.learner.update import measure_kl_to_base
+
     artifacts = ArtifactStore(store)
     before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
     distance = measure_kl_to_base(after, artifacts.path(base), max_tokens=_KL_TOKENS)

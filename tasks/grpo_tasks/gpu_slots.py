@@ -9,11 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
-from prefect import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
-
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +31,10 @@ def create_slots(number: int | None = None) -> None:
 
     A machine without a device counts as one with a single device.
     """
+    from prefect import get_client  # a dry run needs neither client nor server
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+
     with get_client(sync_client=True) as client:
         if number is not None:
             client.upsert_global_concurrency_limit_by_name(LIMIT, number)
@@ -63,6 +62,8 @@ def holds_gpu_slot(function: Callable[P, R]) -> Callable[P, R]:
     def work(*args: P.args, **kwargs: P.kwargs) -> R:
         if not on_cuda():
             return function(*args, **kwargs)
+        from prefect.concurrency.sync import concurrency
+
         settings = signature.bind_partial(*args, **kwargs).arguments.get("settings")
         create_slots()
         with concurrency(LIMIT, occupy=getattr(settings, "processes", 1), lease_duration=_LEASE_S):

@@ -6,11 +6,8 @@ import logging
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PolicySettings
-from grpo.learner.checkpoints import save_base
 from grpo.policy.catalog import check_trainable, load_weights
 from grpo.policy.renderer import make_renderer
-from grpo.policy.transformers.adapters import has_adapters, merge_adapters
-from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import stage
 
@@ -30,6 +27,8 @@ class BaseCheckpoint(Checkpoint):
 
     forward_path: str
     """Forward path of rollouts and training, and its errors against the model's own plain forward pass."""
+    chat_format: str
+    """Forms in which tools, calls and unusual conversations are rendered, see `grpo.renderers.chat_format`."""
 
 
 @stage
@@ -38,21 +37,24 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
 
     Adapters are merged into their base. `content` is the model's identity: its commit, version or content.
     """
+    from grpo.learner.checkpoints import save_base
+    from grpo.policy.transformers.adapters import has_adapters, merge_adapters
+    from grpo.policy.transformers.model import TransformersPolicy, model_cache
+
     check_trainable(policy.model)
     loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
     if has_adapters(loaded.model):
         loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
     renderer = make_renderer(loaded.tokenizer, settings=policy.renderer)
-    if renderer.most_calls == 1:
-        logger.warning("the chat template of %s renders one call a turn: docs/chat.md says what follows", policy.model)
-    added = renderer.added
-    if added:
-        logger.warning(
-            "the chat template of %s leaves out %s: they are rendered as docs/chat.md says",
-            policy.model,
-            ", ".join(added),
-        )
+    chat_format = renderer.chat_format
+    level = logging.INFO if chat_format.is_native else logging.WARNING
+    logger.log(level, "chat format of %s: %s; docs/chat.md says what follows", policy.model, chat_format)
     model_cache.put(loaded)
     with ArtifactStore(store).new_folder("checkpoint") as new:
         save_base(loaded, new.path, dtype=policy.dtype)
-    return BaseCheckpoint(checkpoint=new.artifact, policy=loaded.hash, forward_path=str(loaded.path_check))
+    return BaseCheckpoint(
+        checkpoint=new.artifact,
+        policy=loaded.hash,
+        forward_path=str(loaded.path_check),
+        chat_format=str(chat_format),
+    )

@@ -11,7 +11,6 @@ from grpo.config.environments import EnvironmentSettings
 from grpo.config.renderer import RendererSettings
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.catalog import make_environment
-from grpo.learner.inference_backend import make_inference_backend
 from grpo.policy.renderer import make_renderer
 from grpo.rollout.collect import collect, shard_ids
 from grpo.scenarios.ingest import SCENARIOS_FILE
@@ -49,6 +48,8 @@ def rollout(
     store: str,
 ) -> RolloutResult:
     """Generate `samples` episodes of each scenario of this shard, of iteration `part` or of the held-out scenarios."""
+    from grpo.learner.inference_backend import make_inference_backend
+
     artifacts = ArtifactStore(store)
     sides = read_split(artifacts, split)
     ids = shard_ids(sides, part, settings, seed=seed, round=round, shard=shard)

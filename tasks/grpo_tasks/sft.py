@@ -9,7 +9,6 @@ from grpo.config.environments import EnvironmentSettings
 from grpo.config.renderer import RendererSettings
 from grpo.config.sft import SFTSettings
 from grpo.environments.catalog import make_environment
-from grpo.learner.fine_tuning import fine_tune
 from grpo_tasks.gpu_slots import holds_gpu_slot
 from grpo_tasks.load_base import Checkpoint
 from grpo_tasks.stage import stage
@@ -36,6 +35,8 @@ def sft(
     store: str,
 ) -> SFTResult:
     """Imitate the demonstrations in the prompts of this agent and environment."""
+    from grpo.learner.fine_tuning import fine_tune
+
     artifacts = ArtifactStore(store)
     with artifacts.new_folder("checkpoint") as new:
         policy, count, losses = fine_tune(

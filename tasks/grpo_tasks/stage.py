@@ -18,12 +18,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
-
-from prefect import Task, task
-from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State
-from prefect.transactions import TransactionState, get_transaction
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from grpo import progress
 from grpo.artifacts import ArtifactStore
@@ -36,6 +31,10 @@ from grpo.storage.home import home
 from grpo.storage.locks import file_lock
 from grpo.user_failures import is_exception, user_code
 from grpo_tasks.results import StageResult, read_result, write_result
+
+if TYPE_CHECKING:
+    from prefect import Task
+    from prefect.client.schemas.objects import State
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=StageResult)
@@ -82,11 +81,18 @@ class Stage(Generic[P, R]):
         self.cache = cache
         self.signature = inspect.signature(function)
         self.result_type: type[R] = get_type_hints(inspect.unwrap(function))["return"]
-        self.task = self.task_of(self._run)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Result of the stage, from the cache or computed where the executor of this flow run says."""
         return run_all([self.bind(*args, **kwargs)])[0]
+
+    @functools.cached_property
+    def task(self) -> Task[P, R]:
+        """Prefect task that takes the result from the cache, or computes it in this process.
+
+        It is made when a run needs it: a dry run, which looks into the cache, does not load Prefect.
+        """
+        return self.task_of(self._run)
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The stage with these inputs, for `run_all` and `start`."""
@@ -124,6 +130,9 @@ class Stage(Generic[P, R]):
 
     def task_of(self, run: Callable[[dict[str, Any]], R]) -> Task[P, R]:
         """Prefect task with the name, the signature and the retries of this stage, whose work is `run(inputs)`."""
+
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
 
         def work(*args: P.args, **kwargs: P.kwargs) -> R:
             with _escaped_errors():
@@ -234,6 +243,8 @@ def _stage_at(module: str, name: str) -> Any:
 
 def _show_as_cached() -> None:
     """Let the task run end as Cached: its work was committed before."""
+    from prefect.transactions import TransactionState, get_transaction
+
     transaction = get_transaction()
     if transaction is not None:
         transaction.state = TransactionState.COMMITTED

@@ -5,10 +5,7 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
-from grpo.learner.checkpoints import read_state
 from grpo.learner.metrics import UpdateMetrics
-from grpo.learner.update import UpdateSkipped
-from grpo.learner.update import update as update_policy
 from grpo_tasks.gpu_slots import holds_gpu_slot
 from grpo_tasks.load_base import Checkpoint
 from grpo_tasks.stage import stage
@@ -37,6 +34,10 @@ def train(
     A later rollout without a learning signal, as when all of it succeeds, leaves the policy as it is. Raises
     `NoLearningSignal` for the first one, and `NoEffect` for an update that changes no weight.
     """
+    from grpo.learner.checkpoints import read_state
+    from grpo.learner.update import UpdateSkipped
+    from grpo.learner.update import update as update_policy
+
     artifacts = ArtifactStore(store)
     try:
         with artifacts.new_folder("checkpoint") as new:

@@ -17,7 +17,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from grpo.learner.batch import Sample
 from grpo.learner.trl.loop import WithoutTelemetry, training_arguments
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 
 
 class Trainer(WithoutTelemetry, GRPOTrainer):

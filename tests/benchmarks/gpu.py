@@ -15,7 +15,8 @@ from transformers.generation import ContinuousBatchingConfig
 from grpo.config.training import TrainingSettings
 from grpo.learner.performance import model_flops_utilization
 from grpo.policy.policy import Policy, Prompt, Sampling
-from grpo.policy.transformers.model import TransformersPolicy, load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
+from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from tests.benchmarks.against_trl import make_trainer, trl_inputs, trl_step
 from tests.benchmarks.desk import MODEL

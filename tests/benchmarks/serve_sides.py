@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from grpo.environments.support_desk.desk import SupportDesk
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.serving.keys import KeyStore
 from grpo_flows.local.service import free_port
 from tests.benchmarks.serve_load import Load

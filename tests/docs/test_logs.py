@@ -59,3 +59,13 @@ def test_every_scenario_of_the_page_can_be_replayed(ingested: tuple[str, list[Sc
 
     assert asyncio.run(call("7")) == {"state": "lost"}
     assert asyncio.run(call("9")) == json.loads(error)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("ingested")
+def test_nothing_that_the_page_trains_on_is_refused():
+    """Every check that a run makes before its first stage, in a dry run with the same file."""
+    result = CliRunner().invoke(app, ["train", "logs.yaml", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    (counts,) = re.findall(r"scenarios: (\d) to train on, (\d) held out", result.output)
+    assert sum(map(int, counts)) == 8

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grpo_flows.cli.app import app
+from tests.command_lines import shell_lines
 from tests.places import ROOT
 
 
@@ -27,14 +28,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "shop"
 
 
-def _lines(project: Path) -> list[str]:
-    lines = re.findall(r"^    (.*)$", (project / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    return [line.partition("#")[0].strip() for line in lines]
-
-
 def test_the_message_in_the_readme_is_answered_with_a_call(project: Path):
     """The line of `grpo evaluate`, with a script for the model, which looks up the order that the message names."""
-    (line,) = [line for line in _lines(project) if line.startswith("grpo evaluate")]
+    lines = shell_lines((project / "README.md").read_text(encoding="utf-8"))
+    (line,) = [line for line in lines if line.startswith("grpo evaluate")]
     arguments = shlex.split(line)[1:]
     order = re.findall(r"\d+", arguments[arguments.index("--message") + 1])[0]
     call = '<tool_call>{"name": "look_up", "arguments": {"order": "' + order + '"}}</tool_call>'

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from grpo.evaluation.report import read_report
+from tests.command_lines import shell_lines
 from tests.e2e.served import own_environment
 from tests.places import ROOT
 
@@ -35,6 +36,18 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
+def _lines_after_training(shop: Path) -> list[str]:
+    """What docs/own.md and the project's README do once the model is trained, as they stand there.
+
+    Left out are the training and the tests, which ran before, and `grpo up`, which does not end.
+    """
+    own, readme = ROOT / "docs" / "own.md", shop / "README.md"
+    block = own.read_text(encoding="utf-8").partition("\n\n")[2].partition("\n\n")[0]
+    lines = [*shell_lines(block), *shell_lines(readme.read_text(encoding="utf-8"))]
+    before = ("grpo init", "python -m pytest", "grpo up")
+    return [line for line in lines if not line.startswith(before) and line != "grpo train grpo.yaml"]
+
+
 def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: str, tmp_path: Path):
     """`grpo init shop`, its tests and its run, beside packages `flows` and `tasks` of the user's own."""
     home = tmp_path / "home"
@@ -44,7 +57,7 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
 
     def command(folder: Path, *words: str) -> str:
         done = subprocess.run(
-            [str(installed / words[0]), *words[1:]],
+            [words[0] if words[0] == "bash" else str(installed / words[0]), *words[1:]],
             cwd=folder,
             env=environment,
             capture_output=True,
@@ -73,6 +86,7 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
     assert "models:/shop/1 candidate, champion" in command(shop, "grpo", "models", "shop")
     command(shop, "grpo", "train", "grpo://configs/quickstart.yaml", "--dry-run")
     command(shop, "grpo", "check-reward", "helpfulness")
-    command(shop, "grpo", "retrain", "retrain.yaml", "--dry-run")
+    for line in _lines_after_training(shop):
+        command(shop, "bash", "-ec", line)
     deployments = yaml.safe_load((shop / "prefect.yaml").read_text())["deployments"]
     assert [one["entrypoint"] for one in deployments] == ["grpo_flows.train.train", "grpo_flows.retrain.retrain"]

@@ -113,15 +113,25 @@ def test_demonstrations_and_pairs_that_the_run_would_refuse_are_refused(ran: dic
         _plan(ran, dpo={"pairs": {"kind": "jsonl", "path": str(broken)}})
 
 
-def test_a_dry_run_leaves_nothing_behind(tmp_path: Path):
-    """No home, no store, no file; and no server, since it could not have a port."""
+HEAVY = ("torch", "transformers.modeling_utils", "prefect", "mlflow", "great_expectations")
+
+
+def test_a_dry_run_leaves_nothing_behind_and_loads_no_heavy_package(tmp_path: Path):
+    """No home, no store, no file; no server, since it could not have a port; no model is built."""
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(_config(tmp_path)))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": "1"}
-    command = [sys.executable, "-m", "grpo_flows.cli", "train", str(path), "--dry-run"]
+    script = (
+        "import sys\nfrom grpo_flows.cli.app import app\n"
+        "try:\n    app(['train', sys.argv[1], '--dry-run'])\n"
+        f"finally:\n    print('loaded', [name for name in {HEAVY} if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", script, str(path)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("loaded []\n")
+    assert "\nchat format: tools and calls in the template's own form (JSON); a later system " in done.stdout
     assert "valid configuration of run planned" in done.stdout
     assert "scenarios: 16 to train on, 16 held out" in done.stdout
     assert "episodes: at most 48 to train on; held out, by both policies: 32" in done.stdout  # 2 x 6 x 4; 2 x 16 x 1

@@ -21,7 +21,7 @@ from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
 from grpo.messages import Message, Tool
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.guard import Authenticator
 from grpo.serving.keys import KeyStore

@@ -15,6 +15,7 @@ from grpo.config.scenarios import (
     ChatSource,
     CsvSource,
     FileSource,
+    HelpDeskSource,
     MultiDoGOSource,
     PublishedSource,
     Source,
@@ -32,6 +33,7 @@ from tests.grpo.scenarios.datasets import test_pandalm as pandalm
 from tests.grpo.scenarios.datasets import test_sgd as sgd
 from tests.grpo.scenarios.datasets import test_taskmaster as taskmaster
 from tests.grpo.scenarios.datasets import test_tau2_bench as tau2
+from tests.grpo.scenarios.readers import test_help_desks as desks
 from tests.places import PUBLISHED
 
 MAPPED = {"id": "ticket", "user_responses": "text", "metadata.category": "kind"}
@@ -252,12 +254,20 @@ def _message_rows() -> list[list[str]]:
     return [[f"s{k}", who, at, f"{text} {k}"] for k in range(4) for who, at, text in turns]
 
 
+_TICKETS = {
+    "zendesk": desks.ZENDESK,
+    "intercom": desks.INTERCOM,
+    "freshdesk": desks.FRESHDESK,
+    "chatwoot": {"messages": desks.CHATWOOT["payload"]},
+}
+
+
 def _chat_file(kind: str) -> str:
     return "chats.json" if kind == "sharegpt" else "chats.jsonl"
 
 
 def _chat(kind: str) -> Callable[[Path], Source]:
-    model = TraceSource if kind in ("langsmith", "langfuse") else ChatSource
+    model = TraceSource if kind in ("langsmith", "langfuse") else HelpDeskSource if kind in _TICKETS else ChatSource
     return lambda folder: model.model_validate({"kind": kind, "path": str(folder / _chat_file(kind))})
 
 
@@ -318,6 +328,7 @@ def _made() -> list[Sample]:
         ("prompt_completion", Lines(items=[{"prompt": f"Say {k}.", "completion": f"{k}"} for k in range(4)]), 1),
         ("langsmith", Lines(items=[_langsmith_run(k, turn) for k in range(4) for turn in range(2)]), 2),
         ("langfuse", Lines(items=[_langfuse_row(k, turn) for k in range(4) for turn in range(2)]), 2),
+        *((kind, Lines(items=[{**ticket, "id": str(k)} for k in range(4)]), 1) for kind, ticket in _TICKETS.items()),
     ]
     published: list[tuple[str, dict[str, Content], tuple[str, ...]]] = [
         ("abcd_sample", abcd_files, ("kb.json", "ontology.json")),

@@ -112,7 +112,7 @@ def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch
         raise Refused
 
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
-    monkeypatch.setattr(gpu_slots, "concurrency", concurrency)
+    monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
     monkeypatch.setattr(gpu_slots, "create_slots", lambda: None)
     for stage, settings in (
         (rollout, RolloutSettings()),

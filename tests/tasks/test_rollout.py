@@ -11,7 +11,7 @@ from grpo.artifacts import ArtifactStore
 from grpo.config.agent import AgentSettings
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.renderer import RendererSettings
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from grpo.policy.transformers.model import TransformersPolicy, load, load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
+from grpo.policy.transformers.model import TransformersPolicy, load
 from tests.places import DESK_MODEL
 
 HEAD = 64

@@ -14,7 +14,8 @@ import pytest
 from grpo.policy.catalog import open_policy
 from grpo.policy.openai import CompletionsPolicy
 from grpo.policy.policy import Generation, Prompt, Sampling
-from grpo.policy.transformers.model import load, load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
+from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.trajectories import Trajectory

@@ -42,7 +42,7 @@ _COLOURS = {
 
 
 def print_summary(console: Console, document: ReportDocument) -> None:
-    """Print the stages with their times, the forward path of the model, the gates and the decision."""
+    """Print the stages with their times, the forward path and chat format of the model, the gates and the decision."""
     decision = document.decision
     stages = Table("stage", "runs", "cached", "compute s", "wall s", title="stages", title_justify="left")
     for stage in document.stages:
@@ -53,6 +53,7 @@ def print_summary(console: Console, document: ReportDocument) -> None:
         "ingest, rollout, score, train and evaluate"
     )
     console.print(f"forward path: {document.lineage.forward_path}")
+    console.print(f"chat format: {document.lineage.chat_format or 'not recorded'}", soft_wrap=True)
     if decision.checks:
         gates = Table("gate", "value", "must be", "passed", title="gates", title_justify="left")
         for check in decision.checks:
@@ -180,6 +181,7 @@ def _estimates(plan: DryRun) -> Iterator[str]:
     )
     yield f"model: {model_line(plan.model)}"
     yield f"forward path: {plan.forward_path or 'unknown until load_base has run'}"
+    yield f"chat format: {plan.chat_format}"
     yield f"context of the model: {plan.context}"
     if plan.reads:
         yield f"read besides, and part of the cache: {', '.join(plan.reads)}"

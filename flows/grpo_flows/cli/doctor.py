@@ -61,6 +61,7 @@ def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
         return
     from grpo.identity.cache_identity import pin_models
     from grpo.policy.weights.sources import model_plan
+    from grpo.preflight import Facts
     from grpo_flows.local.preflight import faults
 
     errors = [fault.error for fault in faults(config)]
@@ -70,6 +71,9 @@ def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
             path = "unknown until the weights are fetched" if plan.missing else _forward_path(config)
             yield CheckResult(area="config", name="policy.model", state="ok", detail=model_line(plan))
             yield CheckResult(area="config", name="forward path", state="ok", detail=path)
+            with Facts(config) as facts:
+                chat_format = str(facts.renderer().chat_format)
+            yield CheckResult(area="config", name="chat format", state="ok", detail=chat_format)
             yield CheckResult(area="config", name="context", state="ok", detail=_context(config))
             yield CheckResult(area="config", name=config.name, state="ok", detail="nothing that a run would refuse")
     except (GRPOError, ConnectionError, TimeoutError) as failure:
@@ -90,7 +94,7 @@ def _forward_path(config: PipelineConfig) -> str:
 
 def _context(config: PipelineConfig) -> str:
     """Tokens that the model reads, and why they are fewer than its config states."""
-    from grpo.policy.transformers.context import described_context
+    from grpo.policy.context import described_context
     from grpo.policy.weights.sources import model_description
 
     with model_description(config.policy.model) as described:

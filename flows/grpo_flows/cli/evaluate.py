@@ -99,7 +99,7 @@ def evaluate(
             return
         from grpo_flows.local.servers import prefect_server
 
-        load = partial(settings.import_packages, "grpo_flows.evaluate", "mlflow")
+        load = partial(settings.import_packages, "grpo_flows.evaluate", "mlflow", *settings.LEARNER)
         with prefect_server(home, while_starting=load) as url:
             from grpo_flows.cli.console import show_progress
             from grpo_flows.cli.display import print_evaluation

@@ -40,7 +40,7 @@ def train(
     preflight.check(pipeline, depth="files")
     from grpo_flows.local.servers import prefect_server, running_prefect_server
 
-    packages: tuple[str, ...] = ("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
+    packages: tuple[str, ...] = ("grpo_flows.train", "grpo.evaluation.html_report", "mlflow", *settings.LEARNER)
     if running_prefect_server(home) is None:  # else nothing hides its three seconds, and a cached run needs none of it
         packages += ("great_expectations",)
     with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
@@ -123,7 +123,7 @@ def retrain(
         if idle is not None:
             print_retraining(console, idle, path=home / retraining.name / "retraining.json")
             return
-    packages = ("grpo_flows.watch" if check else "grpo_flows.retrain", "mlflow")
+    packages = ("grpo_flows.watch", "mlflow") if check else ("grpo_flows.retrain", "mlflow", *settings.LEARNER)
     with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo_flows.cli.console import show_progress
         from grpo_flows.cli.display import print_retraining, print_triggers
@@ -180,7 +180,8 @@ def tune(
 
     check_tuning(tuning, depth="files")
 
-    with prefect_server(home, while_starting=partial(settings.import_packages, "grpo_flows.tune", "mlflow")) as url:
+    packages = ("grpo_flows.tune", "mlflow", *settings.LEARNER)
+    with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo.tuning.document import DOCUMENT, StudyDocument
         from grpo_flows.cli.console import show_progress
         from grpo_flows.cli.display import print_study

@@ -119,9 +119,10 @@ def _servers(facts: Facts) -> Iterator[Exception]:
 
 def _task_runner(facts: Facts) -> Iterator[Exception]:
     """The package of the task runner is there."""
-    from grpo_tasks.executor import shard_runner
+    if facts.given.rollout.runner != "threads":  # which are there, while the import of Prefect takes a second
+        from grpo_tasks.executor import shard_runner
 
-    shard_runner(facts.given.rollout)
+        shard_runner(facts.given.rollout)
     yield from ()
 
 

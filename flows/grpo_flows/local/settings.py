@@ -153,6 +153,10 @@ def without_gc() -> Iterator[None]:
         gc.enable()
 
 
+LEARNER = ("grpo.learner.update", "grpo.learner.inference_backend", "grpo_tasks.executor")
+"""Modules whose imports of PyTorch and Prefect a run would otherwise wait for in its first stages."""
+
+
 def import_packages(*names: str) -> None:
     """Import slow packages, for example while a server starts."""
     with without_gc():

@@ -23,8 +23,8 @@ from grpo.errors import DataError, PolicyError, RewardError, Unscored
 from grpo.learner.trl.dpo_trainer import TokenizedPair
 from grpo.learner.trl.loop import WithoutTelemetry, rows_per_pass, run_trainer, training_arguments
 from grpo.messages import Message
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.device import reproducible_kernels
-from grpo.policy.transformers.model import load_tokenizer
 from grpo.policy.transformers.packing import common_prefix_length
 from grpo.rewards.learned.metrics import wilson_interval
 from grpo.rewards.learned.model_card import ModelCard

@@ -8,22 +8,22 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import CapacityError, PolicyError
+from grpo.policy.context import context_limit
 from grpo.policy.model_files import (
     ADAPTERS,
-    CHAT_TEMPLATE,
     check_architecture,
     check_model_files,
+    first_line,
     quantization_of,
-    read_object,
     tokenizer_folder,
 )
 from grpo.policy.policy import Sampler
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
-from grpo.policy.transformers.context import context_limit
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
 from grpo.policy.transformers.exactness import choose_path
 from grpo.policy.transformers.forward import is_out_of_memory
@@ -119,19 +119,6 @@ def weights_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer; `chat_template` replaces the one in the folder."""
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # tokenizers raises Exception itself
-        raise PolicyError(f"no tokenizer in {folder}: {_one_line(error)}; add tokenizer.json") from error
-    if chat_template is not None:
-        tokenizer.chat_template = chat_template
-    elif tokenizer.chat_template is None and (folder / CHAT_TEMPLATE).is_file():
-        tokenizer.chat_template = read_object(folder / CHAT_TEMPLATE).get("chat_template")
-    return tokenizer
-
-
 @torch.inference_mode(False)  # weights that are loaded within it are never trained
 def load(
     folder: Path,
@@ -179,7 +166,7 @@ def load(
         remedy = (
             "set policy.model to its unquantized release" if published else "correct its config.json, or fetch it again"
         )
-        raise PolicyError(f"cannot load the model in {folder}: {_one_line(error)}; {remedy}") from error
+        raise PolicyError(f"cannot load the model in {folder}: {first_line(error)}; {remedy}") from error
     report["unexpected_keys"] = [name for name in report["unexpected_keys"] if not OTHER_TOWER.search(name)]
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
@@ -205,15 +192,6 @@ def _config(folder: Path) -> PretrainedConfig:
         for part in (config, config.get_text_config()):
             vars(part).pop("quantization_config", None)
     return config
-
-
-def _one_line(error: Exception) -> str:
-    """First line of an error's text, with its class where the text alone says little."""
-    if "CONVERSION" in str(error):
-        return "transformers cannot dequantize its weights, whose sizes are not multiples of their blocks"
-    lines = str(error).strip().splitlines()
-    text = lines[0].strip()[:300] if lines else ""
-    return text if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
 def _check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

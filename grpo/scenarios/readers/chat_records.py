@@ -3,6 +3,7 @@
     openai_messages     {"messages": […], "tools": […], "id": "a", "metadata": {"category": "delivery"}}
                         {"request": {"messages": […], "tools": […]}, "response": {"choices": [{"message": {…}}]}}
                         {"custom_id": "a", "method": "POST", "url": …, "body": {"messages": […]}}     input of a batch
+                        {"custom_id": "a", "response": {"body": {"choices": […]}}}   output, joined with its input
     sharegpt            {"conversations": [{"from": "human", "value": "Where is order 7?"}, …], "system": …, "tools": …}
     alpaca              {"instruction": "Translate.", "input": "Hallo", "output": "Hello", "history": [["…", "…"]]}
     prompt_completion   {"prompt": "2 + 2?", "completion": "4"}, or lists of messages
@@ -15,15 +16,17 @@ What is not read is counted, see `grpo.scenarios.readers.openai_fields`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
+from grpo.artifacts import local_path
 from grpo.config.chats import ChatFormatName, ChatSettings
 from grpo.config.scenarios import ChatSource
-from grpo.scenarios.data_errors import try_call
+from grpo.scenarios.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
 from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
@@ -39,7 +42,42 @@ _PLACE_KEYS = ("id", "metadata", "custom_id")
 
 def read_chats(source: ChatSource, path: Path) -> Iterator[SourceRecord]:
     """Read one chat a record; a chat that is broken becomes a record with a problem."""
-    yield from convert_chats(read_objects(path), path, source)
+    records = read_objects(path)
+    if source.requests is not None:
+        records = _joined(records, _requests(local_path(source.requests)))
+    yield from convert_chats(records, path, source)
+
+
+def _requests(path: Path) -> dict[str, Any]:
+    """Requests of a batch's input by `custom_id`; OpenAI takes at most 50,000 in a batch."""
+    records = (record.data for record in read_objects(path) if record.data is not None)
+    return {str(data["custom_id"]): data.get("body") for data in records if "custom_id" in data}
+
+
+def _joined(records: Iterable[SourceRecord], requests: Mapping[str, Any]) -> Iterator[SourceRecord]:
+    """Output records of a batch with the requests that they answer."""
+    for record in records:
+        data = record.data
+        if data is None:
+            yield record
+        elif not isinstance(requests.get(str(data.get("custom_id"))), dict):
+            problem = f"reply without a request: custom_id {excerpt(data.get('custom_id'), 80)} is not in the input"
+            yield replace(record, data=None, raw=record.raw or excerpt(data), problem=problem)
+        elif (failure := _failure(data)) is not None:
+            yield replace(record, data=None, raw=record.raw or excerpt(data), problem=failure)
+        else:
+            request = requests[str(data["custom_id"])]
+            kept = {"id": data["custom_id"], "request": request, "response": data["response"]["body"]}
+            yield replace(record, data=kept)
+
+
+def _failure(data: Mapping[str, Any]) -> str | None:
+    """Reason why an output of a batch has no reply."""
+    response = data.get("response")
+    if not isinstance(response, dict) or not isinstance(response.get("body"), dict):
+        return f"failed request: {excerpt(data.get('error'), 200)}"
+    status = response.get("status_code", 200)
+    return None if status == 200 else f"failed request: status {excerpt(status, 20)}"
 
 
 def convert_chats(records: Iterable[SourceRecord], path: Path, settings: ChatSettings) -> Iterator[SourceRecord]:
@@ -94,7 +132,7 @@ def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
         return key
     response = data.get("response")
     if "custom_id" in data and isinstance(response, dict):
-        raise ValueError("output of a batch: it has the replies alone; read the batch's input file, or join both")
+        raise ValueError("output of a batch: it has the replies alone; name the batch's input file in requests")
     left_out(RECORD, data, "record", "")
     raise ValueError(f"no {names[0]}: the record has {', '.join(data) or 'no field'}; name another key in column")
 

@@ -258,7 +258,8 @@ def test_what_a_run_of_a_config_would_refuse_is_a_problem(
     monkeypatch.chdir(ROOT)
     config = load_config(ROOT / "data" / "configs" / "quickstart.yaml", (f"store={tmp_path / 'store'}", *changes))
     *models, check = doctor._check_config(config)
-    assert [model.name for model in models] == (["policy.model", "forward path", "context"] if state == "ok" else [])
+    names = ["policy.model", "forward path", "chat format", "context"]
+    assert [model.name for model in models] == (names if state == "ok" else [])
     assert (check.state, detail in check.detail) == (state, True), check
     assert list(tmp_path.iterdir()) == []
 

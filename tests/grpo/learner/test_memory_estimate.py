@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from grpo.config.pipeline import load_config
 from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.errors import PolicyError
 from grpo.learner.batch import build_batch
+from grpo.learner.empty_model import empty_model
 from grpo.learner.learner import Learner
-from grpo.learner.memory_estimate import memory_estimate
+from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
+from grpo.learner.model_sizes import model_sizes
 from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.dtype import cast_frozen
 from grpo.policy.transformers.forward import token_batch
@@ -29,11 +32,15 @@ def _bytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+def _estimate(folder: Path, training: TrainingSettings, **settings: Any) -> MemoryEstimate:
+    return memory_estimate(model_sizes(folder, training, lambda: empty_model(folder, training)), training, **settings)
+
+
 @pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["weights", "adapters"])
 def test_weights_gradients_and_optimizer_are_exact(tiny_folder: Path, lora: LoraSettings | None):
     """Those of a real model after a real step of its optimizer."""
     settings = TrainingSettings(lora=lora)
-    estimate = memory_estimate(tiny_folder, settings, episodes=4, max_context=64)
+    estimate = _estimate(tiny_folder, settings, episodes=4, max_context=64)
     model = load(tiny_folder).model
     if lora is not None:
         add_adapters(model, lora, seed=0)
@@ -52,9 +59,9 @@ def test_weights_gradients_and_optimizer_are_exact(tiny_folder: Path, lora: Lora
 
 def test_a_trust_region_has_no_moments_and_a_separate_sampler_is_another_copy(tiny_folder: Path):
     """trpo has no optimizer state; an importance-sampling cap adds a model."""
-    plain = memory_estimate(tiny_folder, TrainingSettings(), episodes=4, max_context=64)
-    assert memory_estimate(tiny_folder, TrainingSettings(algorithm="trpo"), episodes=4, max_context=64).optimizer == 0
-    capped = memory_estimate(tiny_folder, TrainingSettings(importance_sampling_cap=2.0), episodes=4, max_context=64)
+    plain = _estimate(tiny_folder, TrainingSettings(), episodes=4, max_context=64)
+    assert _estimate(tiny_folder, TrainingSettings(algorithm="trpo"), episodes=4, max_context=64).optimizer == 0
+    capped = _estimate(tiny_folder, TrainingSettings(importance_sampling_cap=2.0), episodes=4, max_context=64)
     assert (plain.copies, capped.copies) == (2, 3)
 
 
@@ -62,7 +69,7 @@ def test_a_trust_region_has_no_moments_and_a_separate_sampler_is_another_copy(ti
 def test_weights_in_bfloat16_are_counted_beside_their_float32_masters(tiny_folder: Path, lora: LoraSettings | None):
     """Of one policy: 6 bytes a weight that is trained as a whole; under adapters 2, and 4 for each of theirs."""
     settings = TrainingSettings(lora=lora, importance_sampling_cap=2.0)
-    estimate = memory_estimate(tiny_folder, settings, episodes=4, max_context=64, dtype="bfloat16")
+    estimate = _estimate(tiny_folder, settings, episodes=4, max_context=64, dtype="bfloat16")
     policy = load(tiny_folder)
     if lora is None:
         models = [policy.model, policy.in_dtype("bfloat16").model]
@@ -76,7 +83,7 @@ def test_weights_in_bfloat16_are_counted_beside_their_float32_masters(tiny_folde
 
 def test_the_kv_cache_is_that_of_all_episodes_at_full_length(tiny_folder: Path):
     """Keys and values in the layout of the sampler."""
-    estimate = memory_estimate(tiny_folder, TrainingSettings(), episodes=6, max_context=48)
+    estimate = _estimate(tiny_folder, TrainingSettings(), episodes=6, max_context=48)
     model = load(tiny_folder).model
     config = model.config
     cache = KVCache(slots=6, capacity=48)
@@ -114,12 +121,10 @@ def test_activations_are_near_those_of_a_pass():
     measured = sum(size for place, size in kept.items() if place not in weights)
     tokens = token_batch(policy.model, samples).token_ids.shape[1]
     settings = config.training.model_copy(update={"microbatch_tokens": tokens})
-    assert memory_estimate(DESK_MODEL, settings, episodes=1, max_context=64).activations == pytest.approx(
-        measured, rel=0.2
-    )
+    assert _estimate(DESK_MODEL, settings, episodes=1, max_context=64).activations == pytest.approx(measured, rel=0.2)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path):
     """Before anything is computed."""
     with pytest.raises(PolicyError, match=str(tmp_path)):
-        memory_estimate(tmp_path, TrainingSettings(), episodes=1, max_context=64)
+        _estimate(tmp_path, TrainingSettings(), episodes=1, max_context=64)

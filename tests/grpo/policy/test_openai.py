@@ -15,7 +15,7 @@ from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.openai import ChatPolicy, CompletionsPolicy, to_openai_messages
 from grpo.policy.openai_endpoint import OpenAIEndpoint
 from grpo.policy.policy import Generation, Policy, Prompt, Sampling
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario

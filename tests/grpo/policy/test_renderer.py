@@ -19,7 +19,7 @@ from grpo.identity.code import external_digests
 from grpo.messages import Message, Tool
 from grpo.policy.renderer import check_renderer, make_renderer
 from grpo.policy.scripted import ScriptedPolicy
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.preflight import Facts
 from grpo.preflight.data import objects
 from grpo.renderers.byte_renderer import ByteRenderer

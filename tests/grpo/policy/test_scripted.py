@@ -16,7 +16,7 @@ from grpo.learner.batch import build_batch
 from grpo.messages import Message
 from grpo.policy.policy import Prompt, Sampling
 from grpo.policy.scripted import ScriptedPolicy, read_replies
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.errors import PolicyError
 from grpo.messages import Message, Tool, ToolCall
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 
 TOOL = Tool(name="look_up", parameters={"type": "object", "properties": {"order": {"type": "string"}}})

@@ -8,7 +8,7 @@ import pytest
 
 from grpo.errors import PolicyError
 from grpo.messages import Message, Tool, ToolCall
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer, rendering_tokenizer
 from tests.grpo.renderers import published
 from tests.grpo.renderers.conversations import ERRAND, LOOK_UP, call, reply, result, system, user, without_reasoning

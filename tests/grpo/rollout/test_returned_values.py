@@ -15,7 +15,7 @@ from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.messages import Message
 from grpo.policy.scripted import ScriptedPolicy
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario

@@ -14,7 +14,7 @@ from grpo.errors import BudgetError
 from grpo.messages import Message
 from grpo.policy.policy import Generation, Policy, Prompt, Sampling
 from grpo.policy.scripted import ScriptedPolicy
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenarios.scenario import Scenario

@@ -15,7 +15,8 @@ from grpo.config.agent import AgentConfig
 from grpo.messages import Message, ToolCall
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.api_errors import APIError
-from grpo.serving.prompt_sizes import PIECE, PromptSize, count_tokens, longest_token
+from grpo.serving.prompt_sizes import PIECE, PromptSize, check_without_user, count_tokens, longest_token
+from tests.grpo.renderers.published import of_family
 from tests.grpo.serving.chat_servers import CLERK
 
 BYTES = {character: id_ for id_, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
@@ -124,3 +125,11 @@ def test_an_agent_may_shorten_eight_contexts(compresses: bool, most: int):
     served = SimpleNamespace(agent=MultiTurnAgent(config), policy=None, renderer=None)
     size = PromptSize(SimpleNamespace(served=served, max_context=100))  # type: ignore[arg-type]
     assert size.most == most
+
+
+def test_a_conversation_without_a_user_is_refused_where_the_template_prints_none():
+    """Qwen3.5 raises without one, Qwen3 prints the system message alone."""
+    check_without_user(Renderer(of_family("qwen3")))
+    with pytest.raises(APIError, match="reads no conversation without a message of the user; add one") as refused:
+        check_without_user(Renderer(of_family("qwen3_5_nothink")))
+    assert refused.value.status == 400

@@ -16,7 +16,7 @@ from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import AddressError, SignatureError
 from grpo.messages import Message
 from grpo.policy.renderer import make_renderer
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.serving.registered import WatchedVersion, fixed_model
 from grpo_tasks.registry import registry
 from tests.grpo.registry.making import ANNA, put_into_service

@@ -19,7 +19,7 @@ from grpo.learner.trl.reward_model import (
     train_reward_model,
 )
 from grpo.messages import Message
-from grpo.policy.transformers.model import load_tokenizer
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.rewards.learned.model_card import ModelCard
 from grpo.rewards.reward import RewardContext, RewardFunction
 from grpo.scenarios.reward_data import PreferencePair

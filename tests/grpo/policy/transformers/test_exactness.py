@@ -8,9 +8,9 @@ import torch
 from transformers import AttentionInterface
 
 from grpo.errors import CapacityError, PolicyError
+from grpo.policy.context import UNBOUNDED
 from grpo.policy.transformers import exactness
 from grpo.policy.transformers.attention import IMPLEMENTATION, flat_attention
-from grpo.policy.transformers.context import UNBOUNDED
 from grpo.policy.transformers.exactness import PathCheck, choose_path
 from grpo.policy.transformers.forward import forward_path
 from grpo.policy.transformers.model import TransformersPolicy, load

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from grpo.errors import PolicyError
+from grpo.policy.context import context_limit, describe_context
 from grpo.policy.transformers.adapters import merge_adapters
-from grpo.policy.transformers.context import context_limit, describe_context
 from grpo.policy.transformers.model import (
     ModelCache,
     TransformersPolicy,

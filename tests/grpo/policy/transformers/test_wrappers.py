@@ -12,10 +12,11 @@ from safetensors.torch import load_file, save_file
 
 from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.errors import PolicyError
+from grpo.learner.empty_model import empty_model
 from grpo.learner.learner import Learner
-from grpo.learner.memory_estimate import empty_model
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.adapters import add_adapters, merge_adapters
-from grpo.policy.transformers.model import load, load_tokenizer
+from grpo.policy.transformers.model import load
 from grpo.policy.transformers.wrappers import other_towers
 from tests.models import survey
 from tests.models.families import tiny_model

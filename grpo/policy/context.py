@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from transformers import AutoConfig, PretrainedConfig
+from grpo.policy.plain_models import PlainConfig, plain_config
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+ModelConfig: TypeAlias = "PretrainedConfig | PlainConfig"
 UNBOUNDED = 2**20
 """Tokens in the context of a model that states no limit."""
 _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
@@ -19,7 +23,7 @@ _REMEDIES = {
 }
 
 
-def context_limit(model_config: PretrainedConfig) -> int:
+def context_limit(model_config: ModelConfig) -> int:
     """Maximum number of tokens in a model's context; `UNBOUNDED` for a model without positions.
 
     Rotary embeddings that change beyond the length of pretraining (dynamic NTK, LongRoPE) depend on the longest
@@ -32,7 +36,7 @@ def context_limit(model_config: PretrainedConfig) -> int:
     return min((int(limit) for limit in limits if limit), default=UNBOUNDED)
 
 
-def describe_context(model_config: PretrainedConfig) -> str:
+def describe_context(model_config: ModelConfig) -> str:
     """Context of a model in words, with the reason and the setting where it is below the positions that it states."""
     config, limit = model_config.get_text_config(), context_limit(model_config)
     if limit == UNBOUNDED:
@@ -49,11 +53,23 @@ def describe_context(model_config: PretrainedConfig) -> str:
 
 def described_context(folder: Path) -> str:
     """Context of the model in a folder, see `describe_context`; reads config.json alone."""
-    return describe_context(AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False))
+    return describe_context(read_config(folder))
 
 
-def _changing(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+def read_config(folder: Path) -> ModelConfig:
+    """Config of the model in a folder; that of a plain model is read without PyTorch, which transformers imports."""
+    if (plain := plain_config(folder)) is not None:
+        return plain
+    from transformers import AutoConfig
+
+    config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    return config
+
+
+def _changing(config: ModelConfig) -> Iterator[dict[str, Any]]:
     """Parameters of rotary embeddings that depend on the length, of the model or of a kind of layer."""
+    if isinstance(config, PlainConfig):
+        return
     rope = getattr(config, "rope_parameters", None) or {}
     for layer in (rope, *rope.values()):
         kind = layer.get("rope_type") if isinstance(layer, dict) else None

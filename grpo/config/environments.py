@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -159,6 +159,20 @@ class VerifiersSettings(Settings):
         return taskset_reference(self.id)
 
 
+class GymnasiumTextSettings(Settings):
+    """Environments of Gymnasium in texts, BabyAI's levels among them; a scenario's world names the environment and its
+    seed, see docs/tasks.md."""
+
+    packages: ClassVar[tuple[str, ...]] = ("gymnasium", "minigrid")
+    """Distributions on whose releases an episode depends."""
+    kind: Literal["gymnasium_text"]
+    """Gymnasium's environments with texts as observations and actions; pip extra minigrid."""
+    system_prompt: str = ""
+    """System prompt of the environment."""
+    max_turns: int = Field(default=20, ge=1)
+    """Agent turns after which an episode is cut off; the environment's own limit of steps may end it earlier."""
+
+
 EnvironmentSettings = Annotated[
     SupportDeskSettings
     | ConversationSettings
@@ -168,6 +182,7 @@ EnvironmentSettings = Annotated[
     | TriageSettings
     | PythonEnvironmentSettings
     | TRLEnvironmentSettings
-    | VerifiersSettings,
+    | VerifiersSettings
+    | GymnasiumTextSettings,
     Field(discriminator="kind"),
 ]

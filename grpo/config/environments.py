@@ -173,6 +173,19 @@ class GymnasiumTextSettings(Settings):
     """Agent turns after which an episode is cut off; the environment's own limit of steps may end it earlier."""
 
 
+class ReasoningGymSettings(Settings):
+    """Questions of reasoning-gym; a scenario's world names the generator of its question, see docs/tasks.md."""
+
+    packages: ClassVar[tuple[str, ...]] = ("reasoning-gym",)
+    """Distributions on whose releases an episode depends."""
+    kind: Literal["reasoning_gym"]
+    """Questions of reasoning-gym, scored by its verifiers; pip extra reasoning."""
+    system_prompt: str = ""
+    """System prompt of the environment."""
+    max_turns: int = Field(default=1, ge=1)
+    """Answers that the agent may give: after a wrong one it is asked to try again."""
+
+
 EnvironmentSettings = Annotated[
     SupportDeskSettings
     | ConversationSettings
@@ -183,6 +196,7 @@ EnvironmentSettings = Annotated[
     | PythonEnvironmentSettings
     | TRLEnvironmentSettings
     | VerifiersSettings
-    | GymnasiumTextSettings,
+    | GymnasiumTextSettings
+    | ReasoningGymSettings,
     Field(discriminator="kind"),
 ]

@@ -86,6 +86,10 @@ class GymnasiumTextEnvironment(Environment):
         saved = {"return": reward, "digest": state_digest(state.metadata["env"])}
         return Outcome(success=checks.get("is_success"), checks=checks, state=saved, reward=reward)
 
+    def state_digest(self, state: EnvironmentState) -> str | None:
+        """Digest of the environment's state; None where it gives none."""
+        return state_digest(state.metadata["env"])
+
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
         """True for minigrid's environments; of others only an episode shows it."""
         return True if isinstance(_make(scenario), MinigridText) else None

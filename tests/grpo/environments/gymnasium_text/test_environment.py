@@ -135,6 +135,16 @@ def test_a_state_can_be_continued_in_two_ways():
     assert first == again != other
 
 
+def test_a_state_is_the_same_whichever_way_led_to_it():
+    """Left and right again, and an action that does not exist, leave the state; left does not."""
+    environment = GymnasiumTextEnvironment()
+    digests = [
+        environment.state_digest(play(environment, scenario(), *actions))
+        for actions in ((), ("left", "right"), ("go home",), ("left",))
+    ]
+    assert digests[0] == digests[1] == digests[2] != digests[3]
+
+
 def test_a_world_that_is_not_the_generated_one_is_refused():
     """Another release of minigrid may make another world of the same seed."""
     environment = GymnasiumTextEnvironment()

@@ -1,8 +1,8 @@
 """Levels of BabyAI as scenarios, and demonstrations of minigrid's bot.
 
-Training, held-out and demonstration worlds have seeds of their own ranges, and no world is drawn twice: worlds that are
-alike by their digest count as one, so that a policy cannot have seen a held-out world. A level with `train: 0` is held
-out as a whole.
+Training, held-out and demonstration worlds have seeds of their own ranges. Seeds may make the same world, so that the
+digest of a world says to which split it belongs, and no world is drawn twice: neither training nor demonstrations show
+a held-out one. A level with `train: 0` is held out as a whole.
 
 BabyAI: Chevalier-Boisvert et al., arXiv 1810.08272
 """
@@ -22,12 +22,13 @@ from grpo.environments.gymnasium_text.environment import GymnasiumTextEnvironmen
 from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenarios.scenario import Scenario
+from grpo.scenarios.split import HELDOUT_SHARE, assign_split
 
 from minigrid.utils.baby_ai_bot import BabyAIBot  # isort: skip
 
 _FIRST_SEED = {"train": 0, "heldout": 1_000_000, "demonstrations": 2_000_000}
 _REPEATS = 1_000
-"""Worlds in a row that were drawn already, after which a level counts as exhausted."""
+"""Worlds in a row that were drawn already or are of the other split, after which a level counts as exhausted."""
 
 
 class BabyAILevel(Settings):
@@ -97,13 +98,14 @@ async def play_actions(environment: Environment, scenario: Scenario, actions: It
 def _draw(level: BabyAILevel, split: str, number: int | None, drawn: set[str]) -> Iterator[dict[str, Any]]:
     """Draw different worlds of a level, without end where no number is given."""
     env = make_text_env(level.id, level.options)
+    side = "heldout" if split == "heldout" else "train"
     drawn_here = repeats = 0
     for seed in count(_FIRST_SEED[split]):
         if drawn_here == number:
             return
         env.reset(seed=seed)
         digest = state_digest(env)
-        if digest is None or digest in drawn:
+        if digest is None or digest in drawn or assign_split(digest, share=HELDOUT_SHARE) != side:
             repeats += 1
             if repeats == _REPEATS:
                 raise DataError(
@@ -121,5 +123,5 @@ def _draw(level: BabyAILevel, split: str, number: int | None, drawn: set[str]) -
             "user_responses": [env.unwrapped.mission],
             "world": {"id": level.id, **options, "seed": seed, "digest": digest},
             "metadata": {"category": name, "source": "minigrid", "licence": "MIT", "identity": f"{level.id} {digest}"},
-            "split": "train" if split == "demonstrations" else split,
+            "split": side,
         }

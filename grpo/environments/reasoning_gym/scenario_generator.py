@@ -1,7 +1,9 @@
 """Generator of scenarios and demonstrations from reasoning-gym's tasks.
 
-Training, held-out and demonstrated questions have indices of their own ranges, and no question is drawn twice. A level,
-which is a task with other options under a `name` of its own, is held out as a whole by `train: 0`.
+Training, held-out and demonstrated questions have indices of their own ranges. Indices may make the same question, so
+that its digest says to which split it belongs, and no question is drawn twice: neither training nor demonstrations show
+a held-out one. A level, which is a task with other options under a `name` of its own, is held out as a whole by
+`train: 0`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pydantic import Field
 from grpo.config.base import Settings
 from grpo.environments.reasoning_gym.environment import load_task
 from grpo.errors import DataError
+from grpo.scenarios.split import HELDOUT_SHARE, assign_split
 
 import reasoning_gym  # isort: skip
 
@@ -82,10 +85,11 @@ def _different(task: ReasoningTask, part: str, seed: int, drawn: set[str]) -> It
     """Yield scenarios with questions that were not drawn before."""
     options = {**task.options, "seed": seed, "size": _SIZE}
     generator = load_task(task.task, options)
+    side = "heldout" if part == "heldout" else "train"
     for index in _INDICES[part]:
         entry = generator[index]
         digest = hashlib.sha256(entry["question"].encode()).hexdigest()[:16]
-        if digest in drawn:
+        if digest in drawn or assign_split(digest, share=HELDOUT_SHARE) != side:
             continue
         drawn.add(digest)
         yield {
@@ -100,5 +104,5 @@ def _different(task: ReasoningTask, part: str, seed: int, drawn: set[str]) -> It
                 "licence": "Apache-2.0",
                 "identity": f"{task.task} {digest}",
             },
-            "split": "heldout" if part == "heldout" else "train",
+            "split": side,
         }

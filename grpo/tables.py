@@ -17,7 +17,7 @@ from grpo.messages import Message, Role, ToolCall
 from grpo.strict_json import NotStrictJSON, encode
 from grpo.trajectories import Outcome, Stop, Trajectory, Turn
 
-SCHEMA_VERSION = "5"
+SCHEMA_VERSION = "6"
 _ROWS = 512
 
 TURN = pa.struct(
@@ -61,6 +61,7 @@ SCHEMA = pa.schema(
         ("error", pa.string()),
         ("outcome", _OUTCOME),
         ("turn_rewards", pa.list_(pa.float64())),
+        ("turn_states", pa.list_(pa.string())),
         ("terminal_reward", pa.float64()),
         ("breakdown", pa.map_(pa.string(), pa.float64())),
         ("reward_metadata", pa.string()),
@@ -198,6 +199,7 @@ class _Row(_Strict):
     error: str | None
     outcome: _OutcomeRow | None
     turn_rewards: list[float]
+    turn_states: list[str]
     terminal_reward: float | None
     breakdown: list[tuple[str, float]]
     reward_metadata: str
@@ -237,6 +239,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
             "reward": outcome.reward,
         },
         "turn_rewards": list(trajectory.turn_rewards),
+        "turn_states": list(trajectory.turn_states),
         "terminal_reward": trajectory.terminal_reward,
         "breakdown": list(trajectory.breakdown.items()),
         "reward_metadata": _json(dict(trajectory.reward_metadata), f"{trajectory.place}: metadata of its reward"),
@@ -262,6 +265,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
                 reward=outcome["reward"],
             ),
             "turn_rewards": tuple(row["turn_rewards"]),
+            "turn_states": tuple(row["turn_states"]),
             "breakdown": dict(row["breakdown"]),
             "reward_metadata": json.loads(row["reward_metadata"]),
         }

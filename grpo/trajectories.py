@@ -116,6 +116,8 @@ class Trajectory:
     error: str | None = None
     outcome: Outcome | None = None
     turn_rewards: tuple[float, ...] = ()
+    turn_states: tuple[str, ...] = ()
+    """Digest of the state in which each of the agent's turns was taken; empty where the environment gives none."""
     terminal_reward: float | None = None
     breakdown: Mapping[str, float] = field(default_factory=dict)
     reward_metadata: Mapping[str, Any] = field(default_factory=dict)

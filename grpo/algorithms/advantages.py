@@ -67,6 +67,49 @@ def turn_advantages(
     return advantages
 
 
+def state_advantages(
+    states: Sequence[Sequence[str]],
+    turn_rewards: Sequence[ArrayLike],
+    terminal_rewards: Rewards,
+    *,
+    discount: float,
+    baseline: Baseline = "group_mean",
+    scale_by_std: bool,
+) -> list[Rewards]:
+    """Advantages of each turn among the turns that were taken in the same state (GiGPO, arXiv 2505.10978, equation 7).
+
+    The return of turn k is its reward plus `discount` times the return of the next turn; the terminal reward is that of
+    the last turn. Its baseline is that of all turns, of this and of other trajectories, in the same state. A turn in a
+    state that occurred once has advantage 0.
+
+        states [s t], [s t t], terminal [0 1], discount .5 → returns [0 0], [.25 .5 1]
+        s: 0 and .25, mean .125; t: 0, .5 and 1, mean .5 → [−.125 −.5], [.125 0 .5]
+    """
+    returns = [
+        _discounted(np.asarray(rewards, dtype=np.float64), terminal, discount)
+        for rewards, terminal in zip(turn_rewards, terminal_rewards, strict=True)
+    ]
+    places: dict[str, list[tuple[int, int]]] = {}
+    for index, digests in enumerate(states):
+        for turn, digest in enumerate(digests):
+            places.setdefault(digest, []).append((index, turn))
+    advantages = [np.zeros_like(values) for values in returns]
+    for members in places.values():
+        column = np.array([returns[index][turn] for index, turn in members])
+        compared = group_advantages(column, baseline=baseline, scale_by_std=scale_by_std)
+        for (index, turn), advantage in zip(members, compared, strict=True):
+            advantages[index][turn] = advantage
+    return advantages
+
+
+def _discounted(rewards: Rewards, terminal: float, discount: float) -> Rewards:
+    """Discounted return of each turn."""
+    returns, later = np.zeros_like(rewards), terminal
+    for turn in range(len(rewards) - 1, -1, -1):
+        later = returns[turn] = rewards[turn] + (later if turn == len(rewards) - 1 else discount * later)
+    return returns
+
+
 def clip_rewards(rewards: Rewards, limit: float) -> Rewards:
     """Rewards within [−limit, limit]; NaN stays NaN."""
     return np.clip(rewards, -limit, limit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -159,6 +159,33 @@ class VerifiersSettings(Settings):
         return taskset_reference(self.id)
 
 
+class GymnasiumTextSettings(Settings):
+    """Environments of Gymnasium in texts, BabyAI's levels among them; a scenario's world names the environment and its
+    seed, see docs/tasks.md."""
+
+    packages: ClassVar[tuple[str, ...]] = ("gymnasium", "minigrid")
+    """Distributions on whose releases an episode depends."""
+    kind: Literal["gymnasium_text"]
+    """Gymnasium's environments with texts as observations and actions; pip extra minigrid."""
+    system_prompt: str = ""
+    """System prompt of the environment."""
+    max_turns: int = Field(default=20, ge=1)
+    """Agent turns after which an episode is cut off; the environment's own limit of steps may end it earlier."""
+
+
+class ReasoningGymSettings(Settings):
+    """Questions of reasoning-gym; a scenario's world names the generator of its question, see docs/tasks.md."""
+
+    packages: ClassVar[tuple[str, ...]] = ("reasoning-gym",)
+    """Distributions on whose releases an episode depends."""
+    kind: Literal["reasoning_gym"]
+    """Questions of reasoning-gym, scored by its verifiers; pip extra reasoning."""
+    system_prompt: str = ""
+    """System prompt of the environment."""
+    max_turns: int = Field(default=1, ge=1)
+    """Answers that the agent may give: after a wrong one it is asked to try again."""
+
+
 EnvironmentSettings = Annotated[
     SupportDeskSettings
     | ConversationSettings
@@ -168,6 +195,8 @@ EnvironmentSettings = Annotated[
     | TriageSettings
     | PythonEnvironmentSettings
     | TRLEnvironmentSettings
-    | VerifiersSettings,
+    | VerifiersSettings
+    | GymnasiumTextSettings
+    | ReasoningGymSettings,
     Field(discriminator="kind"),
 ]

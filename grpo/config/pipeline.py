@@ -144,7 +144,10 @@ class PipelineConfig(Settings):
     @property
     def objects(self) -> tuple[str, ...]:
         """`module:name` of the objects of the user's own code."""
-        parts = (self.environment, self.agent, self.policy.renderer, *self.reward, *self.gates, *self.scenarios.sources)
+        parts: tuple[object, ...] = (
+            *(self.environment, self.agent, self.policy.renderer, *self.reward, *self.gates, *self.scenarios.sources),
+            None if self.sft is None else self.sft.demonstrations,
+        )
         named = [getattr(part, "object", None) for part in parts]
         tasksets = [
             part.reference

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from grpo.config.base import LocalPath, Settings
+from grpo.config.python_object import PythonObject
 
 
 class WrittenDemonstrations(Settings):
@@ -32,6 +33,15 @@ class LoggedDemonstrations(Settings):
     """Least reward of a conversation that is used as a demonstration; those without a reward are left out."""
 
 
+class GeneratedDemonstrations(PythonObject):
+    """Function that yields conversations in the form of a file's lines, such as the episodes of a bot.
+
+    Its sources, the packages that they import and the files that it opens are part of the cache key.
+    """
+
+    group = "grpo.demonstrations"
+
+
 class FineTuningSettings(Settings):
     """Steps of supervised fine-tuning by TRL's SFTTrainer; the loss is on the agent's turns alone.
 
@@ -46,8 +56,13 @@ class FineTuningSettings(Settings):
     """Conversations of one optimizer step."""
 
 
+DemonstrationSettings = Annotated[
+    WrittenDemonstrations | LoggedDemonstrations | GeneratedDemonstrations, Field(discriminator="kind")
+]
+
+
 class SFTSettings(FineTuningSettings):
     """Supervised fine-tuning of the base on demonstrations."""
 
-    demonstrations: Annotated[WrittenDemonstrations | LoggedDemonstrations, Field(discriminator="kind")]
+    demonstrations: DemonstrationSettings
     """Demonstrations; one without a system message gets the system prompt of the agent and environment."""

@@ -78,8 +78,11 @@ class TrainingSettings(Settings):
     """Baseline that is subtracted from a reward; by default the algorithm's own."""
     scale_by_std: Annotated[bool | None, _NOT_DPO] = None
     """Divide advantages by the group's standard deviation; by default as the algorithm does."""
-    credit_assignment: Annotated[Literal["trajectory", "turn"], _GROUP_BASELINE, _NOT_TRL] = "trajectory"
-    """One advantage for all turns of an episode, or one for each turn from its own return."""
+    credit_assignment: Annotated[Literal["trajectory", "turn", "state"], _GROUP_BASELINE, _NOT_TRL] = "trajectory"
+    """One advantage for all turns of an episode; one for each turn from its own return; or, added to the first, one for
+    each turn among the turns that a scenario's episodes took in the same state of the world (GiGPO)."""
+    state_discount: Annotated[float, ReadWith("credit_assignment", ("state",))] = Field(default=0.95, gt=0, le=1)
+    """Discount per turn of the returns that are compared in a state: below 1, the shorter way from it is better."""
     reward_clip: Annotated[float | None, _NOT_DPO, _NOT_TRL] = Field(default=None, gt=0)
     """Rewards are clipped to [-reward_clip, reward_clip]."""
     normalize_rewards: Annotated[bool, _NOT_DPO, _NOT_TRL] = False
@@ -158,10 +161,10 @@ class TrainingSettings(Settings):
         if self.engine == "trl" and self.algorithm not in TRL_ALGORITHMS:
             raise ValueError(f"engine trl has no {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
         baseline = self.baseline or ("global_mean" if self.algorithm == "reinforce" else None)
-        if self.credit_assignment == "turn" and baseline == "global_mean":
+        if self.credit_assignment != "trajectory" and baseline == "global_mean":
             raise ValueError(
-                "credit_assignment: turn compares the trajectories of a group by turn; set baseline to group_mean or "
-                "leave_one_out"
+                f"credit_assignment: {self.credit_assignment} compares the trajectories of a group by "
+                f"{self.credit_assignment}; set baseline to group_mean or leave_one_out"
             )
         if self.algorithm == "dpo" and not self.beta:
             raise ValueError("dpo needs beta above 0, for example 0.1")

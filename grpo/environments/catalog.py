@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 from grpo.config.environments import (
     EnvironmentSettings,
+    GymnasiumTextSettings,
     PythonEnvironmentSettings,
+    ReasoningGymSettings,
     ReplaySettings,
     SimulatedUserSettings,
     SupportDeskSettings,
@@ -55,6 +57,14 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
         )
     if isinstance(settings, VerifiersSettings):
         return _verifiers(settings)
+    if isinstance(settings, GymnasiumTextSettings):
+        from grpo.environments.gymnasium_text.environment import GymnasiumTextEnvironment  # the package is an extra
+
+        return GymnasiumTextEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
+    if isinstance(settings, ReasoningGymSettings):
+        from grpo.environments.reasoning_gym.environment import ReasoningGymEnvironment  # the package is an extra
+
+        return ReasoningGymEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
     if isinstance(settings, SupportDeskSettings):
         return SupportDesk(max_turns=settings.max_turns)
     if isinstance(settings, TriageSettings):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -86,6 +88,19 @@ class Environment(ABC):
         """
         return self.verify(state)
 
+    def state_digest(self, state: EnvironmentState) -> str | None:
+        """Digest of all that decides how an episode goes on from here; None for an environment without one.
+
+        Turns of a scenario's episodes that were taken in states of one digest are compared by `credit_assignment:
+        state`. The number of turns is not part of it, so that an episode can come back to a state.
+        """
+        return None
+
+    @property
+    def gives_states(self) -> bool:
+        """True for an environment that has a `state_digest` of its own."""
+        return type(self).state_digest is not Environment.state_digest
+
     async def check(self, scenario: Scenario) -> None:
         """Raise `DataError` for a scenario that this environment cannot play; called before any episode."""
         return
@@ -123,6 +138,10 @@ class SingleTurnEnvironment(Environment):
         result = await self.environment.step(state, action)
         return replace(result, state=replace(result.state, done=True), response=None, terminated=True, truncated=False)
 
+    def state_digest(self, state: EnvironmentState) -> str | None:
+        """See the wrapped environment."""
+        return self.environment.state_digest(state)
+
     async def check(self, scenario: Scenario) -> None:
         """See the wrapped environment."""
         await self.environment.check(scenario)
@@ -138,6 +157,13 @@ class SingleTurnEnvironment(Environment):
     async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome | None:
         """See the wrapped environment."""
         return await self.environment.conclude(state, cut_off)
+
+
+def world_digest(state: EnvironmentState) -> str:
+    """Digest of a world that JSON can hold and of the last message, 16 hex digits."""
+    last = state.history[-1]
+    parts = json.dumps([state.world, last.role, last.content], sort_keys=True)
+    return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
 
 def episode_id(scenario: Scenario, seed: int | None) -> str:

@@ -140,6 +140,8 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
     for part in _parts(values):
         if (reference := _reference(part)) is not None:
             identity |= {f"{reference}, {name}": digest for name, digest in user_code_digests(reference).items()}
+        for package in getattr(part, "packages", ()):
+            identity[f"package {package}"] = _version(package, part)
         for path in _files(part):
             identity[f"file {_shown(path)}"] = _digest(path, part)
         for variable in _variables(part):
@@ -147,6 +149,14 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
         if (model := _user_model(part)) is not None:
             identity[f"model {model if '://' in model else _shown(Path(model))}"] = model_identity(model)
     return dict(sorted(identity.items()))
+
+
+def _version(package: str, part: BaseModel) -> str:
+    """Version of a distribution that settings depend on."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(f"package {package}, which {part.kind} runs, is not installed") from None  # type: ignore[attr-defined]
 
 
 def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:

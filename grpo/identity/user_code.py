@@ -6,7 +6,8 @@
         module shop.words      sha256 of shop/words.py
         package textstat       0.7.4
 
-Imports are followed in the sources without running them. Not covered: a module imported by a computed name; a stage
+Imports are followed in the sources without running them; of a module of this project, whose sources have a digest of
+their own, the distributions that it imports are added. Not covered: a module imported by a computed name; a stage
 records it when it is opened (`grpo.reads.recorder`).
 """
 
@@ -41,6 +42,8 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
     identity: dict[str, str] = {}
     own = name.partition(".")[0]
     _add_distribution(identity, own)
+    if own in PROJECT:
+        _add_imported(identity, name)
     waiting, seen = [name], set()
     while waiting:
         module = waiting.pop()
@@ -120,6 +123,16 @@ def _imports(source: bytes, package: str) -> Iterator[str]:
             if base:
                 yield base
                 yield from (f"{base}.{alias.name}" for alias in node.names if alias.name != "*")
+
+
+def _add_imported(identity: dict[str, str], module: str) -> None:
+    """Add the distributions that a module of this project imports itself; the project's own digest covers the rest."""
+    spec = find_module(module)
+    if spec is None or (source := module_source(spec)) is None:
+        return
+    for imported in _imports(source, module.rpartition(".")[0]):
+        if not _is_standard(imported):
+            _add_distribution(identity, imported.partition(".")[0])
 
 
 def _parents(module: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from grpo.algorithms.advantages import (
     clip_rewards,
     group_advantages,
     overlong_penalty,
+    state_advantages,
     turn_advantages,
 )
 from grpo.algorithms.catalog import Algorithm, get_algorithm
@@ -70,13 +71,13 @@ def token_advantages(
 ) -> list[list[NDArray[np.float32] | None]]:
     """Advantage of each token of each trajectory, [tokens], 0 outside the loss mask; None without a reward.
 
-    Raises `DataError` for turn rewards that are not one a turn.
+    Raises `DataError` for turn rewards or states that are not one a turn.
     """
     algorithm = get_algorithm(settings.algorithm, baseline=settings.baseline, scale_by_std=settings.scale_by_std)
     rewards = _rewards(groups, settings)
-    if settings.credit_assignment == "turn":
+    if settings.credit_assignment != "trajectory":
         return [
-            _turn_level(group, turns, terminal, algorithm)
+            _turn_level(group, turns, terminal, algorithm, settings)
             for group, turns, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True)
         ]
     everything = np.concatenate(rewards.totals)
@@ -128,15 +129,33 @@ def token_rewards(
 
 
 def _turn_level(
-    group: TrajectoryGroup, given: Sequence[Rewards], terminal: Rewards, algorithm: Algorithm
+    group: TrajectoryGroup,
+    given: Sequence[Rewards],
+    terminal: Rewards,
+    algorithm: Algorithm,
+    settings: TrainingSettings,
 ) -> list[NDArray[np.float32] | None]:
-    """Advantage of each token from the return of its turn."""
+    """Advantage of each token from the return of its turn, compared by turn, or by state beside the trajectories."""
     scored = [int(index) for index in np.flatnonzero(np.isfinite(terminal))]
     turns = [[turn for turn in t.turns if turn.message.role == "assistant"] for t in group.trajectories]
     rewards = [_one_per_turn(group.trajectories[k], given[k], len(turns[k])) for k in scored]
-    values = turn_advantages(
-        rewards, terminal[scored], baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std
-    )
+    if settings.credit_assignment == "turn":
+        values = turn_advantages(
+            rewards, terminal[scored], baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std
+        )
+    else:
+        states = [_states(group.trajectories[k], len(turns[k])) for k in scored]
+        values = state_advantages(
+            states,
+            rewards,
+            terminal[scored],
+            discount=settings.state_discount,
+            baseline=algorithm.baseline,
+            scale_by_std=algorithm.scale_by_std,
+        )
+        totals = terminal[scored] + np.array([part.sum() for part in rewards])
+        whole = group_advantages(totals, baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std)
+        values = [part + advantage for part, advantage in zip(values, whole, strict=True)]
     by_trajectory: list[NDArray[np.float32] | None] = [None] * len(group.trajectories)
     for index, advantages in zip(scored, values, strict=True):
         tokens = np.zeros(len(group.trajectories[index].token_ids), dtype=np.float32)
@@ -144,6 +163,16 @@ def _turn_level(
             tokens[turn.start : turn.stop] = advantage
         by_trajectory[index] = tokens * group.trajectories[index].loss_mask
     return by_trajectory
+
+
+def _states(trajectory: Trajectory, turns: int) -> tuple[str, ...]:
+    """State of each turn of the agent."""
+    if len(trajectory.turn_states) != turns:
+        raise DataError(
+            f"{trajectory.place} has {len(trajectory.turn_states)} states for {turns} turns; its environment gives no "
+            "digest of each state (Environment.state_digest): set training.credit_assignment to trajectory"
+        )
+    return trajectory.turn_states
 
 
 def _one_per_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards:

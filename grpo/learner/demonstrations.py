@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
-from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
+from grpo.config.sft import DemonstrationSettings, GeneratedDemonstrations, LoggedDemonstrations, WrittenDemonstrations
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
-from grpo.learner.training_lines import read_lines
+from grpo.learner.training_lines import parse_record, read_lines
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.logged_chat import LoggedMessage, order_results
 from grpo.scenarios.readers.openai_format import parse_messages
+from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.served.folder import ServedLog
 
 if TYPE_CHECKING:
@@ -52,20 +53,36 @@ def next_token_loss(model: PreTrainedModel, demonstrations: Sequence[TokenizedDe
     return -compute_logprobs(model, demonstrations).logprobs.sum()
 
 
-def read_demonstrations(source: WrittenDemonstrations | LoggedDemonstrations) -> list[tuple[Message, ...]]:
+def read_demonstrations(source: DemonstrationSettings) -> list[tuple[Message, ...]]:
     """Read all demonstrations, in the order of the source.
 
-    Raises `DataError` for a missing or empty source, for a line that is not a conversation, and for a conversation
-    without a turn of the agent.
+    Raises `DataError` for a missing or empty source, for a line or record that is not a conversation, and for a
+    conversation without a turn of the agent; `ConfigError` for a function that cannot be called.
     """
-    if isinstance(source, WrittenDemonstrations):
+    if isinstance(source, GeneratedDemonstrations):
+        conversations = list(_generate(source))
+    elif isinstance(source, WrittenDemonstrations):
         path, setting = local_path(source.path), "sft.demonstrations.path"
         conversations = list(read_lines(path, _parse, noun="a conversation", form=_FORM, setting=setting))
     else:
         conversations = list(_read_log(source))
     if not conversations:
-        raise DataError(f"no demonstration in {source.path}; add some, or leave sft out")
+        raise DataError(f"no demonstration in {source_place(source)}; add some, or leave sft out")
     return conversations
+
+
+def source_place(source: DemonstrationSettings) -> str:
+    """File, folder or function of demonstrations, for messages."""
+    return source.reference if isinstance(source, GeneratedDemonstrations) else source.path
+
+
+def _generate(source: GeneratedDemonstrations) -> Iterator[tuple[Message, ...]]:
+    """Conversations that a function yields, in the form of a file's lines."""
+    for record in read_python(source.reference, source.options):
+        place = f"{record.source}, record {record.line}"
+        if record.data is None:
+            raise DataError(f"{place} is not a conversation ({record.problem}); yield {_FORM}")
+        yield parse_record(record.data, _parse, place=place, noun="a conversation", form=_FORM)
 
 
 def with_system_prompt(conversation: Sequence[Message], system_prompt: str) -> tuple[Message, ...]:

@@ -13,7 +13,12 @@ from grpo.config.sft import SFTSettings
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.checkpoints import save_tuned
-from grpo.learner.demonstrations import TokenizedDemonstration, read_demonstrations, with_agent_prompt
+from grpo.learner.demonstrations import (
+    TokenizedDemonstration,
+    read_demonstrations,
+    source_place,
+    with_agent_prompt,
+)
 from grpo.learner.read_back import check_read_back
 from grpo.messages import Message, Tool
 from grpo.policy.renderer import make_renderer
@@ -44,9 +49,9 @@ def fine_tune(
     tools = (*environment.tools, *agent.tools)
     rendering = make_renderer(policy.tokenizer, tools=tools, settings=renderer)
     examples = []
-    path = settings.demonstrations.path
+    source = source_place(settings.demonstrations)
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
-        messages, place = with_agent_prompt(conversation, agent, environment), f"demonstration {index + 1} of {path}"
+        messages, place = with_agent_prompt(conversation, agent, environment), f"demonstration {index + 1} of {source}"
         _check_calls(messages, tools, place)
         for position, message in enumerate(messages):
             if message.role == "assistant":

@@ -32,7 +32,16 @@ def _parse(line: str, parse: Callable[[Any, str], T], *, place: str, noun: str, 
     if len(line) > LONGEST_LINE:
         raise DataError(f"{place}: over-long line of {len(line)} characters, at most {LONGEST_LINE}; shorten it")
     try:
-        return parse(json.loads(line), place)
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place} is not {noun} ({type(error).__name__}: {error}); write {form}") from error
+    return parse_record(record, parse, place=place, noun=noun, form=form)
+
+
+def parse_record(record: Any, parse: Callable[[Any, str], T], *, place: str, noun: str, form: str) -> T:
+    """Parse a record at this place. Raises `DataError` where `parse` fails on it."""
+    try:
+        return parse(record, place)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DataError) as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
         raise DataError(f"{place} is not {noun} ({reason}); write {form}") from error

@@ -119,8 +119,8 @@ def rewards(facts: Facts) -> Iterator[Exception]:
         place = f"reward[{number}] ({component.kind})"
         if component.kind == "environment" and isinstance(environment, _WITHOUT_REWARD):
             yield ConfigError(
-                f"{place}: environment {environment.kind} gives episodes no reward of its own, only trl, verifiers and "
-                "classes of yours do; use another reward"
+                f"{place}: environment {environment.kind} gives episodes no reward of its own, as trl, verifiers, "
+                "gymnasium_text, reasoning_gym and classes of yours do; use another reward"
             )
         if component.kind in ON_OUTCOMES and scenarios:
             silent = [scenario.id for scenario in scenarios if not _gives_checks(facts, scenario)]
@@ -130,6 +130,15 @@ def rewards(facts: Facts) -> Iterator[Exception]:
                     f"{len(scenarios)} scenarios ({_some(silent)}): give them `expected` (calls, state or facts), or "
                     "use rewards on text"
                 )
+
+
+def credit(facts: Facts) -> Iterator[Exception]:
+    """Refuse credit by state where the environment gives no digest of its states."""
+    if facts.given.training.credit_assignment == "state" and not facts.environment().gives_states:
+        yield ConfigError(
+            f"training.credit_assignment state: environment {facts.given.environment.kind} gives no digest of its "
+            "states; set it to trajectory, or write state_digest for a class of your own"
+        )
 
 
 def _gives_checks(facts: Facts, scenario: Scenario) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import NoneType
 from typing import Literal
 
 import numpy as np
@@ -43,6 +44,7 @@ async def run_episode(
     """
     transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
     rewards: list[float] = []
+    states: list[str | None] = []
     stop: Stop = "failed"
     outcome: Outcome | None = None
     error: str | None = None
@@ -70,6 +72,9 @@ async def run_episode(
         cut_off: Message | None = None
         while True:
             number = state.turn_count + 1
+            with environment_code():
+                digest = environment.state_digest(state)
+                _check(digest, (str, NoneType), "what state_digest returned")
             try:
                 with agent_code():
                     reply = await timeouts.turn(agent.respond(transcript, new_messages), number)
@@ -77,6 +82,7 @@ async def run_episode(
             except ContextLengthExceeded:
                 stop = "truncated"
                 break
+            states.append(digest)
             if reply.length_limited and on_truncation == "end":
                 stop, cut_off = "truncated", reply.message
                 break
@@ -131,6 +137,7 @@ async def run_episode(
         error=error,
         outcome=outcome,
         turn_rewards=tuple(rewards),
+        turn_states=() if None in states else tuple(filter(None, states)),
     )
 
 

@@ -20,6 +20,9 @@ from grpo.scenarios.table import open_scenarios
 MIN_CATEGORY_SIZE = 20
 """Training scenarios from which on a category must have held-out ones."""
 
+HELDOUT_SHARE = 0.25
+"""Share of what a generator can make that it holds out, by digest."""
+
 
 class CategoryCount(BaseModel):
     """Scenarios of one category in each split."""

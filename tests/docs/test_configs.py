@@ -81,7 +81,9 @@ def test_a_shipped_config_trains(name: str, store: Path, tmp_path: Path, home: P
     stand_in = not Path(config.policy.model).exists() or not config.policy.model.startswith(str(ROOT))
     if stand_in:
         overrides += [f"policy.model={DESK_MODEL}", "policy.chat_template=null"]  # its own template
-    if config.sft is not None:
+    if config.sft is not None and config.sft.demonstrations.kind == "python":
+        overrides.append("sft.demonstrations.options.each=14")
+    elif config.sft is not None:
         demonstrations = local_path(config.sft.demonstrations.path)
         few = tmp_path / "demonstrations.jsonl"
         few.write_text("".join(demonstrations.read_text(encoding="utf-8").splitlines(keepends=True)[:14]))

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id, world_digest
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.messages import Message, Tool, ToolCall
 from grpo.scenarios.scenario import Scenario
@@ -131,6 +131,10 @@ class SupportDesk(Environment):
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
         """True where the scenario says what should happen."""
         return scenario.expected.states_success
+
+    def state_digest(self, state: EnvironmentState) -> str:
+        """Digest of the records, the actions so far, the customer's patience and the last message."""
+        return world_digest(state)
 
     def verify(self, state: EnvironmentState) -> Outcome:
         """Check records read, actions, communicated facts and claims."""

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Sequence
 
 from grpo.config.environments import Team
-from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id, world_digest
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.environments.users.simulated_user import questions
 from grpo.errors import DataError
@@ -106,6 +106,10 @@ class TriageEnvironment(Environment):
     def _answer(self, state: EnvironmentState, message: Message) -> StepResult:
         truncated = state.turn_count >= self.max_turns
         return StepResult(state=state.after(message, done=truncated), response=message, truncated=truncated)
+
+    def state_digest(self, state: EnvironmentState) -> str:
+        """Digest of the calls and questions so far, and of the last message."""
+        return world_digest(state)
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
         """True: the right team follows from the category."""

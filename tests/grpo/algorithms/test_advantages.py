@@ -3,7 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grpo.algorithms.advantages import clip_rewards, group_advantages, overlong_penalty, turn_advantages
+from grpo.algorithms.advantages import (
+    clip_rewards,
+    group_advantages,
+    overlong_penalty,
+    state_advantages,
+    turn_advantages,
+)
 
 REWARDS = np.array([0.7, 0.9, 0.6, 0.8])
 
@@ -85,6 +91,30 @@ def test_each_trajectory_has_its_terminal_reward():
     with pytest.raises(ValueError, match="shorter"):
         turn_advantages([[1], [0]], np.array([0.0]), scale_by_std=False)
     assert turn_advantages([], np.array([]), scale_by_std=False) == []
+
+
+def test_turns_in_one_state_are_compared_by_their_discounted_returns():
+    """Rewards 0 and 1, discount ½: returns [0 0] and [¼ ½ 1].
+
+    State s: 0 and ¼, mean ⅛. State t, twice in the second trajectory: 0, ½ and 1, mean ½.
+    """
+    advantages = state_advantages(
+        [["s", "t"], ["s", "t", "t"]], [[0, 0], [0, 0, 0]], np.array([0.0, 1.0]), discount=0.5, scale_by_std=False
+    )
+    assert [a.tolist() for a in advantages] == [[-0.125, -0.5], [0.125, 0.0, 0.5]]
+
+
+def test_a_state_that_occurred_once_compares_nothing_and_turn_rewards_are_part_of_returns():
+    """u and v occur once. In s the returns are 1 + .9 · 0 = 1 and 0 + .9 · (2 + 1) = 2.7: ∓.85."""
+    advantages = state_advantages(
+        [["s", "u"], ["s", "v"]], [[1, 0], [0, 2]], np.array([0.0, 1.0]), discount=0.9, scale_by_std=False
+    )
+    assert advantages[0] == pytest.approx([-0.85, 0])
+    assert advantages[1] == pytest.approx([0.85, 0])
+    scaled = state_advantages(
+        [["s", "u"], ["s", "v"]], [[1, 0], [0, 2]], np.array([0.0, 1.0]), discount=0.9, scale_by_std=True
+    )
+    assert scaled[1] == pytest.approx([0.85 / 1.20218, 0], abs=1e-4)  # std = 1.7 / sqrt(2) = 1.20208
 
 
 def test_the_default_baseline_is_the_mean():

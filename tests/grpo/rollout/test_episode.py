@@ -86,6 +86,21 @@ def test_turn_rewards_and_the_outcome_of_the_last_state_are_recorded(renderer: R
     assert (truncated.turn_rewards, truncated.outcome) == ((0.25,), Outcome(success=False))
 
 
+class Counted(ConversationEnvironment):
+    """The state is the number of turns."""
+
+    def state_digest(self, state: EnvironmentState) -> str:
+        return str(state.turn_count)
+
+
+def test_the_state_of_each_turn_is_recorded_where_the_environment_gives_one(renderer: Renderer):
+    """Of three turns, and of the one that was cut off for its length; a conversation as such has none."""
+    assert _run_episode(renderer, Counted()).turn_states == ("0", "1", "2")
+    assert _run_episode(renderer, ConversationEnvironment()).turn_states == ()
+    cut = _run_episode(renderer, Counted(), max_new_tokens=1, on_truncation="end")
+    assert (cut.stop, cut.turn_states) == ("truncated", ("0",))
+
+
 def test_a_trajectory_records_how_it_was_generated(renderer: Renderer):
     """Scenario, sample, seed, policy, renderer and temperature, as a rerun needs them."""
     scenario = THREE_LINES.model_copy(update={"metadata": Metadata(category="refund", difficulty="hard")})

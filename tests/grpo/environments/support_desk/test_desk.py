@@ -41,6 +41,16 @@ def test_the_right_actions_and_a_true_reply_succeed():
     assert outcome.state == {"actions": REFUND}
 
 
+def test_desks_are_in_one_state_after_the_same_actions_and_result():
+    """Three look-ups twice; after two of them the desk is in another state."""
+    scenario = make_scenario()
+    scenario = scenario.model_copy(update={"world": {"orders": {k: scenario.world["orders"]["4821"] for k in "123"}}})
+    look_ups = {order: call("look_up", order=order) for order in "123"}
+    states = [serve(scenario, *(look_ups[o] for o in orders))[0] for orders in ("123", "123", "12")]
+    digests = [SupportDesk().state_digest(state) for state in states]
+    assert digests[0] == digests[1] != digests[2]
+
+
 @pytest.mark.parametrize(
     ("actions", "broken"),
     [

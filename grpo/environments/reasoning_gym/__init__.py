@@ -1,0 +1,1 @@
+"""Questions of reasoning-gym: environment, and generator of scenarios and demonstrations."""

@@ -1,0 +1,128 @@
+"""Questions of reasoning-gym, answered in one turn or with several tries, and scored by its verifiers.
+
+A scenario's world names the generator, its options and the index, and its text is the question that they make:
+
+    world    {"task": "chain_sum", "options": {"num_terms": 2, "seed": 0, "size": 12000}, "index": 17}
+    user     State the final answer to the following arithmetic problem: 8 + 4 =
+    agent    13
+    user     That is not right. Try again.
+    agent    12
+
+The answer is what is between the last `<answer>` and `</answer>` of a reply, or the whole reply without them. The
+score of the last answer is the episode's reward, and 1 is a success. Some verifiers evaluate an answer with sympy.
+
+https://github.com/open-thought/reasoning-gym, version 0.1
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from grpo.agents.tools import call_on_thread
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
+from grpo.errors import ConfigError, DataError, install_command
+from grpo.messages import Message
+from grpo.scenarios.scenario import Scenario
+from grpo.trajectories import Outcome
+
+try:
+    import reasoning_gym
+    from reasoning_gym.dataset import ProceduralDataset
+    from reasoning_gym.utils import extract_answer
+except ModuleNotFoundError as error:
+    raise ConfigError(f"package {error.name} is not installed; {install_command('reasoning')}") from error
+
+TRY_AGAIN = "That is not right. Try again."
+
+
+class ReasoningGymEnvironment(Environment):
+    """One question an episode, see the module; it ends with a right answer, or with answer number `max_turns`."""
+
+    def __init__(self, scenarios: Iterable[ScenarioLike] = (), max_turns: int = 1, *, system_prompt: str = "") -> None:
+        self._sampler = ScenarioSampler(scenarios, shuffled=True)
+        self.scenarios = self._sampler.scenarios
+        self.max_turns = max_turns
+        self.system_prompt = system_prompt
+
+    async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
+        """Ask the question."""
+        scenario = self._sampler.sample(seed) if scenario is None else scenario
+        return EnvironmentState(
+            scenario=scenario,
+            episode_id=episode_id(scenario, seed),
+            context=scenario.context,
+            history=(Message(role="user", content=_entry(scenario)["question"]),),
+            metadata={"answer": None, "score": 0.0, "problem": None},
+        )
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        """Score the answer; a wrong one can be followed by another until the last turn."""
+        state = state.after(action, turn_count=state.turn_count + 1)
+        answer = extract_answer(action.content) or action.content.strip()
+        score, problem = await call_on_thread(_score, state.scenario, answer)  # a verifier may take long
+        ended = score >= 1 or state.turn_count >= self.max_turns
+        state = state.after(metadata={"answer": answer, "score": score, "problem": problem}, done=ended)
+        if ended:
+            return StepResult(state=state, response=None, terminated=True)
+        response = Message(role="user", content=TRY_AGAIN)
+        return StepResult(state=state.after(response), response=response)
+
+    def verify(self, state: EnvironmentState) -> Outcome:
+        """Score of the last answer; `problem` is the exception of a verifier that could not read it."""
+        score = state.metadata["score"]
+        return Outcome(
+            success=score >= 1, checks={"right_answer": score >= 1}, state=dict(state.metadata), reward=score
+        )
+
+    def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
+        """True: each question has its verifier."""
+        return True
+
+    async def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario without a question of reasoning-gym, or whose world makes another one."""
+        _entry(scenario)
+
+
+def load_task(name: str, options: Mapping[str, Any]) -> ProceduralDataset:
+    """Generator of questions by its name in reasoning-gym. Raises `DataError` for an unknown one or invalid options."""
+    return _load_task(name, json.dumps(options, sort_keys=True))
+
+
+@functools.lru_cache(maxsize=256)
+def _load_task(name: str, options: str) -> ProceduralDataset:
+    try:
+        return reasoning_gym.create_dataset(name, **json.loads(options))
+    except (ValueError, TypeError, AssertionError) as error:
+        raise DataError(f"task {name} of reasoning-gym cannot be made with options {options}: {error}") from error
+
+
+def _entry(scenario: Scenario) -> dict[str, Any]:
+    """Question, answer and metadata of a scenario. Raises `DataError` where its world does not make its question."""
+    world = scenario.world
+    if not isinstance(world.get("task"), str) or type(world.get("index")) is not int:
+        raise DataError(
+            f'scenario {scenario.id}: world needs a task and an index, {{"task": "chain_sum", "options": {{"seed": 0, '
+            f'"size": 12000}}, "index": 17}}, got {str(dict(world))[:100]}'
+        )
+    entry: dict[str, Any] = load_task(world["task"], world.get("options", {}))[world["index"]]
+    if scenario.user_responses != (entry["question"],):
+        raise DataError(
+            f"scenario {scenario.id} asks another question than its world makes now, {entry['question']!r:.200}: "
+            "reasoning-gym has changed, or its options have no seed; generate the scenarios anew"
+        )
+    return entry
+
+
+def _score(scenario: Scenario, answer: str) -> tuple[float, str | None]:
+    """Score of an answer, and the exception of a verifier that cannot read it, which scores 0."""
+    task, entry = load_task(scenario.world["task"], scenario.world.get("options", {})), _entry(scenario)
+    try:
+        score = float(task.score_answer(answer, entry))
+    except Exception as error:  # noqa: BLE001 - verifiers raise what parsing the model's text raises
+        return 0.0, f"{type(error).__name__}: {error}"[:200]
+    return (score, None) if math.isfinite(score) else (0.0, f"score {score}")

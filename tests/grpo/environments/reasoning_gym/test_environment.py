@@ -1,0 +1,160 @@
+"""Questions of reasoning-gym, compared with the package itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from grpo.config.environments import ReasoningGymSettings
+from grpo.config.sft import GeneratedDemonstrations
+from grpo.environments.catalog import make_environment
+from grpo.environments.environment import Environment, EnvironmentState
+from grpo.errors import DataError
+from grpo.learner.demonstrations import read_demonstrations
+from grpo.messages import Message
+from grpo.scenarios.scenario import Scenario
+
+reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra reasoning is not installed")
+from grpo.environments.reasoning_gym.environment import TRY_AGAIN, ReasoningGymEnvironment  # noqa: E402
+from grpo.environments.reasoning_gym.scenario_generator import ReasoningTask, reasoning_scenarios  # noqa: E402
+
+TASKS = ("chain_sum", "spell_backward", "letter_counting", "simple_equations", "ransom_note", "countdown", "gcd")
+
+
+def scenarios(*tasks: str, **numbers: int) -> list[Scenario]:
+    parts = [ReasoningTask.model_validate({"task": task, **numbers}) for task in tasks]
+    return [Scenario.model_validate(record) for record in reasoning_scenarios(parts)]
+
+
+async def episode(environment: Environment, scenario: Scenario, answers: Sequence[str]) -> EnvironmentState:
+    state = await environment.reset(scenario)
+    for answer in answers:
+        if not state.done:
+            state = (await environment.step(state, Message(role="assistant", content=answer))).state
+    return state
+
+
+def play(environment: Environment, scenario: Scenario, *answers: str) -> EnvironmentState:
+    return asyncio.run(episode(environment, scenario, answers))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_questions_and_scores_are_those_of_the_package(task: str):
+    """Its own answer is right; the number of another question, a sentence around the answer and noise score alike."""
+    environment = make_environment(ReasoningGymSettings(kind="reasoning_gym"))
+    (scenario,) = scenarios(task, train=1)
+    library = reasoning_gym.create_dataset(task, seed=0, size=12_000)
+    entry = library[scenario.world["index"]]
+    for answer in (entry["answer"], "17", f"It is {entry['answer']}", "?"):
+        state = play(environment, scenario, answer)
+        outcome = environment.verify(state)
+        assert outcome is not None
+        assert state.history[0].content == entry["question"]
+        assert outcome.reward == library.score_answer(answer, entry)
+        assert outcome.success == (outcome.reward == 1)
+        assert state.done
+    assert environment.verify(play(environment, scenario, entry["answer"])).success
+
+
+def test_the_answer_between_the_tags_counts():
+    """Of two the last one, as in the package; without tags the whole reply is the answer."""
+    (scenario,) = scenarios("gcd", train=1)
+    right = scenario.expected.responses[0]
+    environment = ReasoningGymEnvironment()
+    reply = f"<answer>0</answer> No. <answer> {right} </answer> is it."
+    assert environment.verify(play(environment, scenario, reply)).reward == 1
+    assert environment.verify(play(environment, scenario, f" {right}\n")).reward == 1
+
+
+def test_a_wrong_answer_can_be_mended_until_the_last_turn():
+    """With three turns: the second answer is right, or the third is the last."""
+    environment = make_environment(ReasoningGymSettings(kind="reasoning_gym", max_turns=3))
+    (scenario,) = scenarios("gcd", train=1)
+    right = scenario.expected.responses[0]
+    mended = play(environment, scenario, "no", right, "no")
+    assert [m.content for m in mended.history[1:]] == ["no", TRY_AGAIN, right]
+    assert environment.verify(mended).success
+    wrong = play(environment, scenario, "no", "no", "no")
+    assert (wrong.done, wrong.turn_count, environment.verify(wrong).reward) == (True, 3, 0.0)
+
+
+def test_an_answer_that_a_verifier_cannot_read_scores_nothing():
+    """The verifier of prime factors raises ValueError for a word; the outcome says so."""
+    environment = ReasoningGymEnvironment()
+    (scenario,) = scenarios("prime_factorization", train=1)
+    outcome = environment.verify(play(environment, scenario, "two"))
+    assert (outcome.reward, outcome.success) == (0.0, False)
+    assert outcome.state["problem"].startswith("ValueError: ")
+
+
+def test_episodes_at_once_do_not_disturb_each_other():
+    """Seven tasks, right answers and wrong ones, all at the same time."""
+    environment = ReasoningGymEnvironment(max_turns=2)
+    cases = scenarios(*TASKS, train=2)
+    answers = [("?", case.expected.responses[0]) for case in cases]
+
+    async def together() -> list[EnvironmentState]:
+        return await asyncio.gather(
+            *(episode(environment, case, given) for case, given in zip(cases, answers, strict=True))
+        )
+
+    assert [environment.verify(state).success for state in asyncio.run(together())] == [True] * len(cases)
+
+
+def test_held_out_questions_are_none_of_those_trained_on():
+    """Sums of two digits repeat themselves; 30 and 15 different ones, the same in each draw, a quarter is held out."""
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    task = ReasoningTask(task="chain_sum", name="easy", options=options, train=30, heldout=15)
+    records = list(reasoning_scenarios([task]))
+    assert [record["split"] for record in records] == ["train"] * 30 + ["heldout"] * 15
+    assert len({record["user_responses"][0] for record in records}) == 45
+    assert {record["metadata"]["category"] for record in records} == {"easy"}
+    assert records == list(reasoning_scenarios([task]))
+
+
+def test_a_task_with_too_few_questions_is_an_error():
+    """Two digits added or subtracted make fewer than 3,000 questions."""
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    with pytest.raises(DataError, match=r"task chain_sum has only \d+ different questions for train, and 3000 are wan"):
+        list(reasoning_scenarios([ReasoningTask(task="chain_sum", options=options, train=3000)]))
+
+
+@pytest.mark.parametrize(
+    ("world", "message"),
+    [
+        ({"task": "chain_sum"}, "world needs a task and an index"),
+        ({"task": "chain_summ", "index": 0}, "task chain_summ of reasoning-gym cannot be made .* not registered"),
+        ({"task": "gcd", "index": 0, "options": {"hard": 1}}, "task gcd of reasoning-gym cannot be made .*hard"),
+        ({"task": "gcd", "index": 0, "options": {"seed": 3}}, "s asks another question than its world makes now"),
+    ],
+)
+def test_a_scenario_that_makes_no_such_question_is_refused(world: dict[str, Any], message: str):
+    """Before any episode, also where another release makes another question."""
+    scenario = Scenario(id="s", user_responses=("What is 1 + 1?",), world=world)
+    with pytest.raises(DataError, match=message):
+        asyncio.run(ReasoningGymEnvironment().check(scenario))
+
+
+def demonstrations(task: str) -> GeneratedDemonstrations:
+    function = "grpo.environments.reasoning_gym.scenario_generator:reasoning_demonstrations"
+    options = {"tasks": [{"task": task}], "each": 2}
+    return GeneratedDemonstrations.model_validate({"kind": "python", "object": function, "options": options})
+
+
+def test_demonstrations_are_the_package_s_own_answers():
+    """From indices of their own, without questions whose digest begins with 0 to 3: these are held out."""
+    library = reasoning_gym.create_dataset("gcd", seed=0, size=12_000)
+    entries = (library[index] for index in range(8_000, 8_100))
+    shown = [e for e in entries if hashlib.sha256(e["question"].encode()).hexdigest()[0] > "3"]
+    conversations = read_demonstrations(demonstrations("gcd"))
+    assert [tuple(m.content for m in c) for c in conversations] == [(e["question"], e["answer"]) for e in shown[:2]]
+
+
+def test_a_task_without_answers_demonstrates_nothing():
+    """Graph colouring has only a verifier."""
+    with pytest.raises(DataError, match="task graph_color of reasoning-gym gives no answer, only a verifier"):
+        read_demonstrations(demonstrations("graph_color"))

@@ -9,7 +9,8 @@ A scenario's world names the generator, its options and the index, and its text 
     agent    12
 
 The answer is what is between the last `<answer>` and `</answer>` of a reply, or the whole reply without them. The
-score of the last answer is the episode's reward, and 1 is a success. Some verifiers evaluate an answer with sympy.
+score of the last answer is the episode's reward, and 1 is a success. Tasks whose verifier evaluates an answer as Python
+are refused, see `verifiers`.
 
 https://github.com/open-thought/reasoning-gym, version 0.1
 """
@@ -36,6 +37,8 @@ try:
     from reasoning_gym.utils import extract_answer
 except ModuleNotFoundError as error:
     raise ConfigError(f"package {error.name} is not installed; {install_command('reasoning')}") from error
+
+from grpo.environments.reasoning_gym.verifiers import evaluating_call  # isort: skip
 
 TRY_AGAIN = "That is not right. Try again."
 
@@ -95,10 +98,18 @@ def load_task(name: str, options: Mapping[str, Any]) -> ProceduralDataset:
 
 @functools.lru_cache(maxsize=256)
 def _load_task(name: str, options: str) -> ProceduralDataset:
+    if name == "composite":
+        raise DataError("task composite of reasoning-gym is refused: name its tasks one by one")
     try:
-        return reasoning_gym.create_dataset(name, **json.loads(options))
+        task: ProceduralDataset = reasoning_gym.create_dataset(name, **json.loads(options))
     except (ValueError, TypeError, AssertionError) as error:
         raise DataError(f"task {name} of reasoning-gym cannot be made with options {options}: {error}") from error
+    if evaluating := evaluating_call(type(task)):
+        raise DataError(
+            f"task {name} of reasoning-gym is refused: its verifier calls {evaluating} on an answer, and what a policy "
+            "writes would run as Python; take another task"
+        )
+    return task
 
 
 def _entry(scenario: Scenario) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,10 +20,19 @@ from grpo.messages import Message
 from grpo.scenarios.scenario import Scenario
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra reasoning is not installed")
-from grpo.environments.reasoning_gym.environment import TRY_AGAIN, ReasoningGymEnvironment  # noqa: E402
+from grpo.environments.reasoning_gym.environment import TRY_AGAIN, ReasoningGymEnvironment, load_task  # noqa: E402
 from grpo.environments.reasoning_gym.scenario_generator import ReasoningTask, reasoning_scenarios  # noqa: E402
+from grpo.environments.reasoning_gym.verifiers import evaluating_call  # noqa: E402
 
-TASKS = ("chain_sum", "spell_backward", "letter_counting", "simple_equations", "ransom_note", "countdown", "gcd")
+TASKS = (
+    "chain_sum",
+    "spell_backward",
+    "letter_counting",
+    "simple_equations",
+    "ransom_note",
+    "fraction_simplification",
+    "gcd",
+)
 
 
 def scenarios(*tasks: str, **numbers: int) -> list[Scenario]:
@@ -158,3 +168,22 @@ def test_a_task_without_answers_demonstrates_nothing():
     """Graph colouring has only a verifier."""
     with pytest.raises(DataError, match="task graph_color of reasoning-gym gives no answer, only a verifier"):
         read_demonstrations(demonstrations("graph_color"))
+
+
+def test_verifiers_that_evaluate_an_answer_as_python_are_refused(tmp_path: Path):
+    """Found in the sources of the package, each by hand: what a policy writes would run in the process."""
+    from reasoning_gym.factory import DATASETS
+
+    evaluating = {name for name, (task, _) in DATASETS.items() if evaluating_call(task)}
+    assert evaluating == {
+        *("binary_matrix", "bitwise_arithmetic", "countdown", "intermediate_integration", "n_queens", "number_sorting"),
+        *("polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
+    }
+    library = reasoning_gym.create_dataset("string_insertion", seed=0, size=1)
+    written = tmp_path / "written"
+    library.score_answer(f"[__import__('pathlib').Path({str(written)!r}).touch() or 'x']", library[0])
+    assert written.exists(), "the package runs it"
+    with pytest.raises(DataError, match="string_insertion of reasoning-gym is refused: its verifier calls eval"):
+        load_task("string_insertion", {})
+    with pytest.raises(DataError, match="composite of reasoning-gym is refused"):
+        load_task("composite", {"datasets": [{"name": "gcd", "weight": 1, "config": {}}]})

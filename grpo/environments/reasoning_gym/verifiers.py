@@ -18,7 +18,6 @@ _EVALUATING = {"eval", "exec", "compile", "parse_expr", "sympify", "S"}
 _START = "score_answer"
 
 
-@functools.cache
 def evaluating_call(task: type[ProceduralDataset]) -> str | None:
     """Name of a function that evaluates text and that the task's verifier calls; None where it calls none.
 
@@ -32,6 +31,7 @@ def evaluating_call(task: type[ProceduralDataset]) -> str | None:
     return None
 
 
+@functools.cache
 def _evaluating_call(module: str) -> str | None:
     functions = defaultdict(list)
     for node in ast.walk(ast.parse(inspect.getsource(sys.modules[module]))):

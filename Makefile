@@ -18,7 +18,7 @@ real: $(READY) $(SMOLLM2)
 	$(BIN)/grpo train data/configs/triage.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not e2e' --ignore tests/e2e
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not e2e' --ignore tests/e2e
 
 e2e: $(READY)
 	$(BIN)/python -m pytest -q -n 5 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m e2e $(E2E)

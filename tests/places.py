@@ -23,6 +23,17 @@ LONGEST = (
         "tests/docs/test_configs.py",
         "tests/tasks/test_executor.py",
         "tests/grpo/rewards/learned/test_safety.py",
+        "tests/grpo/policy/transformers/test_families.py",
+        "tests/grpo/serving/test_app.py",
+        "tests/grpo/serving/test_registered.py",
+        "tests/grpo/learner/test_worker.py",
+        "tests/grpo/learner/test_configs.py",
+        "tests/grpo/serving/test_engine.py",
+        "tests/docs/test_commands.py",
+        "tests/docs/test_examples.py",
+        "tests/test_regular_expressions.py",
+        "tests/test_house.py",
+        "tests/test_features.py",
     ),
 )
 """Files of half a minute and more: a worker that begins one last keeps all others waiting."""

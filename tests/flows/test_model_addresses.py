@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import Result
+from typer.testing import CliRunner
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
+from grpo_flows.cli.app import app
 from grpo_tasks.registry import registry
 from tests.doubles import changed, short_run
 from tests.hub_server import Hub, hub_server, hub_variables, model_files
-from tests.places import DESK_MODEL, ROOT
+from tests.places import DESK_MODEL
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -91,21 +91,19 @@ def test_an_evaluation_is_of_a_commit(hub: Hub, home: Path, server: str, tmp_pat
     assert document.measurement.episodes == 4
 
 
-def _command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def command(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Runs a command about the config, in a home of its own."""
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(_config(tmp_path)))
-    environment = {**os.environ, "GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": "1"}
-    words = [word.replace("CONFIG", str(path)) for word in arguments]
-    return subprocess.run(
-        [sys.executable, "-m", "grpo_flows.cli", *words],
-        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path / "home"))
+    return lambda *words: CliRunner().invoke(app, [str(path) if word == "CONFIG" else word for word in words])
 
 
-@pytest.mark.parametrize("command", [("train", "CONFIG", "--dry-run"), ("doctor", "CONFIG", "--json")])
-def test_a_command_shows_what_a_run_would_fetch(hub: Hub, tmp_path: Path, command: tuple[str, ...]):
+@pytest.mark.parametrize("words", [("train", "CONFIG", "--dry-run"), ("doctor", "CONFIG", "--json")])
+def test_a_command_shows_what_a_run_would_fetch(hub: Hub, command: Callable[..., Result], words: tuple[str, ...]):
     """The commit, the size and the bytes that are missing: those of the weights, which are not fetched."""
-    done = _command(tmp_path, *command)
+    done = command(*words)
     shown = " ".join(done.stdout.split())
     commit = hub.repos[NAME].branches["main"]
     assert f"{NAME}@{commit} (hub, commit {commit[:12]}, 6 files), 4.9 MiB, 4.8 MiB of it to be fetched" in shown
@@ -115,12 +113,12 @@ def test_a_command_shows_what_a_run_would_fetch(hub: Hub, tmp_path: Path, comman
     assert TOKEN not in done.stdout + done.stderr
 
 
-def test_a_refused_model_ends_a_command_with_one_sentence(hub: Hub, tmp_path: Path):
+def test_a_refused_model_ends_a_command_with_one_sentence(hub: Hub, command: Callable[..., Result]):
     """Gated: the page and the variable, no traceback, no token."""
     hub.repos[NAME].refusal, hub.repos[NAME].token = (403, "GatedRepo"), "another"
-    done = _command(tmp_path, "train", "CONFIG")
+    done = command("train", "CONFIG")
     text = " ".join((done.stdout + done.stderr).split())
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert f"{NAME} is gated: accept its terms at {hub.url}/{NAME}, and set HF_TOKEN to a token of that account" in text
     assert "Traceback" not in text
     assert TOKEN not in text

@@ -21,8 +21,13 @@ ITERATIONS = 4
 
 @pytest.fixture
 def config(desk_config: dict[str, Any]) -> dict[str, Any]:
-    """A run of four iterations, two scenarios each."""
-    return changed(desk_config, rollout={"scenarios": 4, "shards": 1}, training={"iterations": ITERATIONS})
+    """A run of four iterations, four scenarios each; what is held out is judged by few episodes."""
+    return changed(
+        desk_config,
+        scenarios={"limit": 8},
+        rollout={"scenarios": 4, "shards": 1, "max_new_tokens": 32},
+        training={"iterations": ITERATIONS},
+    )
 
 
 def _size(folder: Path) -> int:

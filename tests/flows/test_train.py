@@ -246,10 +246,10 @@ def test_a_negated_reward_makes_it_worse_and_the_gate_refuses(module_config: Any
         module_config,
         home,
         name="negated",
-        scenarios={"limit": 60},
+        scenarios={"limit": 32},
         reward=[{"kind": "checks", "weight": -1.0}],
-        rollout={"scenarios": 16, "group_size": 8},
-        training={"iterations": 6, "learning_rate": 5e-4, "groups_per_step": 3},
+        rollout={"scenarios": 8, "group_size": 8},
+        training={"iterations": 3, "learning_rate": 1e-3, "groups_per_step": 2},
         registry={"model_name": "negated"},
     )
     assert document.evaluation is not None

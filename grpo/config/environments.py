@@ -159,12 +159,21 @@ class VerifiersSettings(Settings):
         return taskset_reference(self.id)
 
 
-class GymnasiumTextSettings(Settings):
+class PackageSettings(Settings):
+    """Environment of an optional package."""
+
+    packages: ClassVar[tuple[str, ...]]
+    """Distributions on whose releases an episode depends."""
+    extra: ClassVar[str]
+    """Extra that installs them."""
+
+
+class GymnasiumTextSettings(PackageSettings):
     """Environments of Gymnasium in texts, BabyAI's levels among them; a scenario's world names the environment and its
     seed, see docs/tasks.md."""
 
-    packages: ClassVar[tuple[str, ...]] = ("gymnasium", "minigrid")
-    """Distributions on whose releases an episode depends."""
+    packages = ("gymnasium", "minigrid")
+    extra = "minigrid"
     kind: Literal["gymnasium_text"]
     """Gymnasium's environments with texts as observations and actions; pip extra minigrid."""
     system_prompt: str = ""
@@ -173,11 +182,11 @@ class GymnasiumTextSettings(Settings):
     """Agent turns after which an episode is cut off; the environment's own limit of steps may end it earlier."""
 
 
-class ReasoningGymSettings(Settings):
+class ReasoningGymSettings(PackageSettings):
     """Questions of reasoning-gym; a scenario's world names the generator of its question, see docs/tasks.md."""
 
-    packages: ClassVar[tuple[str, ...]] = ("reasoning-gym",)
-    """Distributions on whose releases an episode depends."""
+    packages = ("reasoning-gym",)
+    extra = "reasoning"
     kind: Literal["reasoning_gym"]
     """Questions of reasoning-gym, scored by its verifiers; pip extra reasoning."""
     system_prompt: str = ""

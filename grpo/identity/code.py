@@ -22,14 +22,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.artifacts import local_path
-from grpo.config.environments import SimulatedUserSettings, TaskSettings, VerifiersSettings
+from grpo.config.environments import PackageSettings, SimulatedUserSettings, TaskSettings, VerifiersSettings
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.python_object import VARIABLE, UserObject
 from grpo.config.rewards import RewardComponent
 from grpo.config.scenarios import VerifiersSource
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, install_command
 from grpo.identity.user_code import module_files, source_texts, user_code_digests, user_modules
 from grpo.policy.catalog import STUB, VLLM, is_weights
 from grpo.policy.weights.sources import model_identity
@@ -140,8 +140,8 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
     for part in _parts(values):
         if (reference := _reference(part)) is not None:
             identity |= {f"{reference}, {name}": digest for name, digest in user_code_digests(reference).items()}
-        for package in getattr(part, "packages", ()):
-            identity[f"package {package}"] = _version(package, part)
+        if isinstance(part, PackageSettings):
+            identity |= {f"package {package}": _version(package, part.extra) for package in part.packages}
         for path in _files(part):
             identity[f"file {_shown(path)}"] = _digest(path, part)
         for variable in _variables(part):
@@ -151,12 +151,12 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
     return dict(sorted(identity.items()))
 
 
-def _version(package: str, part: BaseModel) -> str:
-    """Version of a distribution that settings depend on."""
+def _version(package: str, extra: str) -> str:
+    """Version of a distribution that an extra installs."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"package {package}, which {part.kind} runs, is not installed") from None  # type: ignore[attr-defined]
+        raise ConfigError(f"package {package} is not installed; {install_command(extra)}") from None
 
 
 def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import sys
+
 import pytest
 
-from grpo.config.environments import ConversationSettings, SimulatedUserSettings, SupportDeskSettings, TaskSettings
-from grpo.environments.catalog import find_unplayable
-from grpo.errors import BudgetError
+from grpo.config.environments import (
+    ConversationSettings,
+    GymnasiumTextSettings,
+    ReasoningGymSettings,
+    SimulatedUserSettings,
+    SupportDeskSettings,
+    TaskSettings,
+)
+from grpo.environments.catalog import find_unplayable, make_environment
+from grpo.errors import BudgetError, ConfigError
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
 from grpo.scenarios.scenario import Scenario
 from tests.places import PUBLISHED
@@ -46,6 +56,26 @@ def test_the_users_model_is_not_called():
 def test_an_environment_accepts_all_scenarios_by_default():
     """The support desk has no check of its own."""
     assert find_unplayable(SupportDeskSettings(kind="support_desk"), SCRIPTED, max_fraction=0.0) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "package", "extra"),
+    [
+        (GymnasiumTextSettings(kind="gymnasium_text"), "minigrid", "minigrid"),
+        (ReasoningGymSettings(kind="reasoning_gym"), "reasoning_gym", "reasoning"),
+    ],
+    ids=["gymnasium_text", "reasoning_gym"],
+)
+def test_without_its_package_an_environment_names_the_extra(
+    settings: GymnasiumTextSettings | ReasoningGymSettings, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Before any stage, with the command that installs it."""
+    monkeypatch.setitem(sys.modules, package, None)
+    for module in [name for name in sys.modules if name.startswith(f"grpo.environments.{settings.kind}.")]:
+        monkeypatch.delitem(sys.modules, module)
+    command = re.escape(f"pip install 'grpo-agent-framework[{extra}]'")
+    with pytest.raises(ConfigError, match=f"package {package} is not installed; {command}"):
+        make_environment(settings)
 
 
 @pytest.mark.skipif(not (PUBLISHED / "tau2_bench").exists(), reason="the published tasks of tau2_bench are not here")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.messages import THINK
 from grpo.renderers.fallbacks import HERMES, Form, with_forms
 from grpo.renderers.reply_format import EXAMPLE
-from grpo.renderers.slots import MessageShape
+from grpo.renderers.slots import MessageShape, common_prefix, slots_in
 from grpo.renderers.template import ChatTemplate, TemplateFailure
 from grpo.renderers.turns import CALL, RESULT, SYSTEM, USER
 
@@ -33,13 +33,21 @@ def missing_parts(
             forms.discard(form)
         else:
             forms |= {"tools", "calls"}
-    if not renders(USER, CALL, RESULT, keys=("2c",)):
+    if not renders(USER, CALL, RESULT, keys=("2c",)) or not _marks_results(complete()):
         forms.add("results")
     if not renders(USER, USER, keys=("0c", "1c")) or not renders(USER, CALL, RESULT, USER, keys=("2c", "3c")):
         forms.add("users")
     if not renders(SYSTEM, USER, keys=("0c", "1c")):
         forms.add("system")
     return complete(), frozenset(forms)
+
+
+def _marks_results(template: ChatTemplate) -> bool:
+    """Check that a result has a word or a tag of its own: without one nobody could tell who says its text (Falcon)."""
+    rendered = template.render((USER, CALL, RESULT), False)
+    slot = next(slot for slot in slots_in(rendered) if slot.key == "2c")
+    before = common_prefix(rendered, template.render((USER, CALL), False))
+    return any(character.isalnum() for character in rendered[len(before) : slot.start])
 
 
 def opens_after_result(template: ChatTemplate) -> bool:

@@ -123,7 +123,7 @@ def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "langfuse", {}
     if "conversations" in names:
         yield "sharegpt", {}
-    if {*_LISTS, "request", "body"} & {*names}:
+    if {*_LISTS, "request", "body", "mapping"} & {*names}:
         yield "openai_messages", {}
     if "instruction" in names:
         yield "alpaca", {}

@@ -28,15 +28,17 @@ class TokenMasks:
         self.grammars = grammars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._executor = LLExecutor(1)
-        self._masks: dict[LLMatcher, NDArray[np.int32]] = {}
-        """Masks from the beginning of a pass until a token of it is sampled."""
+        self._excluded: dict[LLMatcher, NDArray[np.bool_]] = {}
+        """True for each token that is not allowed, from the beginning of a pass until a token of it is sampled."""
+        self._latest: tuple[list[LLMatcher], NDArray[np.bool_]] = ([], np.empty((0, 0), np.bool_))
+        """Matchers and rows of the last pass: those of the next batch as one array, unless turns begin or end."""
         self._job: Future[None] | None = None
 
     def begin(self, matchers: Sequence[LLMatcher]) -> None:
         """Begin to compute the masks that the next pass may need; those of earlier passes are kept."""
         self._wait()
-        self._masks = {matcher: self._masks[matcher] for matcher in matchers if matcher in self._masks}
-        missing = [matcher for matcher in matchers if matcher not in self._masks]
+        self._excluded = {matcher: self._excluded[matcher] for matcher in matchers if matcher in self._excluded}
+        missing = [matcher for matcher in matchers if matcher not in self._excluded]
         if missing:
             self._job = self._thread.submit(self._fill, missing)
 
@@ -46,25 +48,30 @@ class TokenMasks:
         A row whose grammar has failed has no token left; its matcher is in an error state.
         """
         self._wait()
-        rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
-        if not rows:
+        constrained = [matcher for matcher in matchers if matcher is not None]
+        if not constrained:
             return
-        packed = np.stack([self._masks[matcher] for matcher in matchers if matcher is not None])
-        bits = np.unpackbits(packed.view(np.uint8), axis=1, bitorder="little")
-        excluded = torch.ones(len(rows), scores.shape[1], dtype=torch.bool)
-        width = min(scores.shape[1], bits.shape[1])
-        excluded[:, :width] = torch.from_numpy(bits[:, :width]) == 0
-        excluded = excluded.to(scores.device)
-        if len(rows) == len(scores):
+        excluded = self._rows(constrained, width=scores.shape[1]).to(scores.device)
+        if len(constrained) == len(scores):
             scores.masked_fill_(excluded, -torch.inf)
         else:
+            rows = [row for row, matcher in enumerate(matchers) if matcher is not None]
             index = torch.tensor(rows, device=scores.device)
             scores[index] = scores[index].masked_fill_(excluded, -torch.inf)
+
+    def _rows(self, matchers: list[LLMatcher], *, width: int) -> torch.Tensor:
+        """Excluded tokens of these matchers, [matchers, width]; those beyond the vocabulary are excluded."""
+        order, latest = self._latest
+        together = latest if order == matchers else np.stack([self._excluded[matcher] for matcher in matchers])
+        if together.shape[1] < width:
+            beyond = np.ones((len(matchers), width - together.shape[1]), np.bool_)
+            together = np.concatenate([together, beyond], axis=1)
+        return torch.from_numpy(together[:, :width])
 
     def read(self, matcher: LLMatcher, token: int) -> None:
         """Move a matcher on by the sampled token."""
         matcher.consume_token(token)
-        self._masks.pop(matcher, None)
+        self._excluded.pop(matcher, None)
 
     def _wait(self) -> None:
         if self._job is not None:
@@ -76,4 +83,6 @@ class TokenMasks:
         masks = np.zeros((len(matchers), words), np.int32)
         pairs = [(matcher, row) for row, matcher in enumerate(matchers)]
         llguidance_masks.fill_next_token_bitmask_par(self._executor, pairs, masks)
-        self._masks.update((matcher, masks[row]) for row, matcher in enumerate(matchers))
+        excluded = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little") == 0
+        self._latest = matchers, excluded
+        self._excluded.update(zip(matchers, excluded, strict=True))

@@ -4,6 +4,7 @@
                         {"request": {"messages": […], "tools": […]}, "response": {"choices": [{"message": {…}}]}}
                         {"custom_id": "a", "method": "POST", "url": …, "body": {"messages": […]}}     input of a batch
                         {"custom_id": "a", "response": {"body": {"choices": […]}}}   output, joined with its input
+                        {"mapping": {…}, "current_node": "d"}    a tree, see `grpo.scenarios.readers.message_tree`
     sharegpt            {"conversations": [{"from": "human", "value": "Where is order 7?"}, …], "system": …, "tools": …}
     alpaca              {"instruction": "Translate.", "input": "Hallo", "output": "Hello", "history": [["…", "…"]]}
     prompt_completion   {"prompt": "2 + 2?", "completion": "4"}, or lists of messages
@@ -29,6 +30,7 @@ from grpo.config.scenarios import ChatSource
 from grpo.scenarios.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
+from grpo.scenarios.readers.message_tree import END, TREE, branch_of
 from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
 from grpo.scenarios.readers.record_file import read_objects
@@ -98,6 +100,9 @@ def _fields(
 
 def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     ignored: list[str] = []
+    if settings.column is None and TREE in data:
+        given = {key: value for key, value in data.items() if key not in (TREE, END)}
+        data = {**given, "messages": branch_of(data)}
     list_key = _list_key(data, settings)
     if list_key is None:
         return _logged_chat(data, settings)

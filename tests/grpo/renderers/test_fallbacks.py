@@ -341,3 +341,18 @@ def test_a_template_that_changes_results_or_replies_inside_is_refused():
     replacing = PLAIN.replace("m.content", "(m.content.replace('c', 'C') if m.role == 'assistant' else m.content)")
     with pytest.raises(PolicyError, match=r"changes letters inside of texts|prints no message|leaves"):
         Renderer(published.tokenizer(replacing, end="<|im_end|>")).encode_reply(reply("cat"))
+
+
+def test_a_result_without_a_mark_of_its_own_gets_one():
+    """Falcon writes a label before the texts of three roles, and before a result none."""
+    source = (
+        "{% for message in messages %}{% if not loop.first %}{{ '\\n' }}{% endif %}"
+        "{% if message.role == 'system' %}{{ 'System: ' }}{% elif message.role == 'user' %}{{ 'User: ' }}"
+        "{% elif message.role == 'assistant' %}{{ 'Falcon: ' }}{% endif %}{{ message.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\\nFalcon:' }}{% endif %}"
+    )
+    renderer = Renderer(published.tokenizer(source), tools=(Tool(name="f", parameters={"type": "object"}),))
+    assert "results" in renderer.added
+    turn = Message(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments={}),))
+    history = (Message(role="user", content="x"), turn, Message(role="tool", content="lost"))
+    assert "User: <tool_response>\nlost\n</tool_response>" in renderer.decode(renderer.build_prompt(history))

@@ -1,0 +1,60 @@
+"""Chats that are kept as trees, as in ChatGPT's export of an account's data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.scenarios.guess import guess_source
+from grpo.scenarios.readers.message_tree import branch_of
+from grpo.scenarios.sources import read_records
+
+
+def _node(parent: str | None, role: str = "", text: str = "", **message: Any) -> dict[str, Any]:
+    """A node of the tree; the root has no message."""
+    content = {"content_type": "text", "parts": [text]}
+    given = {"author": {"role": role}, "content": content, "weight": 1.0, **message} if role else None
+    return {"parent": parent, "children": [], "message": given}
+
+
+def _chat() -> dict[str, Any]:
+    """A question, two replies to it, of which the second was kept, and a question after that."""
+    nodes = {
+        "root": _node(None),
+        "empty": _node("root", "system"),
+        "hidden": _node("empty", "user", "About me", metadata={"is_visually_hidden_from_conversation": True}),
+        "a": _node("hidden", "user", "Where is my parcel?"),
+        "first": _node("a", "assistant", "I do not know."),
+        "second": _node("a", "assistant", "It was lost."),
+        "b": _node("second", "user", "Send another one."),
+    }
+    return {"id": "x1", "title": "Parcel", "mapping": nodes, "current_node": "b"}
+
+
+def test_the_branch_that_the_user_saw_last_is_read(tmp_path: Path):
+    """The reply that was generated again is in the place of the first one."""
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([_chat()]))
+    [record] = read_records(guess_source(path))
+    assert record.problem is None
+    assert record.data is not None
+    assert record.data["id"] == "x1"
+    assert list(record.data["user_responses"]) == ["Where is my parcel?", "Send another one."]
+    assert record.data["expected"]["responses"][0] == "It was lost."
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"current_node": "gone"}, "broken tree: no node gone in mapping"),
+        ({"mapping": {"b": _node("b", "user", "Hi.")}}, "over-long chat"),
+        ({"mapping": {"b": _node(None, "user", content={"content_type": "code"})}}, "content is not text: code"),
+    ],
+)
+def test_a_tree_that_cannot_be_read_has_its_reason(changes: dict[str, Any], reason: str):
+    """An end that is not there, a circle, and a message that is not a text."""
+    with pytest.raises(ValueError, match=reason):
+        branch_of({**_chat(), **changes})

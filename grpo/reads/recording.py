@@ -138,8 +138,8 @@ def _users_roots(modules: Iterable[str]) -> dict[str, str]:
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook. An error in it would be one of the user's `open`."""
-    if event not in _EVENTS or getattr(_own, "busy", False):
-        return
+    if not _EVENTS or event not in _EVENTS or getattr(_own, "busy", False):
+        return  # without _EVENTS the interpreter ends, and has begun to clear this module
     with _unrecorded():
         try:
             who = _reader()

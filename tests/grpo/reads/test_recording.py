@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.reads import recording
 from grpo.reads.recorder import changed
 from grpo.reads.recording import recorded_reads
 
@@ -71,3 +72,11 @@ def test_what_is_written_and_what_is_excluded_is_not_an_input(tmp_path: Path):
         Path(sqlite3.__file__).read_text()
         Path(pytest.__file__).read_text()
     assert recorder.digests(exclude=(tmp_path / "home",)) == {}
+
+
+def test_the_end_of_the_interpreter_is_not_recorded(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """It sets this module's names to None, the first of them first, and may still open files."""
+    monkeypatch.setattr(recording, "_EVENTS", None)
+    monkeypatch.setattr(recording, "_own", None)
+    Path(os.devnull).read_bytes()
+    assert capfd.readouterr().err == ""

@@ -62,7 +62,10 @@ PARSED_ONLY = {
     "up": "starts servers; the end-to-end tests of the stack run it",
 }
 """Commands whose lines are parsed by the real command, and why they are not run."""
-WRITTEN = {"config.yaml", "grpo.yaml", "mine.yaml", "retrain.yaml", "asked.json", "runs/quickstart-study/best.yaml"}
+WRITTEN = {
+    "config.yaml", "grpo.yaml", "shop/grpo.yaml", "mine.yaml", "retrain.yaml", "asked.json",
+    "runs/quickstart-study/best.yaml",
+}  # fmt: skip
 """Files that an earlier command of the same page, or the reader, writes."""
 
 

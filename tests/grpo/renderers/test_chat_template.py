@@ -281,16 +281,16 @@ def test_a_template_that_fails_later_is_named_with_the_roles_up_to_there(tiny_fo
 def test_a_template_sees_which_turns_call_functions(renderer: Renderer):
     """One that writes a line behind a turn with calls of type function writes it there and nowhere else."""
     renderer.tokenizer.chat_template = (
-        "{% for tool in tools or [] %}{{ tool }}{% endfor %}{% for m in messages %}{{ m.content }}"
+        "{% for tool in tools or [] %}{{ tool }}{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }}"
         "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>"
         "{% if m.tool_calls and m.tool_calls[0].type == 'function' %}(calling){% endif %}{% endfor %}"
     )
     awaiting = Renderer(renderer.tokenizer)
     assert (
         awaiting.tokenizer.decode(awaiting.build_continuation((USER, CALL), (RESULT,)))
-        == '(calling){"price": 5}<|end|>'
+        == '(calling)tool:{"price": 5}<|end|>'
     )
-    assert awaiting.tokenizer.decode(awaiting.build_continuation((USER, REPLY), (USER,))) == "my order 12<|end|>"
+    assert awaiting.tokenizer.decode(awaiting.build_continuation((USER, REPLY), (USER,))) == "user:my order 12<|end|>"
 
 
 def test_only_assistant_turns_need_an_end_token(renderer: Renderer):

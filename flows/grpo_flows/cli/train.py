@@ -123,7 +123,7 @@ def retrain(
         if idle is not None:
             print_retraining(console, idle, path=home / retraining.name / "retraining.json")
             return
-    packages = ("grpo_flows.watch", "mlflow") if check else ("grpo_flows.retrain", "mlflow", *settings.LEARNER)
+    packages = ("grpo_flows.watch", "mlflow") if check else ("grpo_flows.retrain", "mlflow")
     with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo_flows.cli.console import show_progress
         from grpo_flows.cli.display import print_retraining, print_triggers

@@ -5,7 +5,6 @@ A fact that cannot be made raises its error in every check that needs it, and co
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections.abc import Callable
 from functools import wraps
@@ -22,6 +21,7 @@ from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.identity.cache_identity import pin_models
 from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
+from grpo.preflight.quiet import errors_only
 from grpo.registry import Registry
 from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.ingest import ingest
@@ -252,10 +252,7 @@ class Facts:
         settings = self.given.rollout.model_copy(
             update={"error_budget": 1.0, "turn_timeout_s": 2.0, "step_timeout_s": 2.0, "episode_timeout_s": 3.0}
         )
-        logger = logging.getLogger("grpo")
-        level = logger.level
-        logger.setLevel(logging.ERROR)  # what a run says about its episodes is not about these
-        try:
+        with errors_only():
             return tuple(
                 collect(
                     [longest, *others][:_PLAYED],
@@ -270,5 +267,3 @@ class Facts:
                     agent=self.agent(),
                 )
             )
-        finally:
-            logger.setLevel(level)

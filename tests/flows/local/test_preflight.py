@@ -233,9 +233,12 @@ def test_what_a_command_has_checked_is_not_checked_again_by_its_flow(tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_nothing_is_left_behind(tmp_path: Path):
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """No store, no judge's folder, and no temporary file."""
-    before = set(Path(tempfile.gettempdir()).glob("grpo-preflight-*"))
-    preflight.check(_config(tmp_path))
-    assert list(tmp_path.iterdir()) == []
-    assert set(Path(tempfile.gettempdir()).glob("grpo-preflight-*")) == before
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    home.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    preflight.check(_config(home))
+    assert list(home.iterdir()) == []
+    assert list(temporary.glob("grpo-preflight-*")) == []

@@ -9,10 +9,10 @@
 
 If a bound is reached, a new connection is still accepted, and another one that is not busy is closed instead: the
 oldest silent one, else the one that was idle longest, else the oldest unadmitted one, else the one that has been
-reading longest. It belongs to the address with the most connections. So 2,000 silent sockets do not lock out any
-client, not even one behind the same proxy. If all others are busy, the new connection is closed. A connection becomes
-busy only by `admit()`, which is called after a key was checked. `X-Forwarded-For` is ignored, because clients can
-forge it.
+reading longest. If the bound per address is reached, it is a connection of the same address, otherwise of the address
+that has the most. So 2,000 silent sockets do not lock out any client, not even one behind the same proxy. If all others
+are busy, the new connection is closed. A connection becomes busy only by `admit()`, which is called after a key was
+checked. `X-Forwarded-For` is ignored, because clients can forge it.
 
 If a client takes no byte of what is sent for 30 s, its connection is closed, in any state.
 """

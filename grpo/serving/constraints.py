@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SCHEMA_VALUES = 4_000
 """Most values in the schemas of one request, because in the worst case compilation time grows with their square."""
 _COMPILE_S = 5.0
-"""Time limit of one compilation, after which the request is refused. Work is bounded too, so the thread goes on."""
+"""Time limit of one compilation, after which the request is refused. Work is bounded too, so it does end."""
 _WAITING = 16
 """Most grammars that may wait for the thread."""
 _REMEMBERED = 256
@@ -158,7 +158,7 @@ class Constraints:
         self._waiting = 0
 
     async def check(self, constraint: Constraint, version: ServedVersion, renderer: Renderer) -> None:
-        """Compile a grammar, or look up its earlier result. Raises `APIError` if the schema is refused."""
+        """Compile a grammar, or look up its result. If it is refused, raises `APIError`, which names the keyword."""
         policy = version.served.policy
         if not isinstance(policy, ProcessPolicy) or type(renderer) is not Renderer:
             message = f"{constraint.param} is not read: another server, or a renderer of the user's own, writes replies"

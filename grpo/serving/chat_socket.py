@@ -213,6 +213,6 @@ def parse_frame(frame: str | None) -> dict[str, Any]:
 
 
 def error_text(error: APIError) -> str:
-    """Frame of an error, with the status and wait that HTTP puts into headers. It is ASCII, as it may quote any text."""
+    """Frame of an error, with the status and wait that HTTP puts into headers. ASCII, as it may quote any text."""
     wait = {} if error.retry_after_s is None else {"retry_after_ms": max(1, math.ceil(error.retry_after_s * 1000))}
     return json.dumps({**error_body(error), "status": error.status, **wait})

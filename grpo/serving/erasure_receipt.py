@@ -67,8 +67,8 @@ class ErasureReceipt(Document):
 class ReceiptFile:
     """Receipt of an erasure in progress.
 
-    If an earlier attempt left an incomplete receipt, this one continues it. No file is written until something was
-    removed.
+    If an earlier attempt left an incomplete receipt, this one continues it. There is no receipt as long as nothing of
+    the subject was found.
     """
 
     def __init__(self, folder: Path, subject: Erasure) -> None:

@@ -34,7 +34,7 @@ SMALL_BODY_BYTES = 256 * 2**10
 BODIES = 64
 """Most bodies of one key that may arrive at once."""
 SOCKETS, SOCKETS_WITH_PARALLEL = 256, 16
-"""Most open WebSockets of one key. If a key limits parallel requests to N, it may open max(N, the second number)."""
+"""Most open WebSockets of one key, and if it may only have N parallel requests, max(N, `SOCKETS_WITH_PARALLEL`)."""
 _HEADER_BYTES = 64 * 2**10
 _DISCARDED_BODIES = 8
 """An oversized body is read up to this multiple of the bound, because an earlier reset would lose the 413."""
@@ -351,7 +351,7 @@ def _route_path(connection: Connection) -> str:
 
 
 async def _read(receive: Receive, *, keep: int, most: int) -> tuple[bytes, int]:
-    """Read a body until it has more than `most` bytes, and return its size and at least its first chunks to `keep`."""
+    """Read a body, and return up to `keep` bytes of it, and its size. Reading stops after more than `most` bytes."""
     chunks, size, more = [], 0, True
     while more and size <= most:
         message = await receive()

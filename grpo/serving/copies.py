@@ -159,10 +159,10 @@ def _without(store: ArtifactStore, artifact: Artifact, path: Path, mentions: Men
 
 
 def _read_table(path: Path) -> pa.Table:
-    """A whole table, with texts that are UTF-8.
+    """Read a whole table, and check that its texts are UTF-8.
 
-    Raises `DataError` for a damaged one, and the `OSError` of the system for one that cannot be opened or read: that
-    can be repaired, and the table read then.
+    Raises `DataError` if the table is damaged. If the system cannot open or read the file, its `OSError` is raised
+    instead, because the table can be read once that is repaired.
     """
     with path.open("rb"):
         pass
@@ -179,7 +179,7 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def stores_in(home: Path) -> set[str]:
-    """Addresses of the artifact stores below a home, as a config may have one of its own there."""
+    """Addresses of the artifact stores below a home: its own, and others that configs may have placed there."""
     addresses = {str(home / "artifacts")}
     for root, folders, _ in os.walk(home):
         if Path(root) == home:
@@ -193,8 +193,8 @@ def stores_in(home: Path) -> set[str]:
 def erase_from_home(home: Path, mentions: Mentions, *, erased: Collection[str], log: Path) -> Iterator[ErasedCopy]:
     """Erase files of runs that name a conversation, and plans of retrainings that name an erased artifact.
 
-    `erased` are digests of artifacts. The log is left to others, and so are the folders of a store, which
-    `erase_from_store` has searched: its `.staging` has files that a run is writing.
+    `erased` are digests of artifacts. The log is not searched here, because `erase_records` does that. The folders of
+    stores are not searched either, because `erase_from_store` has done so, and a run may be writing to `.staging`.
     """
     own, stores = {log.resolve()}, stores_in(home)
     for folder in sorted(path for path in home.iterdir() if path.is_dir() and path.name not in _SERVICES):
@@ -215,7 +215,7 @@ def _erase_from_run(
         pending = any(digest[:20] in text for digest in erased)
         try:
             named = pending or mentions.in_file(path)
-        except DataError:  # not of this package, which keeps its tables in stores
+        except DataError:  # not a table of this package, which keeps its tables in stores
             named = False
         if named:
             path.unlink(missing_ok=True)
@@ -225,7 +225,7 @@ def _erase_from_run(
 
 
 def _files(folder: Path, stores: Collection[str]) -> Iterator[Path]:
-    """Files below a folder, without those in the folders of a store."""
+    """Files below a folder, except files in the folders of a store."""
     for root, folders, names in os.walk(folder):
         if root in stores:
             folders.clear()

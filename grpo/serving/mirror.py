@@ -85,7 +85,7 @@ class MirrorCounts:
     feedback: int = 0
     """Sent feedback."""
     refused: int = 0
-    """Records that MLflow refused, and assessments that are not valid feedback."""
+    """Records that cannot be mirrored, and assessments that are not valid feedback."""
     failures: int = 0
     """Failed attempts, which are repeated."""
 
@@ -167,7 +167,7 @@ class Mirror:
             self._stop.wait(self._settings.every_s)
 
     def _mirror(self) -> None:
-        """Mirror until the server stops. After a failure, wait twice as long as before, and try again."""
+        """Mirror until the server stops. After each failure in a row, the wait doubles, up to 60 s."""
         pause_s = self._settings.every_s
         while not self._stop.is_set():
             try:

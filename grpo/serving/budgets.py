@@ -24,7 +24,10 @@ _ADD = "INSERT INTO usage VALUES (?, ?, ?) ON CONFLICT (caller, period) DO UPDAT
 
 
 class TokenBudgets:
-    """Tokens used per caller and period. Raises `DataError` if the file is damaged, `StorageError` if the disk is full."""
+    """Tokens used per caller and period.
+
+    Raises `DataError` if the file is damaged, and `StorageError` if the disk is full.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,7 +108,7 @@ def _make(path: Path) -> None:
     with scratch_path(path.parent / f".{path.name}.new") as partial:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with closing(sqlite3.connect(partial)) as connection:
-            connection.execute("PRAGMA journal_mode=WAL")  # set it once here, as two processes that set it at once fail
+            connection.execute("PRAGMA journal_mode=WAL")  # stays set in the file: two processes that set it at once fail
             connection.execute(_SCHEMA)
             connection.commit()
         try:

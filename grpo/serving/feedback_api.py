@@ -34,7 +34,7 @@ _REPAIR_S = 60.0
 
 
 def _bounded(value: Any) -> Any:
-    """Return the value, or raise `ValueError` if its JSON has over `_MOST_BYTES` bytes or over `_MOST_LEVELS` levels."""
+    """Return the value. Raises `ValueError` if its JSON has more than `_MOST_BYTES` bytes or `_MOST_LEVELS` levels."""
     level: Sequence[Any] = [value.model_dump() if isinstance(value, BaseModel) else value]
     for _ in range(_MOST_LEVELS):
         level = [item for outer in level for item in _items(outer)]

@@ -108,7 +108,7 @@ def _make(path: Path) -> None:
     with scratch_path(path.parent / f".{path.name}.new") as partial:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         with closing(sqlite3.connect(partial)) as connection:
-            connection.execute("PRAGMA journal_mode=WAL")  # stays set in the file: two processes that set it at once fail
+            connection.execute("PRAGMA journal_mode=WAL")  # kept in the file: two processes that set it at once fail
             connection.execute(_SCHEMA)
             connection.commit()
         try:

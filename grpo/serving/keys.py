@@ -1,7 +1,8 @@
 """API keys: a JSON file of hashes with scopes and limits, changed by the command and read again by a running server.
 
 The file is written atomically under a lock, and only its owner can read it. If others can read it, it is refused. The
-secret is shown only once, when a key is created. The file only has its sha256, which is enough because a secret has 256 random bits.
+secret is shown only once, when a key is created. The file only has its sha256, which is enough because a secret has 256
+random bits.
 """
 
 from __future__ import annotations

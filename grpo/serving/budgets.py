@@ -46,7 +46,7 @@ class TokenBudgets:
                 raise
 
     def take(self, caller: str, tokens: int, budgets: Mapping[str, int]) -> str | None:
-        """Take tokens from all periods and return None, or take none and return the first period with too few left."""
+        """Take tokens from all periods, or return the first period whose budget is too small and take none."""
         with self._transaction():
             for period, budget in budgets.items():
                 if self._used(caller, period) + tokens > budget:

@@ -21,7 +21,7 @@ class CompletionRequest(SamplingRequest):
     prompt: str | Annotated[list[TokenId], Field(fail_fast=True)]
     """Text, or token ids."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Number of likeliest tokens whose log-probabilities are returned with each token."""
+    """Number of likeliest tokens to return with each token, with their log-probabilities."""
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     """Number of likeliest tokens to sample from. -1 and 0 mean all."""
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None

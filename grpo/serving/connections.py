@@ -117,7 +117,7 @@ class _Address:
 
 
 class Connections:
-    """Open connections of a server, at most `most`, and at most `per_address` of one address."""
+    """Open connections of a server: up to `most` in total, and up to `per_address` of one address."""
 
     def __init__(self, *, most: int, per_address: int, head_s: float = HEAD_S, stall_s: float = STALL_S) -> None:
         self.most, self.per_address, self.head_s, self.stall_s = most, per_address, head_s, stall_s

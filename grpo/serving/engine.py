@@ -1,10 +1,10 @@
-"""Engine: turns of many conversations, sampled in a process of their own, see `grpo.serving.engine_process`.
+"""Engine: turns of many conversations, sampled in a separate process, see `grpo.serving.engine_process`.
 
     caller        generate ──►                ◄── Generation         cancel ──►
     event loop            submit     on_token, for each token of a pass         the slot is free before the next pass
     process                     │ pass │ pass │ pass │ …
 
-A forward pass holds neither the event loop nor the interpreter's lock of the server.
+Because of this, a forward pass blocks neither the server's event loop nor its interpreter lock.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _END_S = 1.0
 
 
 def start_forkserver() -> None:
-    """Start the process that engine processes are forked from; it needs seconds to import PyTorch."""
+    """Start the process that engine processes are forked from. It needs seconds to import PyTorch."""
     if _CONTEXT.get_start_method() == "forkserver":
         ensure_running()
 
 
 def _run(connection: socket.socket, pulse: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
-    """Engine process."""
+    """Run an engine process, which alone imports PyTorch."""
     from grpo.serving.engine_process import run
 
     run(connection, pulse, load)
@@ -84,13 +84,13 @@ class ProcessPolicy:
         pulse, beating = socket.socketpair()
         self.heartbeat = Heartbeat(pulse)
         self.engine: Engine | None = None
-        """Its engine, once it has one."""
+        """Engine of this process, or None until one was entered."""
         self._process = _CONTEXT.Process(target=_run, args=(other, beating, load), name="engine")
         try:
             self._process.start()
         except EOFError as error:
             raise PolicyError("the process that engine processes are forked from has ended; try again") from error
-        atexit.register(self._process.kill)  # before the interpreter waits for it
+        atexit.register(self._process.kill)  # so that the interpreter does not wait for it at exit
         other.close()
         beating.close()
         try:
@@ -351,7 +351,7 @@ class _Turn:
     tokens: list[SampledToken] = field(default_factory=list)
     cached_tokens: int = 0
     called_back: bool = False
-    """The caller's `on_token` has ended the turn."""
+    """True if the caller's `on_token` has ended the turn."""
     error: Exception | None = None
     """Error of the caller's `on_token`."""
 
@@ -365,7 +365,7 @@ class _Turn:
         return self.called_back or self.error is not None
 
     def end(self, end: Ended | Failed) -> None:
-        """Give the caller the turn, or its error."""
+        """Give the caller the generated turn, or its error."""
         if self.future.done():
             return
         if self.error is not None:

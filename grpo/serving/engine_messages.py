@@ -20,7 +20,7 @@ class EngineStats:
     waiting: int = 0
     """Turns that wait for a slot."""
     kv_tokens: int = 0
-    """Tokens whose keys and values are in slots."""
+    """Tokens with keys and values in slots."""
     kv_capacity: int = 0
     """Tokens that the slots can hold before they grow."""
     prefix_cache_bytes: int = 0

@@ -7,7 +7,8 @@ The command `grpo erase`, `ServingLog.erase` and the server's DELETE all call th
 
 The receipt is written with the document. The attempt that removes the last copy completes it.
 
-Servers that write to the log see a new document within a second, and end the turns in progress that it names.
+Servers that write to the log see a new document within a second, and end their turns in progress of the users and
+conversations that it names.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _erase_copies(
 ) -> tuple[list[str], list[str]]:
     """Erase all copies of these conversations.
 
-    Returns the versions that were trained on them, and the versions whose stores were not searched.
+    Returns the versions that were trained on them, and the versions with stores that were not searched.
     """
     if not digests or not home.is_dir():
         return [], []

@@ -9,7 +9,7 @@ from grpo.serving.chat_response import Choice, TokenLogprob, Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Settled text of a choice, which later tokens cannot change, with the log-probabilities of tokens so far."""
+    """Text of a choice that later tokens cannot change, and the log-probabilities of tokens since the last delta."""
 
     index: int
     text: str

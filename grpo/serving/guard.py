@@ -34,7 +34,7 @@ SMALL_BODY_BYTES = 256 * 2**10
 BODIES = 64
 """Most bodies of one key that may arrive at once."""
 SOCKETS, SOCKETS_WITH_PARALLEL = 256, 16
-"""Most open WebSockets of one key, and if it may only have N parallel requests, max(N, `SOCKETS_WITH_PARALLEL`)."""
+"""Most open WebSockets of one key. If it is limited to N parallel requests, it is max(N, `SOCKETS_WITH_PARALLEL`)."""
 _HEADER_BYTES = 64 * 2**10
 _DISCARDED_BODIES = 8
 """An oversized body is read up to this multiple of the bound, because an earlier reset would lose the 413."""
@@ -206,7 +206,7 @@ class Guard:
         self._refused_work.charge(caller, size, status=status, cpu_s=take_cpu_s())
 
     def _authorize(self, credential: str, path: str) -> Caller:
-        """Caller of a credential. Raises `APIError` if it is not valid, or has not the scope of the path."""
+        """Caller of a credential. Raises `APIError` if it is not valid, or does not have the scope of the path."""
         try:
             caller = self._authenticate(credential)
         except GRPOError as error:
@@ -325,7 +325,7 @@ class _ClientGone(Exception):
 
 
 def unauthorized(message: str, *, code: str | None = None) -> APIError:
-    """401 with the accepted authentication scheme."""
+    """401 with a header that names the accepted authentication scheme."""
     return APIError(401, message, code=code, headers={"www-authenticate": "Bearer"})
 
 

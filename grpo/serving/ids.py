@@ -20,7 +20,7 @@ _CHOICE = re.compile(r"-[0-9]{1,4}$")
 
 
 class ServingIds:
-    """Ids of one log; `secret` is its salt."""
+    """Ids of one log. `secret` is the log's salt."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret

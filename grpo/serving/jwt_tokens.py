@@ -1,4 +1,4 @@
-"""JSON Web Tokens of an issuer as credentials; signature, issuer, audience, expiry and subject are required."""
+"""JSON Web Tokens of an issuer as credentials, which need a signature, issuer, audience, expiry and subject."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Limiter:
         self._now = now
 
     async def reserve(self, caller: Caller, tokens: int) -> Reservation:
-        """Admit a request that takes at most `tokens`: its prompt and the bound of its completion.
+        """Admit a request that takes up to `tokens`: its prompt and the most tokens of its completion.
 
         If several limits are exceeded, the `LimitExceeded` is for the limit with the longest wait. A request that is
         refused here does not count.

@@ -243,7 +243,7 @@ class Mirror:
         return trace_info(turn, messages, self._store.experiment_id), spans(turn, messages)
 
     def _assess(self, feedback: Feedback) -> None:
-        """Assess the turn's trace, or the first trace of the conversation, where MLflow expects session assessments."""
+        """Assess the turn's trace, or the conversation's first trace, because MLflow keeps session assessments there."""
         turn_id = feedback.turn_id or self._redaction.first_turn(feedback.conversation_id)
         if turn_id is None:
             raise DataError(f"conversation {feedback.conversation_id} is not in the log")
@@ -284,7 +284,7 @@ class Mirror:
         self._redaction.forget(digests)
         for digest in digests:
             self._store.delete(f"tag.`{CONVERSATION_TAG}` = '{digest}'")
-        self._state.erasures += [path.stem for path in new]  # saved with the next batch; deleting twice does no harm
+        self._state.erasures += [path.stem for path in new]  # saved with the next batch, as deleting twice does no harm
 
     def _refuse(self, message: str) -> None:
         self.counts.refused += 1

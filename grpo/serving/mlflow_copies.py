@@ -45,7 +45,7 @@ def mlflow_errors() -> Iterator[None]:
 
 
 def tracking_address(folder: Path) -> str | None:
-    """Address in MLFLOW_TRACKING_URI, else of the home's database. None if there is no database."""
+    """Address in MLFLOW_TRACKING_URI, else of the home's database. None if its database file does not exist."""
     given = os.environ.get("MLFLOW_TRACKING_URI", "")
     database = Path(given.removeprefix("sqlite:///")) if given.startswith("sqlite:///") else folder / "mlflow.db"
     if given and not given.startswith("sqlite:///"):

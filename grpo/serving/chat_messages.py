@@ -21,7 +21,7 @@ from grpo.serving.request_parts import MAX_PARTS, NAME_CHARACTERS, Content, Igno
 from grpo.strict_json import NotStrictJSON, decode, encode
 
 _COUNTED = 16
-"""If a JSON text may have more values than this, by its commas and brackets, they are counted exactly."""
+"""If a JSON text may have more values than this, judging by commas and brackets, they are counted exactly."""
 _SYSTEM = ("system", "developer")
 
 

@@ -145,7 +145,7 @@ def _fetched(store: ArtifactStore, artifact: Artifact) -> Path | None:
 
 
 def _without(store: ArtifactStore, artifact: Artifact, path: Path, mentions: Mentions) -> Artifact | None:
-    """Artifact of the tables without rows that name a conversation or damaged tables. None if all are damaged."""
+    """Artifact without damaged tables and without rows that name a conversation. None if all tables are damaged."""
     tables: dict[str, pa.Table] = {}
     for table in sorted(path.glob("*.parquet")):
         with suppress(DataError):

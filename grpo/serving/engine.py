@@ -4,7 +4,7 @@
     event loop            submit     on_token, for each token of a pass         the slot is free before the next pass
     process                     │ pass │ pass │ pass │ …
 
-Because of this, a forward pass blocks neither the server's event loop nor its interpreter lock.
+Because it runs in another process, a forward pass blocks neither the server's event loop nor its interpreter lock.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def start_forkserver() -> None:
 
 
 def _run(connection: socket.socket, pulse: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
-    """Run an engine process, which alone imports PyTorch."""
+    """Main function of an engine process."""
     from grpo.serving.engine_process import run
 
     run(connection, pulse, load)

@@ -70,7 +70,7 @@ class Submit:
     """Generate a turn."""
 
     turn: int
-    """Number of the turn, which its tokens come back with."""
+    """Number that identifies the turn when its tokens come back."""
     ids: Sequence[int]
     """All tokens of its conversation."""
     index: int

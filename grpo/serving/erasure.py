@@ -49,8 +49,8 @@ def erase(
 ) -> ErasureReceipt | None:
     """Erase a user, by the name in requests, or one conversation. None if nothing names it and nothing ever did.
 
-    If the subject was erased before, its earlier receipt is returned. If an earlier attempt failed, it left an
-    incomplete receipt, which this one continues.
+    If the subject was erased before and nothing new names it, its earlier receipt is returned. If an earlier attempt
+    failed, it left an incomplete receipt, which this one continues.
 
     `folder` is the log's folder, and `home` the folder of the runs (GRPO_HOME by default). `stores` are addresses of
     artifact stores, in addition to the stores of the home and of registered versions. `ended` is the number of turns

@@ -39,7 +39,7 @@ class ErasureReceipt(Document):
     id: str
     """Name of the first document of the erasure."""
     status: Literal["incomplete", "complete"]
-    """Incomplete until all copies are removed. The erasure must then be repeated."""
+    """Incomplete until all copies are removed. As long as it is incomplete, the erasure must be repeated."""
     time: datetime
     subject: Literal["user", "conversation"]
     subject_hash: str

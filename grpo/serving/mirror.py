@@ -243,7 +243,7 @@ class Mirror:
         return trace_info(turn, messages, self._store.experiment_id), spans(turn, messages)
 
     def _assess(self, feedback: Feedback) -> None:
-        """Assess the turn's trace, or the conversation's first trace, because MLflow keeps session assessments there."""
+        """Assess the turn's trace, or the conversation's first one, because MLflow keeps session assessments there."""
         turn_id = feedback.turn_id or self._redaction.first_turn(feedback.conversation_id)
         if turn_id is None:
             raise DataError(f"conversation {feedback.conversation_id} is not in the log")

@@ -89,7 +89,7 @@ class _Delivered:
     acknowledged: int
     """Bytes that the client's system has confirmed, or 0 if this system does not report them."""
     waiting: int
-    """Bytes that this system has not taken yet."""
+    """Bytes in this process's send buffer, which the system has not taken yet."""
 
     def is_more_than(self, before: _Delivered) -> bool:
         """True if the client took something since `before`."""

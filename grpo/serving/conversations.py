@@ -151,7 +151,7 @@ class Conversations:
         self._last: dict[str, str] = {}
         """Last turn of each conversation."""
         self._unanswered: OrderedDict[str, str] = OrderedDict()
-        """Owners of conversations without an answered first turn. A client may go on with the id of such a one."""
+        """Owner of each conversation without an answered first turn, because its client may still use the id."""
 
     def __len__(self) -> int:
         return len(self._turns)

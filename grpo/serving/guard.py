@@ -132,7 +132,7 @@ class Guard:
     async def _answer(self, caller: Caller | None, connection: Connection, receive: Receive, send: Send) -> None:
         """Answer an HTTP request. If it is refused, its caller is charged.
 
-        The body of a public path is not read, because a sender without a key could keep the server waiting for free.
+        The body of a public path is not read, because its sender needs no key, and could keep the server waiting.
         """
         size = 0
 

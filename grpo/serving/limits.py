@@ -1,6 +1,6 @@
 """Limits per caller: requests and tokens per minute, parallel requests, token budgets per day and per month.
 
-Requests and tokens count in a moving window, so no 60 seconds admit more than the limit, also across two minutes. When
+Requests and tokens count in a moving window, so no 60 seconds admit more than the limit, even across two minutes. When
 a request is admitted, it takes the largest number of tokens that it may need. When it ends, the unused ones are
 refunded.
 

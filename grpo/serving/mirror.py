@@ -3,10 +3,10 @@
     log ──► unread records ──► redacted ──► traces, assessments ──► position
     log ◄── feedback of source `mlflow` ◄── assessments that people gave in MLflow's page
 
-No turn waits for the mirror, because it is a thread that reads the log's files, and another process redacts them. While
-the tracking server is down, records wait in the log. If the server is killed before the position is written, records
-are sent twice, but appear once, because their ids are derived from the ids in the log. Only one process at a time
-mirrors a folder into an experiment.
+The log stays the authoritative record. No turn waits for the mirror, because it is a thread that reads the log's files,
+and another process redacts them. While the tracking server is down, records wait in the log. If the server is killed
+before the position is written, records are sent twice, but appear once, because their ids are derived from the ids in
+the log. Only one process at a time mirrors a folder into an experiment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Errors of the HTTP API in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
 
 429 is a limit of the caller, 503 a limit of this server. Both carry Retry-After in whole seconds and retry-after-ms,
-which OpenAI's clients obey up to two minutes; `x-should-retry: false` stands where a second try cannot succeed.
+which OpenAI's clients obey up to two minutes. If a retry cannot succeed within this time, `x-should-retry` is false.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
 _LONGEST_WAIT_S = 120.0
 """OpenAI's clients do not wait longer."""
 _SERVED = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/models", "/v1/feedback")
-"""Paths of OpenAI's API and of feedback, for a caller whose path is another one."""
+"""Paths of OpenAI's API and of feedback, which an error lists if no route has the caller's path."""
 _NAME_SHOWN = 64
-"""Characters of a name in the path of a parameter."""
+"""Most characters of each name in the path of a parameter."""
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}
 
 
 class APIError(Exception):
-    """Error that is answered to the client as it is."""
+    """Error that the client receives unchanged."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class APIError(Exception):
 
 
 def is_api_error(error: BaseException) -> bool:
-    """True for an answer to a client: `user_code(passes=is_api_error)` turns the errors of the code."""
+    """True for an error that goes to the client, so `user_code(passes=is_api_error)` converts only other errors."""
     return isinstance(error, APIError)
 
 
 def invalid_request(message: str, *, param: str | None = None, code: str | None = None) -> APIError:
-    """400 for a request that cannot be served, with the name of the parameter."""
+    """400 for a request that cannot be served, with the name of the parameter if there is one."""
     return APIError(400, message, param=param, code=code)
 
 
@@ -67,12 +67,12 @@ def overloaded(message: str, *, retry_after_s: float) -> APIError:
 
 
 def error_body(error: APIError) -> dict[str, dict[str, str | None]]:
-    """The body of the response, and the last event of a stream that fails."""
+    """Body of the response, or last event of a stream that fails."""
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
 
 
 def error_headers(error: APIError) -> dict[str, str]:
-    """Headers of the response: when to try again, and whether to."""
+    """Headers of the response, which say if and when the client should try again."""
     headers = dict(error.headers)
     wait_s = error.retry_after_s
     if wait_s is not None:
@@ -84,7 +84,7 @@ def error_headers(error: APIError) -> dict[str, str]:
 
 
 def error_response(error: APIError) -> Response:
-    """The response of an error. Non-ASCII text is escaped: a message may quote a surrogate, which UTF-8 cannot hold."""
+    """Response of an error. It is ASCII, because a message may quote a surrogate, which UTF-8 cannot hold."""
     body = json.dumps(error_body(error)).encode("ascii")
     return Response(body, status_code=error.status, headers=error_headers(error), media_type="application/json")
 
@@ -94,7 +94,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> APIError:
 
     `{"loc": ("body", "messages", 0, "role"), "msg": "Field required", "type": "missing"}` → param `messages.0.role`
 
-    Tags of unions are no part of the path, and a `Fault` of an object has the name of its field.
+    Tags of unions are not part of the path. A `Fault` of an object adds the name of its field.
     """
     first = errors[0]
     kind, message = str(first["type"]), str(first["msg"]).removeprefix("Value error, ")
@@ -110,7 +110,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> APIError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error of an app in OpenAI's shape: ours, invalid requests, unknown paths, methods, and failures."""
+    """Answer every error in OpenAI's shape: `APIError`, invalid requests, unknown paths or methods, and failures."""
     app.add_exception_handler(APIError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
@@ -145,7 +145,7 @@ def _failure(_: Request, __: Exception) -> Response:
 
 
 def unknown_address(path: str, *, headers: Mapping[str, str] | None = None) -> APIError:
-    """404 for a path that no route has, with those that there are."""
+    """404 for a path that no route has, with a list of paths that exist."""
     forgotten = f"; the base URL of a client ends in /v1: /v1{path}" if f"/v1{path}" in _SERVED else ""
     message = f"there is no {path[:200]}{forgotten}; this server has {', '.join(_SERVED)}"
     return APIError(404, message, code="unknown_url", headers=headers)

@@ -47,7 +47,7 @@ from grpo.serving.streams import (
 )
 
 PUBLIC = frozenset({"/", "/health", "/live", "/ready"})
-"""Paths that need no key: probes, and the chat page, which asks for one."""
+"""Paths that need no key: the probes, and the chat page, which asks the user for a key."""
 SCOPES: dict[str, Scope] = {
     "/v1/chat": "chat",
     "/v1/completions": "chat",
@@ -57,10 +57,10 @@ SCOPES: dict[str, Scope] = {
     "/metrics": "metrics",
     "/v1/metrics": "metrics",
 }
-"""Scope of a path and those below it; any other path needs `admin`."""
+"""Scope of a path and of all paths below it. Any other path needs `admin`."""
 
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-"""Paths whose requests take room of the engine."""
+"""Paths with requests that the engine has to generate for."""
 
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
@@ -70,12 +70,12 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/train": TrainRequest,
     "/v1/scale": ScaleRequest,
 }
-"""Body of each path that takes one."""
+"""Body of each path that takes a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Parts of a server that its routes use."""
+    """Shared state of the routes."""
 
     service: Service
     limiter: Limiter
@@ -91,8 +91,8 @@ def create_app(
     orchestrator: Orchestrator | None = None,
     body_bytes: int = BODY_BYTES,
 ) -> Guard:
-    """Create the application behind its guard; `lifespan` starts the log and loads the first version."""
-    # a redirect to the path without its last slash would go to any host that the client has named
+    """Create the application behind its guard. `lifespan` starts the log and loads the first version."""
+    # no redirects of slashes, because such a redirect would go to any host that the client has named
     app = FastAPI(title="grpo serve", docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     install_error_handlers(app)
     _add_probes(app, parts.service)
@@ -133,7 +133,7 @@ def create_app(
 
 
 async def _caller(request: Request) -> Caller:
-    """Caller that the guard has authenticated; async, since FastAPI runs other functions in threads."""
+    """Caller that the guard has authenticated. It is async, because FastAPI runs other functions in threads."""
     caller: Caller = request.state.caller
     return caller
 
@@ -155,7 +155,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready")
     async def ready() -> JSONResponse:
-        """Readiness: a version is loaded, its engine answers, and the server is not stopping; for start-up as well."""
+        """Readiness or start-up: a version is loaded, its engine answers, and the server is not stopping."""
         current = service.versions.current
         body: dict[str, Any] = {"status": service.status, "model": None if current is None else current.served.version}
         body["servers"] = 0 if service.turns.away else service.turns.servers
@@ -215,7 +215,7 @@ def _add_responses(app: FastAPI, parts: Parts) -> None:
 
 
 class _Asked:
-    """Request of the Responses API that was admitted."""
+    """Admitted request of the Responses API."""
 
     def __init__(self, request: ResponsesRequest, exchange: Exchange) -> None:
         self.request, self.exchange = request, exchange
@@ -225,7 +225,7 @@ class _Asked:
 async def _answer(
     request: Request, hold: Hold, body: Awaitable[dict[str, Any]], headers: Mapping[str, str]
 ) -> Response:
-    """Response with a body that is not streamed; a client that goes away cancels it."""
+    """Response with a body that is not streamed. If the client goes away, the body is cancelled."""
     try:
         answered = await unless_disconnected(request, body)
     except BaseException:
@@ -244,7 +244,7 @@ async def _admit(
     caller: Caller,
     parts: Parts,
 ) -> AdmittedT | None:
-    """Admit the request of a body, which FastAPI would parse on the event loop; None where the client goes away."""
+    """Parse and admit a request, without FastAPI, which would block the event loop. None if the client goes away."""
     content, service = await request.body(), parts.service
 
     async def read_and_begin() -> AdmittedT:
@@ -296,7 +296,7 @@ def _add_feedback(app: FastAPI, parts: Parts) -> None:
 
     @app.post("/v1/feedback")
     async def feedback(request: Request, caller: Authenticated, response: Response) -> Receipt:
-        """Log feedback on a turn or a conversation; it may come late, repeatedly and in any order."""
+        """Log feedback on a turn or a conversation. It may arrive late, repeatedly and in any order."""
         body = await read_small_request(FeedbackRequest, request, preparation=service.preparation)
         try:
             record = await log_feedback(body, caller, service.log, parts.limiter, now=service.now())

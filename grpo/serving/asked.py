@@ -1,4 +1,4 @@
-"""Messages and tools of a request, in the form that conversations are looked up by."""
+"""Messages and tools of a request, with the digests that conversations are looked up by."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from grpo.serving.digests import DigestedMessages, DigestedTools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a request asks, in the form that conversations are looked up by."""
+    """Messages and tools of a request, with their digests."""
 
     messages: DigestedMessages
     tools: DigestedTools | None
-    """Tools of the client; None for the tools of the version."""
+    """Tools of the client, or None if the version's tools are used."""
 
     @classmethod
     def of(cls, request: ChatRequest, open_calls: Sequence[str]) -> Self:
-        """Read a request; see `ChatRequest.to_messages`."""
+        """Read a request. See `ChatRequest.to_messages`."""
         messages = DigestedMessages.of(request.to_messages(open_calls), request.call_ids)
         return cls(messages=messages, tools=None if request.tools is None else DigestedTools.of(request.to_tools()))

@@ -1,8 +1,8 @@
-"""Token budgets of days and months in an SQLite file, which processes of one machine share and a restart keeps.
+"""Token budgets per day and month in an SQLite file, which processes of one machine share and restarts keep.
 
     usage   caller (hash), period ("2026-11-22" or "2026-11", UTC), tokens
 
-Tokens are taken before a request and refunded after it, so that a crash may count too many tokens, never too few.
+Tokens are taken before a request and refunded after it. So a crash may count too many tokens, but never too few.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _ADD = "INSERT INTO usage VALUES (?, ?, ?) ON CONFLICT (caller, period) DO UPDAT
 
 
 class TokenBudgets:
-    """Tokens used per caller and period. Raises `DataError` for a damaged file, `StorageError` for a full disk."""
+    """Tokens used per caller and period.
+
+    Raises `DataError` if the file is damaged, and `StorageError` if the disk is full.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -43,7 +46,7 @@ class TokenBudgets:
                 raise
 
     def take(self, caller: str, tokens: int, budgets: Mapping[str, int]) -> str | None:
-        """Take tokens of all periods, or of none; returns the first period whose budget is too small for them."""
+        """Take tokens from all periods, or return the first period whose budget is too small and take none."""
         with self._transaction():
             for period, budget in budgets.items():
                 if self._used(caller, period) + tokens > budget:
@@ -52,12 +55,12 @@ class TokenBudgets:
         return None
 
     def add(self, caller: str, tokens: int, periods: tuple[str, ...]) -> None:
-        """Add tokens to periods; a refund is negative."""
+        """Add tokens to periods. A refund is a negative number."""
         with self._transaction():
             self._connection.executemany(_ADD, [(caller, period, tokens) for period in periods])
 
     def used(self, caller: str, period: str) -> int:
-        """Tokens that a caller has used in a period, those of running requests included."""
+        """Tokens that a caller has used in a period, including the tokens that running requests have taken."""
         with self._errors():
             return self._used(caller, period)
 
@@ -100,7 +103,7 @@ class TokenBudgets:
 
 
 def _make(path: Path) -> None:
-    """Make the file atomically, readable by its owner alone; another process may be first."""
+    """Make the file atomically, readable only by its owner. If another process was first, its file is kept."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with scratch_path(path.parent / f".{path.name}.new") as partial:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -13,7 +13,7 @@ SCOPES: tuple[Scope, ...] = ("chat", "feedback", "outcomes", "metrics", "admin")
 
 
 class CallerLimits(BaseModel):
-    """Limits of one caller; None is unlimited."""
+    """Limits of one caller. None means unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -36,16 +36,16 @@ class Caller:
     name: str
     """Name of the key, or subject of the token."""
     key_hash: str
-    """sha256 of the key, or of issuer and subject of the token: the identity that logs and limits use."""
+    """sha256 of the key, or of the token's issuer and subject. Logs and limits identify the caller by it."""
     scopes: frozenset[Scope]
     limits: CallerLimits = field(default_factory=CallerLimits)
 
     @property
     def listed(self) -> str:
-        """Its scopes for a message."""
+        """Scopes as a text for a message."""
         return ", ".join(sorted(self.scopes)) or "none"
 
 
 def sha256(text: str) -> str:
-    """Hexadecimal sha256 of a text; undecodable bytes count as they are."""
+    """Hexadecimal sha256 of a text. Bytes that could not be decoded are hashed unchanged."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()

@@ -1,10 +1,10 @@
-"""Messages of a chat request, as every client appends them, and the messages that the policy was trained on.
+"""Messages of a chat request, and their conversion to the form that the policy was trained on.
 
     system S1, developer S2, user U     →  system "S1\n\nS2", user U          as readers of logs do
     assistant with two calls, 2 results →  assistant, tool "[R1, R2]"         in the order of the calls
 
-What this server has sent comes back whole: `reasoning_content`, `refusal`, and what clients add when they dump a reply
-(`annotations`, `parsed`, `index` of a call) has no effect.
+Clients send replies of this server back whole. So `reasoning_content` and the fields that clients add when they dump a
+reply (`annotations`, `parsed`, `index` of a call) are accepted without effect. `refusal` stands for missing content.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from grpo.serving.request_parts import MAX_PARTS, NAME_CHARACTERS, Content, Igno
 from grpo.strict_json import NotStrictJSON, decode, encode
 
 _COUNTED = 16
-"""Commas and brackets of a JSON text above which its values are counted exactly."""
+"""If a JSON text may have more values than this, judging by commas and brackets, they are counted exactly."""
 _SYSTEM = ("system", "developer")
 
 
 class FunctionCall(Part):
-    """Name and arguments of a call, the arguments as JSON text."""
+    """Name of a call, and its arguments as JSON text."""
 
     name: str = Field(min_length=1, max_length=200)
     arguments: str = ""
@@ -42,7 +42,7 @@ class CallPart(Part):
     index: Ignored
 
     def to_call(self, place: str) -> ToolCall:
-        """Parse the arguments; raises `APIError` unless they are a JSON object."""
+        """Parse the arguments. Raises `APIError` unless they are a JSON object."""
         try:
             arguments = decode(self.function.arguments or "{}")
         except NotStrictJSON:
@@ -58,13 +58,13 @@ class ChatMessage(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
-    """Text that a model has refused with, which stands for its content."""
+    """Text of a model's refusal, which is used if there is no content."""
     tool_calls: Annotated[list[CallPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     tool_call_id: str | None = Field(default=None, max_length=NAME_CHARACTERS)
     audio: Annotated[None, refused("sound is not read; send the words as content")] = None
     function_call: Annotated[None, refused("send the call in tool_calls, and its result with the role tool")] = None
     name: str | None = Field(default=None, max_length=NAME_CHARACTERS)
-    """Name of the speaker, which chat templates do not print: without effect."""
+    """Name of the speaker. It has no effect, because chat templates do not print it."""
     annotations: Ignored
     cache_control: Ignored
     parsed: Ignored
@@ -78,17 +78,17 @@ class ChatMessage(Part):
 
     @property
     def characters(self) -> int:
-        """Characters of its text, its calls and its ids."""
+        """Number of characters in its text, calls and ids."""
         calls = self.tool_calls or ()
         named = sum(len(call.id) + len(call.function.name) + len(call.function.arguments) for call in calls)
         return len(self.text) + named + len(self.tool_call_id or "")
 
 
 def to_messages(parts: Sequence[ChatMessage], open_calls: Sequence[str] = ()) -> tuple[Message, ...]:
-    """Messages as the policy was trained on them; `open_calls` are the ids of calls before the first message.
+    """Messages as the policy was trained on them. `open_calls` are the ids of the calls before the first message.
 
-    Results of several calls become one message with the list of results, in the order of the calls, and system
-    messages in front become one. Raises `APIError` for a message of the wrong kind, or a result of another call.
+    Results of several calls become one message with a list of the results, in the order of the calls. System messages
+    at the front become one. Raises `APIError` if a message is of the wrong kind, or a result is not of an open call.
     """
     front = next((index for index, part in enumerate(parts) if part.role not in _SYSTEM), len(parts))
     reader = _Reader(open_calls if parts[0].role == "tool" else ())
@@ -105,7 +105,7 @@ def to_messages(parts: Sequence[ChatMessage], open_calls: Sequence[str] = ()) ->
 
 
 def _check_text(part: ChatMessage, place: str) -> None:
-    """Raise `APIError` for calls of a message that is not the assistant's, or one without text."""
+    """Raise `APIError` if a message that is not the assistant's has calls, or has no text."""
     if part.role != "assistant" and (part.tool_calls or part.content is None):
         raise invalid_request(f"{place} is a {part.role} message without text", param=f"{place}.content")
 
@@ -121,7 +121,7 @@ class _Reader:
         self._values = _Values()
 
     def read(self, part: ChatMessage, place: str) -> None:
-        """Add a message, or a result, which is a message with those of the calls beside it."""
+        """Add a message. Results are collected until all calls have one, and then become one message."""
         if part.role == "tool":
             self._read_result(part, place)
             return
@@ -153,22 +153,22 @@ class _Reader:
 
 
 def _tool_results(results: Sequence[str]) -> Message:
-    """Result of one call as it is, of several as a JSON list."""
+    """Message with the unchanged result of one call, or with a JSON list of several results."""
     if len(results) == 1:
         return Message(role="tool", content=results[0])
     return Message(role="tool", content=encode([_parsed(result) for result in results]))
 
 
 class _Values:
-    """Values of all JSON texts of a request, which are bounded together, since each is parsed."""
+    """Number of values in all JSON texts of a request. They are bounded together, because each text is parsed."""
 
     def __init__(self) -> None:
         self._count = 0
 
     def add(self, text: str, place: str) -> None:
-        """Count a text before it is parsed. Raises `APIError` for more values than a request has."""
+        """Count a text before it is parsed. Raises `APIError` if the texts have more values than a request may have."""
         count = 1 + sum(map(text.count, ",[{"))
-        if count > _COUNTED:  # commas in its strings are no values
+        if count > _COUNTED:  # count exactly, because commas inside strings are not values
             count = values_and_depth(text.encode(errors="surrogatepass"))[0]
         self._count += count
         if self._count > VALUES:

@@ -1,7 +1,8 @@
-"""Requests of OpenAI's chat API: a parameter has its effect, or stands in `WITHOUT_EFFECT`, or is refused by its name.
+"""Requests of OpenAI's chat API: a parameter has its effect, or is in `WITHOUT_EFFECT`, or is refused by name.
 
-Null is absent in every field. What would change the words of the reply and is missing is refused; what would not,
-because it is about caching, prices, identifiers or storage elsewhere, is accepted.
+In every field, null means that the field is absent. If a parameter is not implemented, it is refused when it would
+change the words of the reply. It is accepted when it would not, because it is about caching, prices, identifiers or
+storage elsewhere.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from grpo.strict_json import encode
 
 MAX_MESSAGES = 2000
 LABELS = ("category", "domain")
-"""Labels of a conversation that `metadata` may have, for the scenario that it becomes; other keys have no effect."""
+"""Keys of `metadata` that become labels of the conversation's scenario. Other keys have no effect."""
 WITHOUT_EFFECT = (
     "prediction",
     "prompt_cache_key",
@@ -43,7 +44,7 @@ ConversationId = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,64}$")]
 
 
 class ChatRequest(SamplingRequest):
-    """Body of `POST /v1/chat/completions`, and two fields of our own: `conversation_id` and `strategy`."""
+    """Body of `POST /v1/chat/completions`, with two fields that OpenAI does not have: `conversation_id`, `strategy`."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -52,12 +53,12 @@ class ChatRequest(SamplingRequest):
     tools: Annotated[list[ToolPart], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
-    """False for one call in a reply at most."""
+    """If False, a reply has no more than one call."""
     response_format: ResponseFormat | None = None
     metadata: Metadata | None = None
-    """`conversation_id` and labels of the conversation; other keys have no effect."""
+    """`conversation_id` and labels of the conversation. Other keys have no effect."""
     store: bool = True
-    """False for turns that are logged without consent, so that nothing is trained on them."""
+    """If False, the turns are logged without consent, so that nothing is trained on them."""
     conversation_id: ConversationId | None = None
     strategy: StrategyName | None = None
     audio: Annotated[None, refused("this model writes text; leave audio out")] = None
@@ -87,7 +88,7 @@ class ChatRequest(SamplingRequest):
     @field_validator("web_search_options", mode="before")
     @classmethod
     def _is_not_asked_for(cls, value: Any) -> Any:
-        return value if value != {} else {"search_context_size": "medium"}  # an empty object asks for a search too
+        return value if value != {} else {"search_context_size": "medium"}  # an empty object also asks for a search
 
     @model_validator(mode="after")
     def _are_consistent(self) -> Self:
@@ -107,7 +108,7 @@ class ChatRequest(SamplingRequest):
 
     @property
     def characters(self) -> int:
-        """Characters of all texts that the prompt may have: messages, names, arguments, tools, and white space."""
+        """Number of characters that the prompt may have: messages, names, arguments, tools, and white space."""
         return self._characters
 
     @property
@@ -116,7 +117,7 @@ class ChatRequest(SamplingRequest):
         return self.conversation_id or (self.metadata or {}).get("conversation_id")
 
     def continues(self, response_id: str | None, instructions: str | None) -> None:
-        """Go on from the turn of a response, whose conversation began with these instructions."""
+        """Continue the turn of a response. Its conversation must have begun with these instructions."""
         self._previous = None if response_id is None else turn_of(response_id)
         self._instructions = instructions
 
@@ -127,12 +128,12 @@ class ChatRequest(SamplingRequest):
 
     @property
     def instructions(self) -> str | None:
-        """System message that the conversation of the previous turn must have begun with; None for any."""
+        """System message with which the conversation of the previous turn must have begun. None allows any."""
         return self._instructions
 
     @property
     def call_ids(self) -> frozenset[str]:
-        """Ids of the calls in its messages."""
+        """Ids of the calls in the request's messages."""
         return frozenset(call.id for message in self.messages for call in message.tool_calls or ())
 
     @property
@@ -142,17 +143,17 @@ class ChatRequest(SamplingRequest):
 
     @property
     def max_reply_tokens(self) -> int | None:
-        """Tokens of a reply at most."""
+        """Most tokens of a reply, or None if the request sets no limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def calls_nothing(self) -> bool:
-        """True for `tool_choice` none: a call is content."""
+        """True if `tool_choice` is none, so that a call stays in the content."""
         return self.tool_choice == "none"
 
     @property
     def must_call(self) -> bool:
-        """True where the reply has to be a call."""
+        """True if the reply has to be a call."""
         choice = self.tool_choice
         if isinstance(choice, AllowedToolsChoice):
             return choice.allowed_tools.mode == "required"
@@ -160,7 +161,7 @@ class ChatRequest(SamplingRequest):
 
     @property
     def allowed_names(self) -> tuple[str, ...] | None:
-        """Names of the tools that may be called; None for all of them."""
+        """Names of the tools that may be called, or None if all of them may."""
         choice = self.tool_choice
         if isinstance(choice, NamedTool):
             return (choice.function.name,)
@@ -170,12 +171,12 @@ class ChatRequest(SamplingRequest):
 
     @property
     def has_format(self) -> bool:
-        """True where a reply without calls has to be JSON."""
+        """True if a reply without calls has to be JSON."""
         return self.response_format is not None and self.response_format.type != "text"
 
     @property
     def strict_names(self) -> frozenset[str]:
-        """Names of the tools whose arguments have to be valid by their schemas."""
+        """Names of the tools that need arguments that are valid by their schemas."""
         return frozenset(tool.function.name for tool in self.tools or () if tool.function.strict)
 
     def to_tools(self) -> tuple[Tool, ...]:
@@ -183,5 +184,5 @@ class ChatRequest(SamplingRequest):
         return tuple(tool.to_tool() for tool in self.tools or ())
 
     def to_messages(self, open_calls: Sequence[str] = ()) -> tuple[Message, ...]:
-        """Messages as the policy was trained on them; see `grpo.serving.chat_messages.to_messages`."""
+        """Messages as the policy was trained on them. See `grpo.serving.chat_messages.to_messages`."""
         return to_messages(self.messages, open_calls)

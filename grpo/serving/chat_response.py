@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's chat API: a whole completion, and the chunks of a stream, which join to the same message."""
+"""Bodies of OpenAI's chat API: a whole completion, and the chunks of a stream, which add up to the same message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one choice, or of all."""
+    """Number of tokens of one choice, or of all choices."""
 
     prompt: int
     completion: int
@@ -43,7 +43,7 @@ class Usage:
 
     @classmethod
     def total(cls, parts: Iterable[Usage]) -> Self:
-        """Tokens of all choices; the prompt counts once, as they share it."""
+        """Tokens of all choices. The prompt counts once, because they share it."""
         usages = list(parts)
         return cls(
             prompt=max((usage.prompt for usage in usages), default=0),
@@ -107,14 +107,14 @@ class Completion:
         finish_reason: FinishReason | None = None,
         logprobs: Sequence[TokenLogprob] | None = None,
     ) -> dict[str, Any]:
-        """A chunk of one choice."""
+        """Chunk of one choice."""
         choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": _logprobs(logprobs)}
         return {**self._head("chat.completion.chunk"), "choices": [choice]}
 
     def last_chunks(
         self, choice: Choice, sent: str, logprobs: Sequence[TokenLogprob] | None
     ) -> Iterable[dict[str, Any]]:
-        """Chunks after `sent` was streamed: the rest of the content, each call whole, and the reason of the end."""
+        """Chunks after `sent` was streamed: the rest of the content, each call as a whole, and the finish reason."""
         rest = choice.message.content[len(sent) :]
         if rest or logprobs:
             yield self.chunk(choice.index, {"content": rest}, logprobs=logprobs)
@@ -138,7 +138,7 @@ class Completion:
 
 
 def tool_calls(choice: Choice) -> list[dict[str, Any]]:
-    """Tool calls of a reply, each with an id made of its turn and position."""
+    """Tool calls of a reply. The id of each is made of its turn and position."""
     return [
         {
             "id": call_id(choice.turn_id, position),
@@ -155,7 +155,7 @@ def call_id(turn_id: str, position: int) -> str:
 
 
 def json_text(data: Mapping[str, Any] | str) -> str:
-    """JSON of an object; a text stays as it is."""
+    """JSON of an object. A text is returned unchanged."""
     return (
         data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     )
@@ -172,7 +172,7 @@ DONE = "[DONE]"
 
 
 def _finite(logprob: float) -> float:
-    """Log-probability as OpenAI writes one of a token that is impossible: JSON has no infinity."""
+    """Log-probability, or OpenAI's value for an impossible token if it is -infinity, because JSON has no infinity."""
     return max(logprob, _IMPOSSIBLE)
 
 

@@ -1,10 +1,11 @@
-"""Chat over a WebSocket: a request is one text frame, its reply the objects of an event stream, one a frame.
+"""Chat over a WebSocket: a request is one text frame, and its reply is an event stream with one object per frame.
 
     client   {"model": …, "messages": […]}                       {"model": …, "conversation_id": …, "messages": […]}
     server      chunk  chunk  …  [DONE]                              chunk  …  [DONE]
 
-A reply ends with `[DONE]` or with `{"error": …, "status": …}`; the connection stays open. Requests that come before its
-end wait, a few. A client that goes away aborts its turn. A connection without a request for ten minutes is closed.
+A reply ends with `[DONE]` or with `{"error": …, "status": …}`, and the connection stays open. If requests arrive before
+the reply has ended, a few of them wait. If the client goes away, its turn is aborted. If no request arrives for ten
+minutes, the connection is closed.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from grpo.serving.streams import admit, chunks
 
 logger = logging.getLogger(__name__)
 WAITING_REQUESTS = 8
-"""Requests that may wait for the reply before them."""
+"""Most requests that may wait for the reply before them."""
 WAITING_CHARACTERS = 16 * 2**20
-"""Characters of all frames of one key that may wait; a frame without others before it may have more."""
+"""Most characters in all waiting frames of one key. A single frame may have more if no other frame waits."""
 _CLIENT_GONE = 408
 GOING_AWAY, TOO_MANY, POLICY_VIOLATION = 1001, 1013, 1008
-"""Codes of a close: idle for too long, try again later, and not authorized."""
+"""Close codes: idle for too long, try again later, and not authorized."""
 
 
 async def serve_chat_socket(
     socket: WebSocket, service: Service, limiter: Limiter, check_refused: Callable[[Caller], None]
 ) -> None:
-    """Answer the requests of one connection in their order, until the client closes it.
+    """Answer the requests of one connection in order, until the client closes it.
 
-    `check_refused` raises `APIError` for a caller whose requests were refused too often; the connection is closed then.
+    If too many requests of a caller were refused, `check_refused` raises `APIError`, and the connection is closed.
     """
     idle_s = service.settings.socket_idle_s
     authorize: Callable[[], Caller] = socket.state.authorize
@@ -111,9 +112,9 @@ async def serve_chat_socket(
 
 
 class _WaitingFrames:
-    """Frames of one connection that are neither admitted nor refused yet, counted among the frames of its key.
+    """Frames of one connection that are neither admitted nor refused yet, counted with all frames of its key.
 
-    Receiving a frame costs memory and time, so that the frames of a client that goes away first are charged.
+    If a client goes away before its frames are read, they are charged, because receiving them cost memory and time.
     """
 
     def __init__(self, characters: Counter[str], key: str, charge: Callable[..., None]) -> None:
@@ -121,14 +122,14 @@ class _WaitingFrames:
         self._sizes: deque[int] = deque()
 
     def add(self, size: int) -> bool:
-        """Count a frame; False where the frames of the key are too long together."""
+        """Count a frame. False if the waiting frames of the key are too long together."""
         self._sizes.append(size)
         waiting = self._characters[self._key]
         self._characters[self._key] += size
         return not waiting or waiting + size <= WAITING_CHARACTERS
 
     def end_first(self, status: int | None = None) -> None:
-        """The oldest frame was admitted, or refused with a status, for which it is charged."""
+        """Remove the oldest frame. If it was refused with a status, it is charged."""
         size = self._sizes.popleft()
         self._characters[self._key] -= size
         if not self._characters[self._key]:
@@ -139,7 +140,7 @@ class _WaitingFrames:
             self._charge(size, status=status)
 
     def close(self) -> None:
-        """Charge the frames that wait, whose client is gone."""
+        """Charge the frames that still wait, because their client is gone."""
         while self._sizes:
             self.end_first(_CLIENT_GONE)
 
@@ -179,7 +180,7 @@ async def _reply(
 
 
 async def _read(frame: str | None, caller: Caller, service: Service) -> ChatRequest:
-    """Read the request of a frame, None for a binary one; raises `APIError` as the HTTP route does."""
+    """Read the request of a frame, which is None if it is binary. Raises `APIError` as the HTTP route does."""
     if frame is None:
         raise invalid_request("the frame is binary; send JSON as text", code="invalid_json")
     content = frame.encode(errors="surrogatepass")
@@ -212,6 +213,6 @@ def parse_frame(frame: str | None) -> dict[str, Any]:
 
 
 def error_text(error: APIError) -> str:
-    """Frame of an error, with the status and the wait that HTTP has in its head; ASCII, as it may quote anything."""
+    """Frame of an error, with the status and wait that HTTP puts into headers. ASCII, as it may quote any text."""
     wait = {} if error.retry_after_s is None else {"retry_after_ms": max(1, math.ceil(error.retry_after_s * 1000))}
     return json.dumps({**error_body(error), "status": error.status, **wait})

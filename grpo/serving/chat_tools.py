@@ -1,6 +1,6 @@
-"""Tools of a chat request, the choice among them, and the format of the reply.
+"""Tools of a chat request, the tool choice, and the format of the reply.
 
-A choice of tools and a format are kept by constrained decoding, see `grpo.serving.constraints`.
+Constrained decoding enforces the tool choice and the format, see `grpo.serving.constraints`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from grpo.strict_json import NotStrictJSON, encode
 
 MAX_TOOLS = 128
 SCHEMA_CHARACTERS = 65_536
-"""Characters of a JSON schema that replies are constrained by, at most."""
+"""Most characters in the JSON schemas that constrain a reply."""
 FunctionName = Annotated[str, Field(pattern=r"^[\w-]{1,64}$")]
 
 
@@ -46,7 +46,7 @@ class FunctionTool(Part):
     description: str = ""
     parameters: Schema
     strict: bool = False
-    """The arguments of its calls are valid by `parameters`."""
+    """If True, the arguments of calls are always valid by `parameters`."""
 
 
 class ToolPart(Part):
@@ -76,7 +76,7 @@ class NamedTool(Part):
 
 
 class AllowedTools(Part):
-    """Tools that may be called, or of which one must be."""
+    """Tools that may be called, or if `mode` is required, tools of which one must be called."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
@@ -122,7 +122,7 @@ class JsonSchema(Part):
     description: str | None = None
     schema_: Schema = Field(alias="schema")
     strict: bool = False
-    """Replies are valid in either case."""
+    """Without effect, because replies are always valid by the schema."""
 
 
 class JsonSchemaFormat(Part):

@@ -1,10 +1,10 @@
 """Compaction of the serving log to Parquet, its retention, and the erasure of a user's records.
 
-    compact    closed segment → Parquet by day, then the segment is deleted       killed anywhere: done again
+    compact    closed segment → Parquet by day, then the segment is deleted       if killed anywhere, it is done again
     expire     folders of days before the retention are deleted
     erase      every segment is closed and compacted, an erasure document written, then the tables without the records
 
-Each holds the folder's lock, so that one process works at a time; writers do not wait for it.
+Each of them holds the folder's lock, so that only one process works at a time. Writers do not wait for this lock.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from grpo.tables import open_parquet
 
 _WAIT_S = 30.0
 _POLL_S = 0.05
-_CONVERTED = 32  # rows at a time: the conversion holds Python's lock, and the server waits for it
+_CONVERTED = 32  # rows at a time, because the conversion holds Python's lock, so that the server has to wait
 
 
 def compact(folder: Path) -> int:
-    """Move every closed segment into Parquet; returns their number. Raises `StorageError` for a full disk."""
+    """Move every closed segment into Parquet, and return their number. Raises `StorageError` if the disk is full."""
     with storage_errors(str(folder)), exclusive(folder):
         return _compact(folder)
 
 
 def expire(folder: Path, retention_days: int, *, today: date | None = None) -> int:
-    """Delete the records of days that are more than `retention_days` before today (UTC); returns the number of days.
+    """Delete the records of days that are more than `retention_days` before today (UTC), and return how many days.
 
-    A segment that is still written is not read: its records expire once it is compacted.
+    A segment that is still being written is not read, so its records expire only after it is compacted.
     """
     if retention_days < 1:
         raise ConfigError(f"a retention of {retention_days} days keeps nothing; give at least 1")
@@ -71,11 +71,11 @@ def expire(folder: Path, retention_days: int, *, today: date | None = None) -> i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasedRecords:
-    """What an erasure has removed from the log."""
+    """Records that an erasure has removed from the log."""
 
     erasure: Erasure
     id: str
-    """Name of its document."""
+    """Name of the erasure's document."""
     turns: int
     feedback: int
 
@@ -88,11 +88,11 @@ def erase_records(
     wait_s: float = _WAIT_S,
     note: Callable[[ErasedRecords], object] = lambda records: None,
 ) -> ErasedRecords | None:
-    """Erase the turns and feedback of all conversations of a user, or of one conversation; None where there are none.
+    """Erase the turns and feedback of a user's conversations, or of one conversation. None if there are none.
 
-    `user` is the hash in the log. `note` is called once the document is written, and after each table. Turns that are
-    in progress meanwhile are left out by readers and by the next compaction. Raises `StorageError` where a process
-    writes to its segment for longer than `wait_s`, `DataError` for a table that cannot be read.
+    `user` is the hash in the log. `note` is called after the document is written, and after each table. If a turn is in
+    progress while this runs, readers and the next compaction leave it out. Raises `StorageError` if a process goes on
+    to write to its segment for longer than `wait_s`, and `DataError` if a table cannot be read.
     """
     if (user is None) == (conversation_id is None) or not (user or conversation_id):
         raise ConfigError(f"erase a user or a conversation, got user {user!r}, conversation_id {conversation_id!r}")
@@ -123,14 +123,14 @@ def erase_records(
 
 
 def write_erasure(folder: Path, erasure: Erasure) -> str:
-    """Write the document of an erasure durably; returns its id."""
+    """Write the document of an erasure durably, and return its id."""
     id = uuid.uuid4().hex
     write_private(folder / ERASURES / f"{id}.json", lambda file: file.write(erasure_document(erasure).encode()))
     return id
 
 
 def _close(path: Path, documents: Path, wait_s: float) -> None:
-    """Wait until the writer of a segment has begun another one: it watches the folder of erasures."""
+    """Touch the folder of erasures, so that the writer of a segment begins another one, and wait until it has."""
     deadline = monotonic() + wait_s
     while True:
         os.utime(documents)
@@ -145,7 +145,7 @@ def _close(path: Path, documents: Path, wait_s: float) -> None:
 
 
 def _owners(log: ServedLog) -> Iterator[dict[str, str]]:
-    """User, key and conversation of each turn in the tables, those that were erased in progress left out."""
+    """User, key and conversation of each turn in the tables, except turns that were erased while they ran."""
     columns = ["user", "key", "conversation_id", "status"]
     for table in log.tables():
         if table.kind == TURNS:
@@ -153,13 +153,13 @@ def _owners(log: ServedLog) -> Iterator[dict[str, str]]:
 
 
 def _has_feedback(log: ServedLog, names: Set[str]) -> bool:
-    """True where the tables have feedback on one of these conversations, as on one whose turns have expired."""
+    """True if the tables have feedback on one of these conversations, which may be there after its turns expired."""
     paths = (table.path for table in log.tables() if table.kind == FEEDBACK)
     return any(not names.isdisjoint(_read(path, ["conversation_id"]).column(0).to_pylist()) for path in paths)
 
 
 def _remove(table: LogTable, erasure: Erasure) -> int:
-    """Write a table again without erased rows; returns their number."""
+    """Rewrite a table without its erased rows, and return how many there were."""
     if table.kind == DAMAGED:
         return 0
     names = [name for name in ("time", "conversation_id", "user", "status") if name in SCHEMAS[table.kind].names]
@@ -175,8 +175,8 @@ def _remove(table: LogTable, erasure: Erasure) -> int:
 
 def _compact(folder: Path, paths: Iterable[Path] | None = None) -> int:
     log = ServedLog(folder)
-    for kind in SCHEMAS:  # receipts of erasures are written without the lock
-        for stale in folder.glob(f"{kind}/*/.*"):  # of a compaction that was killed
+    for kind in SCHEMAS:  # only these folders, because receipts of erasures are written without the lock
+        for stale in folder.glob(f"{kind}/*/.*"):  # left by a compaction that was killed
             stale.unlink()
     count = 0
     for path in log.segments().values() if paths is None else paths:
@@ -202,7 +202,7 @@ def _compact_segment(folder: Path, path: Path, erasures: Sequence[Erasure]) -> N
 
 
 def _place(name: str, content: Record | Damage) -> tuple[str, str, dict[str, Any]]:
-    """Table and day of a line, and its row; damage belongs to the day on which the segment begins."""
+    """Table and day of a line, and its row. Damage belongs to the day on which the segment begins."""
     if isinstance(content, Damage):
         return DAMAGED, f"{name[:4]}-{name[4:6]}-{name[6:8]}", damage_row(content)
     kind = TURNS if isinstance(content, ServedTurn) else FEEDBACK

@@ -10,7 +10,7 @@ from grpo.serving.sampling_request import SamplingRequest
 
 MOST_PROMPT_TOKENS = 1_000_000
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -19,18 +19,18 @@ class CompletionRequest(SamplingRequest):
 
     stream: Literal[False] = False
     prompt: str | Annotated[list[TokenId], Field(fail_fast=True)]
-    """Text, or its tokens."""
+    """Text, or token ids."""
     logprobs: int | None = Field(default=None, ge=0, le=20)
-    """Number of likeliest tokens whose log-probabilities are returned with each token."""
+    """Number of likeliest tokens to return with each token, with their log-probabilities."""
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    """Number of likeliest tokens to sample from; -1 and 0 are all."""
+    """Number of likeliest tokens to sample from. -1 and 0 mean all."""
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
-    """Tokens that end the text beside those of the model."""
+    """Tokens that end the text, in addition to the model's own."""
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    """Write tokens of `logprobs` as `token_id:5`."""
+    """Write the tokens of `logprobs` as e.g. `token_id:5`."""
     add_special_tokens: bool = True
-    """Add those that the tokenizer begins a text with."""
+    """Add the special tokens with which the tokenizer begins a text."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     echo: Literal[False] | None = None

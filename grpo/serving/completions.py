@@ -1,7 +1,8 @@
-"""Completions of one prompt: what a policy behind this server samples for rollouts, see `CompletionsPolicy`.
+"""Completions of one prompt, which rollouts sample from a policy behind this server, see `CompletionsPolicy`.
 
-Each choice is logged as a turn of a conversation of its own, with the prompt as its one message, without consent and
-with the kind `completion`: a program has written the prompt, so it is neither joined to conversations nor trained on.
+Each choice is logged as a turn of a separate conversation, with the prompt as the only message before it, without
+consent and with the kind `completion`. Because a program has written the prompt, it is neither joined to conversations
+nor trained on.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from grpo.user_failures import describe, user_code
 
 logger = logging.getLogger(__name__)
 _CHARACTERS_PER_ID = 4
-"""Characters that a token of a prompt counts as, since it is decoded."""
+"""A token id of a prompt counts as this many characters, because it is decoded."""
 
 
 async def begin_completion(service: Service, request: CompletionRequest, caller: Caller) -> CompletionExchange:
-    """Admit a request for completions; raises `APIError` for one that cannot be answered."""
+    """Admit a request for completions. Raises `APIError` if it cannot be answered."""
     with service.preparing():
         version, prompt = await _prepare(service, request, caller)
     return CompletionExchange(service, request, caller, version, prompt)
@@ -52,7 +53,7 @@ async def begin_completion(service: Service, request: CompletionRequest, caller:
 async def _prepare(
     service: Service, request: CompletionRequest, caller: Caller
 ) -> tuple[ServedVersion, _RenderedPrompt]:
-    """Version that answers, and the prompt as it reads it."""
+    """Version that answers, and the prompt as this version reads it."""
     while True:
         version = service.version_of(request.model)
         if not isinstance(version.served.policy, ProcessPolicy):
@@ -71,23 +72,23 @@ async def _prepare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RenderedPrompt:
-    """Prompt of a request, which all of its choices share."""
+    """Prompt of a request, which all of the request's choices share."""
 
     renderer: Renderer
     ids: list[int]
     text: str
     array: NDArray[np.int32]
-    """Its tokens as the log has them."""
+    """Tokens of the prompt as they are logged."""
 
 
 def _render(version: ServedVersion, request: CompletionRequest) -> _RenderedPrompt:
-    """Tokens and text of a prompt, on a thread; raises `APIError` for one that does not fit."""
+    """Tokens and text of a prompt. Runs on a thread. Raises `APIError` if the prompt does not fit."""
     prompt = request.prompt
     with user_code("the renderer", passes=is_api_error):
         renderer = version.renderer(())
         tokenizer = renderer.tokenizer
         if isinstance(prompt, str):
-            if len(prompt) > PIECE:  # surely too long, before all of it was read
+            if len(prompt) > PIECE:  # refuse a prompt that is surely too long before all of it is read
                 message = Message(role="user", content=prompt)
                 count_tokens(renderer, [message], known=0, most=version.max_context, fits=False, param="prompt")
             ids = list(map(int, tokenizer(prompt, add_special_tokens=request.add_special_tokens)["input_ids"]))
@@ -107,7 +108,7 @@ def _render(version: ServedVersion, request: CompletionRequest) -> _RenderedProm
 
 
 class CompletionExchange:
-    """One request for completions in progress. Raises `APIError` for one that has no room."""
+    """One request for completions in progress. Raises `APIError` if the server has no capacity for it."""
 
     def __init__(
         self,
@@ -128,14 +129,14 @@ class CompletionExchange:
         room = self.version.max_context - len(self._prompt)
         self._max_new_tokens = min(room, request.max_tokens or DEFAULT_MAX_TOKENS)
         self.max_tokens = request.n * (len(self._prompt) + self._max_new_tokens)
-        """Tokens that the request may need."""
+        """Most tokens that the request may need."""
         self._done: dict[int, tuple[dict[str, Any], Usage]] = {}
         self.hold = service.admit(self.version, request.n, self.max_tokens)
         """Admission for this request. The route must call `hold.leave()`, also when the request fails."""
         self.hold.conversation_id, self.hold.user = self._id, request.user
 
     async def body(self) -> dict[str, Any]:
-        """Generate all choices, which are then in the log; cancelling aborts them."""
+        """Generate and log all choices, and return the body of the response. Cancelling this aborts the choices."""
         tasks = [self.hold.generate(self._choose(index)) for index in range(self._choices)]
         try:
             await asyncio.gather(*tasks)

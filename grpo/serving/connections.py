@@ -1,19 +1,20 @@
-"""Connections of the server, bounded in all and for each address; heads of requests have a time limit.
+"""Connections of the server, with bounds in total and per address, and a time limit for the heads of requests.
 
     silent      open, and no head of a request is complete yet   closed 10 s after it began
     idle        between two requests                             closed 10 s after the next head began, or by keep-alive
-    unadmitted  a request or a WebSocket without a key, or       closed by what answers it; a WebSocket also after 10 s
-                its key was not checked yet                      without an answer to its handshake
+    unadmitted  a request or a WebSocket without a key, or       closed by what answers it. A WebSocket is also closed
+                its key was not checked yet                      after 10 s without an answer to its handshake
     reading     the head is complete, and the body is not        closed by the guard, which waits 60 s for a body
     busy        an admitted request or WebSocket in progress     closed by what answers it
 
-A connection above a bound is accepted, and another one that is not busy is closed in its favour: the oldest silent one,
-else the one that was idle longest, else the oldest unadmitted one, else the one that is reading longest, of the address
-that has the most. So 2,000 silent sockets lock out no client, not even one behind the same proxy. Where all others
-are busy, the new one is closed. A connection is busy only after `admit()`, which is called when a key was checked.
-`X-Forwarded-For` is not believed.
+If a bound is reached, a new connection is still accepted, and another one that is not busy is closed instead: the
+oldest silent one, else the one that was idle longest, else the oldest unadmitted one, else the one that has been
+reading longest. If the bound per address is reached, it is a connection of the same address, otherwise of the address
+that has the most. So 2,000 silent sockets do not lock out any client, not even one behind the same proxy. If all others
+are busy, the new connection is closed. A connection becomes busy only by `admit()`, which is called after a key was
+checked. `X-Forwarded-For` is ignored, because clients can forge it.
 
-A client that does not read has 30 s from the last byte that it took; then its connection is closed in any state.
+If a client takes no byte of what is sent for 30 s, its connection is closed, in any state.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 HEAD_S = 10.0
-"""Time in which the head of a request is complete; TLS handshakes have the same."""
+"""Time limit for the head of a request, and also for a TLS handshake."""
 STALL_S = 30.0
-"""Time without a byte that the client took of what was sent, after which its connection is closed."""
+"""A connection is closed if data waits for the client, and it took none of it for this time."""
 ADMIT = "grpo.admit"
-"""Key of a function in the state of an ASGI scope, see `admit`."""
+"""Key under which the state of an ASGI scope has a function, see `admit`."""
 MOST_FILES = 65_536
 _OWN_FILES = 256
 """Files that the server keeps for itself: log, databases, engines."""
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 def default_connections() -> int:
-    """Connections that the limit of open files allows, after it was raised as far as the system lets it."""
+    """Raise the limit of open files as far as the system allows, and return the number of connections that fit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -61,7 +62,7 @@ def default_connections() -> int:
 
 
 def admit(scope: MutableMapping[str, Any]) -> None:
-    """Note that the key of a request or WebSocket was checked: its connection is not closed in favour of others."""
+    """Note that the key of a request or WebSocket was checked, so its connection is not closed to make room."""
     note = scope.get("state", {}).get(ADMIT)
     if note is not None:  # not from a server of this module, e.g. in memory
         note()
@@ -69,35 +70,35 @@ def admit(scope: MutableMapping[str, Any]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """One connection; a WebSocket keeps the entry of its handshake."""
+    """One connection. A WebSocket keeps the entry of its handshake."""
 
     transport: asyncio.Transport
     address: str
     state: State = "silent"
     is_paused: bool = False
-    """The transport has as much to send as it takes."""
+    """True if the send buffer of the transport is full."""
     delivered: _Delivered | None = None
-    """Bytes that the client had acknowledged at the last check; None if nothing waits to be sent."""
+    """Progress at the last check at which the client had taken something. None if nothing waits to be sent."""
     delivered_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivered:
-    """Progress of what is sent to a client."""
+    """Progress of the data that is sent to a client."""
 
     acknowledged: int
-    """Bytes that the client's system has confirmed; 0 where this system does not tell."""
+    """Bytes that the client's system has confirmed, or 0 if this system does not report them."""
     waiting: int
-    """Bytes that this system has not taken yet."""
+    """Bytes in this process's send buffer, which the system has not taken yet."""
 
     def is_more_than(self, before: _Delivered) -> bool:
-        """True when the client took something since."""
+        """True if the client took something since `before`."""
         return self.acknowledged > before.acknowledged or self.waiting < before.waiting
 
 
 @dataclass(slots=True)
 class _Address:
-    """Connections of one address that may be closed, oldest first, and the number of all."""
+    """Connections of one address that may be closed, oldest first, and the number of all its connections."""
 
     silent: OrderedDict[_Connection, None] = field(default_factory=OrderedDict)
     idle: OrderedDict[_Connection, None] = field(default_factory=OrderedDict)
@@ -106,23 +107,24 @@ class _Address:
     total: int = 0
 
     def remove(self, connection: _Connection) -> None:
-        """Take a connection out of those that may be closed."""
+        """Remove a connection from the connections that may be closed."""
         for connections in (self.silent, self.idle, self.unadmitted, self.reading):
             connections.pop(connection, None)
 
     def oldest(self) -> _Connection | None:
-        """Connection that is closed first; None where all are busy."""
+        """Connection to close first, or None if all are busy."""
         return next(iter(self.silent or self.idle or self.unadmitted or self.reading), None)
 
 
 class Connections:
-    """Open connections of a server, at most `most`, and at most `per_address` of one address."""
+    """Open connections of a server: up to `most` in total, and up to `per_address` of one address."""
 
     def __init__(self, *, most: int, per_address: int, head_s: float = HEAD_S, stall_s: float = STALL_S) -> None:
         self.most, self.per_address, self.head_s, self.stall_s = most, per_address, head_s, stall_s
         self.closed: Counter[str] = Counter({"head": 0, "room": 0, "refused": 0, "unread": 0, "pipelined": 0})
-        """Connections that were closed: without a complete head in time, in favour of a new one, new ones, by a client
-        that did not read, with too many requests at once."""
+        """Number of closed connections per reason: the head was not complete in time (`head`), a new connection needed
+        the room (`room`), all others were busy (`refused`), the client did not read (`unread`), or it sent too many
+        requests at once (`pipelined`)."""
         self._addresses: dict[str, _Address] = {}
         self._by_transport: dict[asyncio.Transport, _Connection] = {}
         self._logged, self._logged_at = Counter[str](), float("-inf")
@@ -138,7 +140,7 @@ class Connections:
         return count
 
     def open(self, transport: asyncio.Transport) -> None:
-        """Count a new connection; closes another one, or this one, where there are too many."""
+        """Count a new connection. If there are too many, close another one, or the new one if all others are busy."""
         connection = _Connection(transport, _address(transport))
         own = self._addresses.setdefault(connection.address, _Address())
         if own.total >= self.per_address:
@@ -183,12 +185,12 @@ class Connections:
             own.reading[connection] = None
 
     def set_paused(self, transport: asyncio.Transport, *, paused: bool) -> None:
-        """Note that a connection takes no more data, or does again."""
+        """Note that the send buffer of a connection is full, or has room again."""
         if (connection := self._by_transport.get(transport)) is not None:
             connection.is_paused, connection.delivered = paused, None
 
     def end(self, transport: asyncio.Transport, reason: str) -> None:
-        """Close a connection at once, also one that closes after its replies are read; the log counts once a minute."""
+        """Close a connection at once, even if the client has not read its replies. Logs a summary once per minute."""
         if transport.is_closing() and transport not in self._by_transport:
             return
         self.closed[reason] += 1
@@ -211,7 +213,7 @@ class Connections:
             self._look = asyncio.get_running_loop().call_later(self.stall_s / _LOOKS_PER_STALL, self._end_unread)
 
     def _end_unread(self) -> None:
-        """Close connections on which the client took nothing for `stall_s` of what waits for it."""
+        """Close connections on which data waits, but the client took nothing for `stall_s`."""
         self._look = None
         now = time.monotonic()
         for transport, connection in list(self._by_transport.items()):
@@ -233,7 +235,7 @@ class Connections:
 
 
 def _delivered(transport: asyncio.Transport) -> _Delivered:
-    """Bytes that the client has acknowledged, which Linux alone tells, and bytes that wait in this process."""
+    """Bytes that the client has acknowledged, which only Linux reports, and bytes that wait in this process."""
     acknowledged = 0
     with contextlib.suppress(AttributeError, OSError, struct.error):  # macOS, sockets of Unix, a closed one
         info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
@@ -242,7 +244,7 @@ def _delivered(transport: asyncio.Transport) -> _Delivered:
 
 
 def _address(transport: asyncio.Transport) -> str:
-    """Address of the client; of IPv6 the network of 64 bits, which one client has whole."""
+    """Address of the client. For IPv6 it is the /64 network, because one client usually has all of it."""
     peer = transport.get_extra_info("peername")
     host = str(peer[0]) if isinstance(peer, tuple) and peer else "local"
     try:

@@ -2,9 +2,9 @@
 
     request    response_format, tool_choice, strict, parallel_tool_calls ─► grammar ─► compiled on a thread ─► engine
 
-A schema comes from a stranger. It is bounded in characters and values before it is compiled, compilation has a bound of
-work and of time, and runs on a thread of its own, one grammar after another; what was compiled, and what was refused,
-is remembered. A schema that cannot be kept is refused with its keyword.
+Schemas come from strangers. Their characters and values are bounded before they are compiled. Compilation is bounded in
+work and time, and runs on its own thread, one grammar after another. Results are cached, also refusals. If replies
+cannot be constrained by a schema, the error names the schema's keyword.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from grpo.serving.versions import ServedVersion
 
 SCHEMA_VALUES = 4_000
-"""Values of the schemas of one request at most: the time of compilation grows with their square in the worst case."""
+"""Most values in the schemas of one request, because in the worst case compilation time grows with their square."""
 _COMPILE_S = 5.0
-"""Time of one compilation, after which the request is refused; work is bounded as well, so that the thread ends."""
+"""Time limit of one compilation, after which the request is refused. Work is bounded too, so it does end."""
 _WAITING = 16
-"""Grammars that wait for the thread at most."""
+"""Most grammars that may wait for the thread."""
 _REMEMBERED = 256
 _RESULT = re.compile(r"failed to compile JSON schema: (?P<reason>[^\n]*)|(?P<other>[^\n]+)")
 
@@ -46,16 +46,16 @@ class Constraint:
     """Grammar of the replies to a request."""
 
     kind: str
-    """Names of the constraints, as the log has them: `json_schema`, `required, strict`."""
+    """Names of the constraints as they are logged, e.g. `json_schema` or `required, strict`."""
     grammar: str
     param: str
-    """Parameter that is named where the grammar cannot be kept."""
+    """Parameter that an error names if the grammar is refused."""
 
 
 def constraint_of(request: ChatRequest, tools: Sequence[Tool], renderer: Renderer) -> Constraint | None:
-    """Constraint of a request with the tools of its conversation; None for a reply that is free.
+    """Constraint of a request with the tools of its conversation, or None if the reply is free.
 
-    Raises `APIError` for tools that are missing, schemas that are too large, and calls that have no grammar.
+    Raises `APIError` if a tool is missing, if the schemas are too large, or if the calls have no grammar.
     """
     names = _allowed(request, tools)
     kinds = {
@@ -97,7 +97,7 @@ def _schema(request: ChatRequest) -> tuple[Mapping[str, Any] | None, str]:
 
 
 def _allowed(request: ChatRequest, tools: Sequence[Tool]) -> frozenset[str]:
-    """Names of the client's tools that may be called; raises `APIError` for one that is not there."""
+    """Names of the client's tools that may be called. Raises `APIError` if the request names a tool that is missing."""
     known = {tool.name for tool in tools}
     names = request.allowed_names
     if unknown := [name for name in names or () if name not in known]:
@@ -109,11 +109,11 @@ def _allowed(request: ChatRequest, tools: Sequence[Tool]) -> frozenset[str]:
 
 
 def _calls(request: ChatRequest, renderer: Renderer, names: frozenset[str]) -> dict[str, Mapping[str, Any]]:
-    """Schema of the arguments of each tool that may be called: of a reply that has to be a call, and where strict.
+    """Schema of the arguments of each tool that may be called.
 
-    A tool without properties takes no arguments; those of other tools are any object.
-
-    Where calls are required or limited to some tools, the agent's own tools are left out.
+    The tool's own schema applies if a call is required, if the tool is strict, or if it has no properties, so that it
+    takes no arguments. Otherwise the arguments may be any object. If calls are required, or limited to some tools, the
+    agent's own tools are left out.
     """
     limited = request.must_call or request.allowed_names is not None
     calls: dict[str, Mapping[str, Any]] = {}
@@ -126,7 +126,7 @@ def _calls(request: ChatRequest, renderer: Renderer, names: frozenset[str]) -> d
 
 
 def _arguments(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Schema of arguments: an object, whose names are those of the tool unless it allows others."""
+    """Schema of arguments: an object that has only the tool's properties, unless the tool allows others."""
     if not parameters.get("properties") and not parameters.keys() - {"type", "properties", "title", "description"}:
         return {"type": "object", "properties": {}, "additionalProperties": False} if "properties" in parameters else (
             ANY_OBJECT
@@ -135,7 +135,7 @@ def _arguments(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_sizes(schemas: Sequence[Mapping[str, Any]], param: str) -> None:
-    """Raise `APIError` for schemas that are too large to be compiled in a moment."""
+    """Raise `APIError` if the schemas are too large to be compiled quickly."""
     texts = [encode(dict(schema)) for schema in schemas]
     characters, values = sum(map(len, texts)), sum(1 + sum(map(text.count, ",[{")) for text in texts)
     if characters > SCHEMA_CHARACTERS or values > SCHEMA_VALUES:
@@ -154,11 +154,11 @@ class Constraints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._grammars: WeakKeyDictionary[ServedVersion, Grammars] = WeakKeyDictionary()
         self._results: OrderedDict[tuple[str, str], str | None] = OrderedDict()
-        """Reason why a grammar is refused, or None, by version and grammar."""
+        """Reason why a grammar is refused, or None if it is not, by version and grammar."""
         self._waiting = 0
 
     async def check(self, constraint: Constraint, version: ServedVersion, renderer: Renderer) -> None:
-        """Compile a grammar, or remember its result. Raises `APIError` for a schema that is refused, by its keyword."""
+        """Compile a grammar, or look up its result. If it is refused, raises `APIError`, which names the keyword."""
         policy = version.served.policy
         if not isinstance(policy, ProcessPolicy) or type(renderer) is not Renderer:
             message = f"{constraint.param} is not read: another server, or a renderer of the user's own, writes replies"
@@ -176,7 +176,7 @@ class Constraints:
             raise refused_schema(reason, constraint.param)
 
     async def _compile(self, constraint: Constraint, grammars: Grammars) -> str | None:
-        """Reason why a grammar is refused, or None."""
+        """Reason why a grammar is refused, or None if it is not."""
         if self._waiting >= _WAITING:
             raise overloaded("too many schemas wait to be compiled; try again in 1 s", retry_after_s=1.0)
         self._waiting += 1

@@ -1,13 +1,14 @@
-"""Conversations in memory: found again by id, or by the messages of a client that keeps no id.
+"""Conversations in memory, which a request continues by id, or by its messages if the client keeps no id.
 
 client sends          known as
 u1                    a new conversation
-u1 a1 u2              an answered turn has the digest of (u1 a1): its next turn
-u1 a1 u2'             that turn has a successor already: a fork, a conversation of its own
-u1 x u2               no turn has that digest: a new conversation, whose earlier messages are context
-u1 a1 u2              two turns have that digest: ambiguous, so it is a new conversation as well
+u1 a1 u2              an answered turn has the digest of (u1 a1), so this is its next turn
+u1 a1 u2'             that turn has a successor already, so this is a fork: another branch of the conversation
+u1 x u2               no turn has that digest, so this is a new conversation with the earlier messages as context
+u1 a1 u2              two turns have that digest, so it is ambiguous, and a new conversation as well
 
-Texts are compared without white space around them. Ids of calls, which clients return, tell turns with calls apart.
+Texts are compared without the white space around them. Turns with calls are told apart by the ids of the calls, because
+clients return these.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ Joined = Literal["new", "id", "response", "prefix", "fork", "unknown prefix", "a
 """Way in which a request was joined to its conversation."""
 _MOST_UNANSWERED = 10_000
 _BUSY_S = 1.0
-"""Wait for a turn in progress to end; when that is, is not known."""
+"""Suggested wait, because it is not known when a turn in progress will end."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AnsweredTurn:
-    """Turn that was answered, from which its conversation goes on.
+    """Answered turn, from which its conversation goes on.
 
-    It is made by `Preparation` where its messages are long, because it has their digests.
+    If its messages are long, `Preparation` makes it, because computing their digests takes time.
     """
 
     turn_id: str
@@ -45,20 +46,20 @@ class AnsweredTurn:
     owner: str
     user: str | None
     version: ServedVersion | None
-    """Version that answers it; None once that is retired."""
+    """Version that answers the conversation. None after that version is retired."""
     tools: tuple[Tool, ...]
     messages: tuple[Message, ...]
-    """The conversation as the client knows it, the reply last."""
+    """The conversation as the client knows it, with the reply as the last message."""
     transcript: TokenTranscript | None
-    """Tokens of the conversation; None once its version is retired."""
+    """Tokens of the conversation. None after its version is retired."""
     earlier_calls: frozenset[str] = frozenset()
-    """Ids of the calls in the replies before, as the client knows them."""
+    """Ids of the calls in earlier replies, as the client knows them."""
     strategy: str | None = None
-    """Strategy of the agent, which the conversation began with."""
+    """Strategy of the agent with which the conversation began."""
     in_progress: int = 0
-    """Requests that go on from this turn."""
+    """Number of requests in progress that continue this turn."""
     successors: int = 0
-    """Answered turns that follow."""
+    """Number of answered turns that follow this turn."""
     digested_tools: DigestedTools = field(init=False)
     digests: tuple[str, ...] = field(init=False)
     """Digests of its messages."""
@@ -71,29 +72,29 @@ class AnsweredTurn:
 
     @property
     def version_runs(self) -> bool:
-        """True while its version is loaded, and its engine runs."""
+        """True while the version is loaded and its engine runs."""
         return self.version is not None and self.version.stopped is None
 
     @property
     def served_by(self) -> ServedVersion:
-        """Version that answers it, while it is loaded."""
+        """Version that answers the conversation. Fails an assertion if it is retired."""
         assert self.version is not None
         return self.version
 
     @property
     def tokens(self) -> TokenTranscript:
-        """Tokens of the conversation, while its version is loaded."""
+        """Tokens of the conversation. Fails an assertion if its version is retired."""
         assert self.transcript is not None
         return self.transcript
 
     @property
     def size(self) -> int:
-        """Number of its tokens in memory."""
+        """Number of tokens that this turn keeps in memory."""
         return 0 if self.transcript is None else len(self.transcript.ids)
 
     @property
     def call_ids(self) -> list[str]:
-        """Ids of the calls in the reply, whose results the client owes."""
+        """Ids of the calls in the reply. The client still has to send their results."""
         return [call_id(self.turn_id, position) for position in range(len(self.messages[-1].tool_calls))]
 
     @property
@@ -104,7 +105,7 @@ class AnsweredTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """Place of a request: its conversation, the turn before, and the messages that are new."""
+    """Place of a request: its conversation, the turn before it, and its new messages."""
 
     conversation_id: str
     before: AnsweredTurn | None
@@ -115,13 +116,14 @@ class Continuation:
 
     @property
     def characters(self) -> int:
-        """Characters of its texts."""
+        """Number of characters in the texts of the conversation."""
         return sum(len(message.content) for message in self.history)
 
     def to_read(self, system_prompt: str) -> tuple[Message, ...]:
-        """Messages that the policy has not read; before the first ones is the environment's system prompt.
+        """Messages that the policy has not read yet.
 
-        A system message of the client is added to it.
+        At the beginning of a conversation, the environment's system prompt comes first. If the client sends a system
+        message as well, it is appended to that prompt.
         """
         if self.before is not None:
             return self.new
@@ -132,9 +134,10 @@ class Continuation:
 
 
 class Conversations:
-    """Answered turns of a server, the least recently used dropped above `max_tokens` of all together.
+    """Answered turns of a server.
 
-    `new_id` makes the id of a conversation of an owner.
+    If all turns together have more than `max_tokens` tokens, the least recently used ones are dropped. `new_id` makes
+    an id for a new conversation of an owner.
     """
 
     def __init__(self, *, max_tokens: int, new_id: Callable[[str], str]) -> None:
@@ -144,11 +147,11 @@ class Conversations:
         self._turns: OrderedDict[str, AnsweredTurn] = OrderedDict()
         self._by_digest: dict[str, list[str]] = {}
         self._repeated: set[str] = set()
-        """Digests that several turns had, of which some may be dropped."""
+        """Digests that several turns had, even if only one of these turns is left."""
         self._last: dict[str, str] = {}
         """Last turn of each conversation."""
         self._unanswered: OrderedDict[str, str] = OrderedDict()
-        """Conversations whose first turn was not answered, with their owners; a client may go on with such an id."""
+        """Owner of each conversation without an answered first turn, because its client may still use the id."""
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -168,9 +171,10 @@ class Conversations:
         tools: DigestedTools,
         ambiguous: Collection[str] = (),
     ) -> Continuation:
-        """Find the turn that a request continues; raises `APIError` for an unknown id or changed tools.
+        """Find the turn that a request continues.
 
-        `ambiguous` are digests that several turns of other servers have.
+        `ambiguous` are digests that several turns of other servers have. Raises `APIError` if the id is unknown, or if
+        the tools differ from those at the beginning of the conversation.
         """
         messages = asked.messages
         if conversation_id is not None:
@@ -199,7 +203,7 @@ class Conversations:
     def after(
         self, turn_id: str, asked: DigestedMessages, *, owner: str, tools: DigestedTools, instructions: str | None
     ) -> Continuation:
-        """Place after a turn, with messages that are new; raises `APIError` where it cannot go on from there."""
+        """Place after a turn, with new messages. Raises `APIError` if the request cannot continue from that turn."""
         before = self.answered(turn_id, owner)
         first = before.messages[0]
         if instructions is not None and (first.role, first.content) != ("system", instructions):
@@ -216,7 +220,7 @@ class Conversations:
         )
 
     def answered(self, turn_id: str, owner: str) -> AnsweredTurn:
-        """A turn of this owner; raises `APIError` 404 for another one."""
+        """Return a turn of this owner. Raises `APIError` 404 if the owner has no such turn."""
         turn = self._turns.get(turn_id)
         if turn is None or turn.owner != owner:
             message = f"no response {turn_id!r}; leave previous_response_id out and send the whole conversation"
@@ -232,7 +236,7 @@ class Conversations:
         owner: str,
         tools: DigestedTools,
     ) -> Continuation:
-        """The last turn of a conversation; the messages are the new ones, or the whole conversation with them."""
+        """Place after the last turn. The request may send only new messages, or the whole conversation with them."""
         messages = asked.messages
         before = self.last_turn(conversation_id, owner)
         if before is None and self._unanswered.get(conversation_id) == owner:
@@ -254,7 +258,7 @@ class Conversations:
         known = len(before.messages)
         whole = len(messages) > known and asked.digests[:known] == before.digests
         new = messages[known:] if whole else messages
-        others = ("assistant",) if whole else ("assistant", "system")  # a system message in front is of a conversation
+        others = ("assistant",) if whole else ("assistant", "system")  # a system message can only begin a conversation
         if any(message.role in others for message in new):
             raise invalid_request(
                 f"messages are neither new ones of conversation {conversation_id} nor the whole of it", param="messages"
@@ -266,15 +270,15 @@ class Conversations:
         return Continuation(conversation_id=conversation_id, before=before, new=new, history=history, joined="id")
 
     def known(self, turn_id: str) -> AnsweredTurn | None:
-        """A turn in memory."""
+        """Turn with this id, or None if it is not in memory."""
         return self._turns.get(turn_id)
 
     def set_last(self, turn: AnsweredTurn) -> None:
-        """Let a turn in memory be the one that a request with the id of its conversation continues."""
+        """Make this turn the one that a request with the conversation's id continues."""
         self._last[turn.conversation_id] = turn.turn_id
 
     def keep_only(self, digest: str, turn_ids: Collection[str]) -> None:
-        """Forget the turns with a digest that other servers have dropped or erased."""
+        """Forget the turns with this digest except `turn_ids`, because other servers have dropped or erased them."""
         for turn_id in set(self._by_digest.get(digest, ())) - set(turn_ids):
             self._forget(self._turns[turn_id])
 
@@ -291,9 +295,9 @@ class Conversations:
                 self._forget(turn)
 
     def add(self, turn: AnsweredTurn, *, is_last: bool) -> None:
-        """Remember an answered turn, and drop the least recently used ones that are too many.
+        """Remember an answered turn, and drop the least recently used turns if they have too many tokens.
 
-        `is_last` for the turn that a request with the conversation's id continues.
+        `is_last` is True if a request with the conversation's id continues this turn.
         """
         self._unanswered.pop(turn.conversation_id, None)
         if turn.turn_id in self._turns:
@@ -310,7 +314,7 @@ class Conversations:
             self._forget(next(iter(self._turns.values())))
 
     def keep_open(self, conversation_id: str, owner: str) -> None:
-        """Let the id of a conversation be used whose first turn was aborted or failed: its client was given it."""
+        """Keep the id of a conversation valid if its first turn was aborted or failed, because its client knows it."""
         if conversation_id not in self._last:
             self._unanswered[conversation_id] = owner
             if len(self._unanswered) > _MOST_UNANSWERED:
@@ -324,7 +328,7 @@ class Conversations:
                 self._forget(turn)
 
     def retire(self, version: ServedVersion) -> None:
-        """Let go of the tokens and the model of a version; the messages of its conversations stay."""
+        """Release the tokens and the model of a version, but keep the messages of its conversations."""
         for turn in self._turns.values():
             if turn.version is version:
                 self._tokens -= turn.size
@@ -343,12 +347,12 @@ class Conversations:
 
 
 def count_answered(messages: Sequence[Message]) -> int:
-    """Number of messages up to the last reply; 0 where none is one."""
+    """Number of messages up to the last reply, or 0 if there is no reply."""
     return max((index + 1 for index, message in enumerate(messages) if message.role == "assistant"), default=0)
 
 
 def busy_error(message: str) -> APIError:
-    """409 for a conversation of which a turn is in progress."""
+    """409 for a conversation that has a turn in progress."""
     return APIError(409, message, param="conversation_id", code="conversation_busy", retry_after_s=_BUSY_S)
 
 

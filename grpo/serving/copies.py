@@ -6,11 +6,11 @@
     home    report.*, data_docs, retraining.json, pending-*.json of runs, and whatever else names one
     MLflow  the same files of runs, and traces of the mirror with their assessments, see `grpo.serving.mlflow_copies`
 
-Scenarios have the id `conversation-ID`, forks `conversation-ID~TURN`, corrections `correction-ID-TURN`. An erasure has
-the sha256 of ids only, so that a copy is recognized long after the log was erased, and an erasure that was interrupted
-is completed by the next one. A damaged copy in a store could name anybody: it is erased and counted as unreadable,
-instead of stopping every erasure. Files that this package does not write are left unless they name one. Weights are not
-changed: the versions that were trained on a conversation are named.
+Scenarios have the id `conversation-ID`, forks `conversation-ID~TURN`, corrections `correction-ID-TURN`. An erasure only
+needs the sha256 of ids, so it recognizes copies long after the log was erased, and completes an earlier erasure that
+was interrupted. A damaged copy in a store could name anybody, so it is erased and counted as unreadable, instead of
+stopping every erasure. Files that this package does not write are kept unless they name a conversation. Weights are not
+changed, but the versions that were trained on a conversation are reported.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from grpo.storage.objects import open_uri
 from grpo.tables import open_parquet
 
 REWRITTEN = ("conversations", "scenarios")
-"""Kinds of artifacts that versions refer to: what is left of one takes its place."""
+"""Kinds of artifacts that versions refer to, so an artifact is replaced by its remaining rows."""
 REMOVED = ("days", "mixture", "split", "rollout", "scored", "corrections", "data_docs", "result")
-"""Kinds of artifacts that stages compute again. Checkpoints and models have weights and no conversation."""
+"""Kinds of artifacts that stages can compute again. Checkpoints and models hold weights, but no conversations."""
 _RESULTS = "results"
 REPORT = "report.json"
 _REPORT_FILES = (REPORT, "report.html", "report.png", "data_docs")
 UNREADABLE = " (unreadable)"
-"""End of the place of a copy that is damaged: whom it names cannot be told, so it is removed and counted apart."""
+"""Suffix of a damaged copy's place. It cannot be read whom the copy names, so it is removed and counted separately."""
 _TEXTS = frozenset({".json", ".jsonl", ".html", ".md", ".txt", ".csv", ".yaml"})
 _SERVICES = frozenset({"services", "prefect", "locks", "mlartifacts", ".staging"})
 """Folders of a home that hold no conversations, or that are searched in another way."""
@@ -53,16 +53,16 @@ _SERVICES = frozenset({"services", "prefect", "locks", "mlartifacts", ".staging"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasedCopy:
-    """A copy that was erased."""
+    """Erased copy."""
 
     place: str
-    """Kind of the artifact or file: `store/mixture`, `home/report.json`, `mlflow/trace`."""
+    """Kind of the artifact or file, e.g. `store/mixture`, `home/report.json` or `mlflow/trace`."""
     sha256: str = ""
-    """Digest of the artifact."""
+    """Digest of the artifact, or empty for a file."""
 
 
 class Mentions:
-    """Test for texts and tables that name one of these conversations, given by the digests of their ids."""
+    """Test whether texts and tables name one of these conversations, which are given by the digests of their ids."""
 
     def __init__(self, conversations: Collection[str]) -> None:
         self._digests = frozenset(conversations)
@@ -71,11 +71,11 @@ class Mentions:
         return bool(self._digests)
 
     def in_text(self, text: str) -> bool:
-        """True for a text that names one."""
+        """True if the text names one of the conversations."""
         return any(name_digest(name) in self._digests for name in mentioned_conversations(text))
 
     def in_rows(self, table: pa.Table) -> NDArray[np.bool_]:  # [rows]
-        """For each row, whether one of its texts names one."""
+        """For each row, True if one of its texts names one of the conversations."""
         hits = np.zeros(len(table), np.bool_)
         for column in table.columns:
             if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
@@ -86,13 +86,13 @@ class Mentions:
         return hits
 
     def in_file(self, path: Path) -> bool:
-        """True for a file that names one; of tables and texts only. Raises `DataError` for a damaged table."""
+        """True if a table or text file names one of the conversations. Raises `DataError` if a table is damaged."""
         if path.suffix == ".parquet":
             return bool(self.in_rows(_read_table(path)).any())
         return path.suffix in _TEXTS and self.in_text(path.read_text(encoding="utf-8", errors="replace"))
 
     def in_artifact(self, path: Path) -> bool:
-        """True for a file or folder that names one. Raises `DataError` for a damaged table."""
+        """True if a file or folder names one of the conversations. Raises `DataError` if a table is damaged."""
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
         return any(map(self.in_file, files))
 
@@ -125,19 +125,19 @@ def erase_from_store(store: ArtifactStore, mentions: Mentions) -> Iterator[Erase
 
 
 def _stored(store: ArtifactStore, kind: str) -> list[tuple[Artifact, Path | None]]:
-    """All complete artifacts of a kind, by their digests as they are now, with local paths; None for a damaged one."""
-    store.documents.names(kind)  # an object store that cannot be reached is an error with a remedy here
+    """Complete artifacts of a kind, with digests of their current files and local paths, or None if one is damaged."""
+    store.documents.names(kind)  # if an object store cannot be reached, this raises an error with a remedy
     file_system, root = open_uri(store.uri)
     folder, artifacts = f"{root.rstrip('/')}/{kind}", []
     for top in sorted(file_system.ls(folder, detail=False)) if file_system.exists(folder) else ():
-        with suppress(ArtifactError):  # without a manifest a folder is not there
+        with suppress(ArtifactError):  # a folder without a manifest does not count
             artifact = stored_artifact(store, f"{kind}/{Path(top).name}")
             artifacts.append((artifact, Path(top) if store.is_local else _fetched(store, artifact)))
     return artifacts
 
 
 def _fetched(store: ArtifactStore, artifact: Artifact) -> Path | None:
-    """Local path of an artifact of an object store; None where it is damaged."""
+    """Local path of an artifact of an object store, or None if the artifact is damaged."""
     try:
         return store.path(artifact)
     except ArtifactError:
@@ -145,7 +145,7 @@ def _fetched(store: ArtifactStore, artifact: Artifact) -> Path | None:
 
 
 def _without(store: ArtifactStore, artifact: Artifact, path: Path, mentions: Mentions) -> Artifact | None:
-    """The folder of tables without the rows that name a conversation, and without damaged tables; None if all are."""
+    """Artifact without damaged tables and without rows that name a conversation. None if all tables are damaged."""
     tables: dict[str, pa.Table] = {}
     for table in sorted(path.glob("*.parquet")):
         with suppress(DataError):
@@ -159,10 +159,10 @@ def _without(store: ArtifactStore, artifact: Artifact, path: Path, mentions: Men
 
 
 def _read_table(path: Path) -> pa.Table:
-    """A whole table, with texts that are UTF-8.
+    """Read a whole table, and check that its texts are UTF-8.
 
-    Raises `DataError` for a damaged one, and the `OSError` of the system for one that cannot be opened or read: that
-    can be repaired, and the table read then.
+    Raises `DataError` if the table is damaged. If the system cannot open or read the file, its `OSError` is raised
+    instead, because the table can be read once that is repaired.
     """
     with path.open("rb"):
         pass
@@ -179,7 +179,7 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def stores_in(home: Path) -> set[str]:
-    """Addresses of the artifact stores below a home, as a config may have one of its own there."""
+    """Addresses of the artifact stores below a home: its own, and others that configs may have placed there."""
     addresses = {str(home / "artifacts")}
     for root, folders, _ in os.walk(home):
         if Path(root) == home:
@@ -193,8 +193,8 @@ def stores_in(home: Path) -> set[str]:
 def erase_from_home(home: Path, mentions: Mentions, *, erased: Collection[str], log: Path) -> Iterator[ErasedCopy]:
     """Erase files of runs that name a conversation, and plans of retrainings that name an erased artifact.
 
-    `erased` are digests of artifacts. The log is left to others, and so are the folders of a store, which
-    `erase_from_store` has searched: its `.staging` has files that a run is writing.
+    `erased` are digests of artifacts. The log is not searched here, because `erase_records` does that. The folders of
+    stores are not searched either, because `erase_from_store` has done so, and a run may be writing to `.staging`.
     """
     own, stores = {log.resolve()}, stores_in(home)
     for folder in sorted(path for path in home.iterdir() if path.is_dir() and path.name not in _SERVICES):
@@ -215,7 +215,7 @@ def _erase_from_run(
         pending = any(digest[:20] in text for digest in erased)
         try:
             named = pending or mentions.in_file(path)
-        except DataError:  # not of this package, which keeps its tables in stores
+        except DataError:  # not a table of this package, which keeps its tables in stores
             named = False
         if named:
             path.unlink(missing_ok=True)
@@ -225,7 +225,7 @@ def _erase_from_run(
 
 
 def _files(folder: Path, stores: Collection[str]) -> Iterator[Path]:
-    """Files below a folder, without those in the folders of a store."""
+    """Files below a folder, except files in the folders of a store."""
     for root, folders, names in os.walk(folder):
         if root in stores:
             folders.clear()

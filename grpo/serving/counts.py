@@ -15,14 +15,14 @@ class Counts:
     turns: Counter[TurnStatus] = field(default_factory=Counter)
     """Turns in the log, by status."""
     joined: Counter[str] = field(default_factory=Counter)
-    """Requests, by how they were joined to a conversation."""
+    """Requests by the way in which they were joined to a conversation."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Requests that were not admitted, by reason."""
+    """Refused requests by reason."""
     calls: Counter[str] = field(default_factory=Counter)
-    """Tool calls of answered turns: parsed, of these repaired, and turns with a malformed one."""
+    """Tool calls of answered turns: parsed calls, repaired calls among these, and turns with a malformed call."""
     errors: int = 0
-    """Turns that ended by an error of agent, engine or model."""
+    """Turns that ended with an error of the agent, engine or model."""
     unlogged: int = 0
-    """Turns that the log refused: their requests failed."""
+    """Turns that the log refused, so that their requests failed."""
     unshared: int = 0
-    """Turns that the shared database refused, or did not take in time: their requests failed."""
+    """Turns that the shared database refused or did not take in time, so that their requests failed."""

@@ -1,10 +1,10 @@
-"""Digests by which a conversation of a client without ids is known again.
+"""Digests by which a conversation is recognized if its client sends no ids.
 
-    conversation   owner, user, tools, calls, and each message     of the digests of its parts: a short text
-    part           one message, the tools, the ids of the calls    of the JSON of what the client wrote: a long text
+    conversation   owner, user, tools, calls, and each message     from the digests of its parts: a short text
+    part           one message, the tools, the ids of the calls    from the JSON of what the client wrote: a long text
 
-The digests of the parts are made once for each request, by `Preparation`, because a client may write megabytes. The
-event loop combines them, for each set of tools that the conversation may have begun with.
+`Preparation` makes the digests of the parts once per request, because a client may write megabytes. The event loop
+combines them, once for each set of tools that the conversation may have begun with.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DigestedTools:
 class DigestedMessages:
     """Messages of a conversation, each with its digest, and the digest of the ids of their calls.
 
-    Messages are compared without white space around their texts, which many clients trim.
+    White space around the texts of messages is ignored, because many clients trim it.
     """
 
     messages: tuple[Message, ...]
@@ -44,7 +44,7 @@ class DigestedMessages:
 
     @classmethod
     def of(cls, messages: Sequence[Message], calls: Iterable[str] = ()) -> Self:
-        """Messages with their digests; `calls` are the ids of their calls."""
+        """Messages with their digests. `calls` are the ids of their calls."""
         digests = (_digest(replace(each, content=each.content.strip()).to_template()) for each in messages)
         return cls(messages=tuple(messages), digests=tuple(digests), calls=_digest(sorted({*calls})))
 

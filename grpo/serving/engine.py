@@ -1,10 +1,10 @@
-"""Engine: turns of many conversations, sampled in a process of their own, see `grpo.serving.engine_process`.
+"""Engine: turns of many conversations, sampled in a separate process, see `grpo.serving.engine_process`.
 
     caller        generate ──►                ◄── Generation         cancel ──►
     event loop            submit     on_token, for each token of a pass         the slot is free before the next pass
     process                     │ pass │ pass │ pass │ …
 
-A forward pass holds neither the event loop nor the interpreter's lock of the server.
+Because it runs in another process, a forward pass blocks neither the server's event loop nor its interpreter lock.
 """
 
 from __future__ import annotations
@@ -47,21 +47,22 @@ if TYPE_CHECKING:
 _CONTEXT = (
     multiprocessing.get_context("spawn") if sys.platform == "darwin" else multiprocessing.get_context("forkserver")
 )
-"""Engine processes are forked from one that has imported PyTorch, and runs none of it, so that they start at once. On
-macOS, whose frameworks do not outlive a fork, each imports it anew. The server itself does not."""
+"""Engine processes are forked from a process that has imported PyTorch but runs none of it, so that they start at once.
+On macOS each engine process imports PyTorch itself, because macOS frameworks break after a fork. The server itself does
+not import it."""
 _CONTEXT.set_forkserver_preload(["grpo.serving.engine_process"])
 _END_S = 1.0
-"""Time that a process has to end after it has closed its connection."""
+"""Longest wait for a process to end after its connection has closed."""
 
 
 def start_forkserver() -> None:
-    """Start the process that engine processes are forked from, which imports PyTorch for seconds."""
+    """Start the process that engine processes are forked from. It needs seconds to import PyTorch."""
     if _CONTEXT.get_start_method() == "forkserver":
         ensure_running()
 
 
 def _run(connection: socket.socket, pulse: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
-    """Engine process."""
+    """Main function of an engine process."""
     from grpo.serving.engine_process import run
 
     run(connection, pulse, load)
@@ -72,9 +73,10 @@ class EngineStopped(PolicyError):
 
 
 class ProcessPolicy:
-    """Policy whose weights are in an engine process, where `load` is called.
+    """Policy in an engine process, which calls `load` and keeps the weights.
 
-    Blocks until they are loaded. Raises the error of `load`, and `PolicyError` for a process that ends meanwhile.
+    Blocks until the weights are loaded. If `load` raises an error, it is raised here. Raises `PolicyError` if the
+    process ends before the weights are loaded.
     """
 
     def __init__(self, load: Callable[[], TransformersPolicy]) -> None:
@@ -82,13 +84,13 @@ class ProcessPolicy:
         pulse, beating = socket.socketpair()
         self.heartbeat = Heartbeat(pulse)
         self.engine: Engine | None = None
-        """Its engine, once it has one."""
+        """Engine of this process, or None until one was entered."""
         self._process = _CONTEXT.Process(target=_run, args=(other, beating, load), name="engine")
         try:
             self._process.start()
         except EOFError as error:
             raise PolicyError("the process that engine processes are forked from has ended; try again") from error
-        atexit.register(self._process.kill)  # before the interpreter waits for it
+        atexit.register(self._process.kill)  # so that the interpreter does not wait for it at exit
         other.close()
         beating.close()
         try:
@@ -115,18 +117,18 @@ class ProcessPolicy:
         return self._process.pid
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
-        """See `Policy.sampler`; a process has one engine, which later callers share."""
+        """See `Policy.sampler`. A process has one engine, so later callers share the first one."""
         return Engine(self, renderer, concurrency=concurrency) if self.engine is None else nullcontext(self.engine)
 
     def end(self) -> str:
-        """End a process whose connection was lost; returns a sentence about it."""
+        """End the process after its connection was lost, and return a sentence that says how it ended."""
         self._process.join(_END_S)
         code = self._process.exitcode
         self.close()
         return f"the engine process ended with exit code {code}" if code is not None else "the engine process was lost"
 
     def close(self) -> None:
-        """End the process, which has nothing to save; its memory is free again."""
+        """Kill the process, which has nothing to save, and wait until its memory is free again."""
         self.connection.close()
         self.heartbeat.close()
         self._process.kill()
@@ -135,11 +137,12 @@ class ProcessPolicy:
 
 
 class Engine:
-    """Sampler of a policy in its process; an async context manager, used by the event loop that has entered it.
+    """Sampler of a policy in an engine process, as an async context manager.
 
-    `concurrency` is the number of slots, `prefill_chunk` the prompt tokens of a turn that one forward pass reads beside
-    the running turns, `prefix_cache_bytes` the most memory for the keys and values of closed sessions, and `threads`
-    those of a forward pass on the CPU. A model without flat attention takes whole prompts and keeps nothing.
+    Only the event loop that has entered the context may use it. `concurrency` is the number of slots. `prefill_chunk`
+    is how many prompt tokens of a turn one forward pass reads in addition to the running turns. `prefix_cache_bytes`
+    limits the memory for the keys and values of closed sessions. `threads` is the number of CPU threads of a forward
+    pass. If the model has no flat attention, it reads whole prompts, and nothing is cached.
     """
 
     def __init__(
@@ -170,13 +173,13 @@ class Engine:
         self._numbers = itertools.count()
         self._stats = EngineStats()
         self._heard = 0.0
-        """Monotonic time of the process's last message, or of the turn that began its work."""
+        """Monotonic time of the last message of the process, or of a later turn that was submitted when none ran."""
         self._started: asyncio.Future[None]
         self.stopped: str | None = "the engine does not run; enter its context before a turn"
-        """Why no turn is generated; None while the engine runs."""
+        """Reason why no turn can be generated. None while the engine runs."""
 
     async def __aenter__(self) -> Self:
-        """Start the sampler; an engine starts once."""
+        """Start the engine. It can be started only once."""
         self._policy.engine = self
         connection, loop = self._policy.connection, asyncio.get_running_loop()
         connection.setblocking(False)
@@ -200,9 +203,9 @@ class Engine:
         return EngineSession(self)
 
     def scale(self, concurrency: int) -> None:
-        """Change the number of turns in the batch, up to that of the slots; those in progress go on.
+        """Change how many turns the batch may hold. Turns in progress go on.
 
-        Raises `ConfigError` for a number that is not between 1 and the slots.
+        Raises `ConfigError` if the number is not between 1 and the number of slots.
         """
         slots = self._start.concurrency
         if not 1 <= concurrency <= slots:
@@ -215,11 +218,11 @@ class Engine:
         return self._policy.heartbeat.silent_s
 
     def stats(self) -> EngineStats:
-        """Load and counters after the last forward pass; callable from any thread."""
+        """Load and counters after the last forward pass. Any thread may call this."""
         return self._stats
 
     def submit(self, ids: Sequence[int], index: int, prompt: Prompt, sampling: Sampling) -> _Turn:
-        """Queue the turn `index` of a session with these tokens. Raises `EngineStopped`."""
+        """Queue the turn `index` of a session with these tokens. Raises `EngineStopped` if the engine does not run."""
         if self.stopped is not None:
             raise EngineStopped(self.stopped)
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
@@ -237,16 +240,16 @@ class Engine:
             self._frames.send(Cancel(turn.number))
 
     def end_hung(self, after_s: float) -> None:
-        """End the turns in progress with `EngineStopped` where the process has sent nothing for so long.
+        """End the turns in progress with `EngineStopped` if the process has sent nothing for more than `after_s`.
 
-        The engine is stopped, as after a process that was killed; leaving its context kills the process.
+        The engine then counts as stopped, as if its process had been killed. Leaving the context kills the process.
         """
         if self._turns and time.monotonic() - self._heard > after_s:
             self._frames.close()
             self._stop(f"no forward pass of the engine process ended in {after_s:.0f} s")
 
     def check(self, ids: Sequence[int], *, history: int) -> None:
-        """Raise `PolicyError` for prompt tokens after `history` tokens that the model cannot read."""
+        """Raise `PolicyError` if the model cannot read these prompt tokens after `history` earlier ones."""
         if not ids:
             raise PolicyError("the prompt is empty; it must have at least one token")
         most = self._policy.vocabulary - 1
@@ -261,7 +264,7 @@ class Engine:
             )
 
     def _receive(self, message: Pass) -> None:
-        """Give the tokens of a pass to their turns, and end those that have ended."""
+        """Give the tokens of a forward pass to their turns, and resolve the turns that have ended."""
         self._stats, self._heard = message.stats, time.monotonic()
         if not self._started.done():
             self._started.set_result(None)
@@ -283,7 +286,7 @@ class Engine:
                 turn.end(Ended(turn.number, "callback"))
 
     def _lost(self) -> None:
-        """The process has ended by itself."""
+        """Stop the engine, because its process has ended by itself."""
         reason = self._policy.end()
         if not self._started.done():
             self._started.set_exception(EngineStopped(reason))
@@ -304,7 +307,7 @@ class EngineSession:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids: list[int] = []
-        """Tokens that it has read and generated."""
+        """Tokens that the session has read and generated."""
         self._turns = 0
         self._running: _Turn | None = None
         self._closed = False
@@ -312,9 +315,9 @@ class EngineSession:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`.
 
-        A turn that is cancelled, or that fails, leaves the batch before the next forward pass and closes the session.
-        Raises `PolicyError` for tokens outside of the vocabulary, an empty prompt, one that fills the context, and a
-        forward pass that fails, `EngineStopped` if the engine ends, and an error of `on_token`.
+        If a turn is cancelled or fails, it leaves the batch before the next forward pass, and the session closes.
+        Raises `PolicyError` if a token is outside of the vocabulary, if the prompt is empty or fills the context, and
+        if a forward pass fails. Raises `EngineStopped` if the engine ends, and passes on an error of `on_token`.
         """
         if self._closed:
             raise PolicyError("the session is closed, by its owner or after a turn that failed; open another one")
@@ -331,7 +334,7 @@ class EngineSession:
         return replace(generation, cached_tokens=max(0, generation.cached_tokens - own))
 
     def close(self) -> None:
-        """See `Session.close`; a turn in progress is cancelled."""
+        """See `Session.close`. A turn in progress is cancelled."""
         self._closed = True
         if self._running is not None:
             self._engine.cancel(self._running)
@@ -348,12 +351,12 @@ class _Turn:
     tokens: list[SampledToken] = field(default_factory=list)
     cached_tokens: int = 0
     called_back: bool = False
-    """The caller's `on_token` has ended the turn."""
+    """True if the caller's `on_token` has ended the turn."""
     error: Exception | None = None
     """Error of the caller's `on_token`."""
 
     def add(self, token: SampledToken) -> bool:
-        """Add a token; True ends the turn, and a callback's error ends its own turn alone."""
+        """Add a token, and return True if the turn ends. An error of the callback ends only its own turn."""
         self.tokens.append(token)
         try:
             self.called_back = self.prompt.on_token is not None and bool(self.prompt.on_token(token))
@@ -362,7 +365,7 @@ class _Turn:
         return self.called_back or self.error is not None
 
     def end(self, end: Ended | Failed) -> None:
-        """Give the caller the turn, or its error."""
+        """Give the caller the generated turn, or its error."""
         if self.future.done():
             return
         if self.error is not None:

@@ -1,4 +1,4 @@
-"""Messages between a server and its engine processes, see `grpo.serving.engine_process`; they need no PyTorch."""
+"""Messages between a server and its engine processes, which need no PyTorch, see `grpo.serving.engine_process`."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class EngineStats:
     waiting: int = 0
     """Turns that wait for a slot."""
     kv_tokens: int = 0
-    """Tokens whose keys and values are in slots."""
+    """Tokens with keys and values in slots."""
     kv_capacity: int = 0
     """Tokens that the slots can hold before they grow."""
     prefix_cache_bytes: int = 0
     """Bytes of the keys and values of closed sessions."""
     prefix_queries: int = 0
-    """Prompt tokens of turns, each looked up once."""
+    """Prompt tokens of turns. Each is looked up once."""
     prefix_hits: int = 0
-    """Those that were not read again."""
+    """Prompt tokens that were not read again."""
     tokens_processed: int = 0
     """Tokens of all forward passes."""
     tokens_generated: int = 0
     turns_admitted: int = 0
     queue_s: float = 0.0
-    """Sum of the times that admitted turns have waited for a slot."""
+    """Total time that admitted turns have waited for a slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Answer of a process whose weights are loaded."""
+    """Answer of a process after it has loaded its weights."""
 
     policy_hash: str
     max_context: int
@@ -49,7 +49,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """Answer of a process that ends, since its weights were not loaded."""
+    """Answer of a process that ends because it could not load its weights."""
 
     error: Exception
 
@@ -70,11 +70,11 @@ class Submit:
     """Generate a turn."""
 
     turn: int
-    """Number of the turn, by which its tokens come back."""
+    """Number that identifies the turn when its tokens come back."""
     ids: Sequence[int]
     """All tokens of its conversation."""
     index: int
-    """Turns of its session before it, which are part of the seed."""
+    """Number of earlier turns of its session, which is part of the seed."""
     sampling: Sampling
 
 
@@ -94,7 +94,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End of a turn by a stop token or a limit."""
+    """End of a turn because of a stop token, a limit or its callback."""
 
     turn: int
     stop: Literal["stop", "length", "callback"]
@@ -102,13 +102,13 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """End of a turn by an error of its pass."""
+    """End of a turn because of an error."""
 
     turn: int
     error: str
     trace: str
     is_grammar: bool = False
-    """Its grammar takes more work than its limits, which is the fault of the request."""
+    """True if the turn's grammar takes more work than allowed, which is the fault of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Pass:
     """Tokens of a forward pass, and the turns that ended with it."""
 
     begun: Sequence[tuple[int, int]]
-    """(turn, prompt tokens that were not read anew) of the turns whose first tokens are in this pass."""
+    """(turn, prompt tokens that were not read again) for each turn that has its first token in this pass."""
     tokens: Sequence[tuple[int, int, float, tuple[tuple[int, float], ...]]]
     """(turn, token, log-probability, likeliest tokens)."""
     ended: Sequence[Ended | Failed]

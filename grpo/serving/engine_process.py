@@ -1,17 +1,17 @@
-"""Engine process: the weights of a version, and the sampler, apart from the server's event loop.
+"""Engine process: the weights of a version and the sampler, separate from the server's event loop.
 
 server                            process
 ProcessPolicy     ── fork ──────► load the weights
                   ◄────────────── Loaded
-                  ◄────────────── a heartbeat each second, over a socket of its own
+                  ◄────────────── a heartbeat per second, over a separate socket
 Engine            ── Start ─────► sampler
                   ── Submit ────► │ pass │ pass │ …     messages are read between passes
                   ── Cancel ────► │
                   ◄─────── Pass ─ tokens of each pass, turns that have ended, load of the sampler
                   ── closes ────► exit
 
-A turn is a session of the sampler, given all tokens of its conversation. What a closed one has read is kept there, so
-that only the tokens after it are read.
+Each turn opens a new session of the sampler and gives it all tokens of its conversation. The sampler keeps what closed
+sessions have read, so that only the tokens after that are read.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from grpo.serving.heartbeat import start_beating
 
 
 def run(connection: socket.socket, pulse: socket.socket, load: Callable[[], TransformersPolicy]) -> None:
-    """Load a policy, and sample from it until the other end of the connection is closed; heartbeats go to `pulse`."""
-    for stopping in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: the server lets running turns end
+    """Load a policy, and sample from it until the other end of the connection closes. Heartbeats go to `pulse`."""
+    for stopping in (signal.SIGINT, signal.SIGTERM):  # the whole group gets them, but the server lets turns end
         signal.signal(stopping, signal.SIG_IGN)
     try:
         policy = load()
@@ -72,12 +72,12 @@ def run(connection: socket.socket, pulse: socket.socket, load: Callable[[], Tran
         return
     connection.sendall(loaded)
     start_beating(pulse)
-    gc.freeze()  # a collection of all that was imported and loaded would hold up the turns in progress
+    gc.freeze()  # because a collection of all imported and loaded objects would hold up the turns in progress
     asyncio.run(_Process(policy).serve(connection))
 
 
 def _picklable(error: Exception) -> Exception:
-    """The error, or one with its text where it cannot be sent."""
+    """The error, or if it cannot be pickled, a `PolicyError` with its text."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - an object of this process
     except Exception:  # noqa: BLE001 - errors of any library
@@ -95,7 +95,7 @@ class _Process:
         self._sampler: ServingSampler | PaddedSampler | None = None
         self._grammars: Grammars
         self._compiling: dict[int, asyncio.Task[None]] = {}
-        """Turns whose grammars are compiled."""
+        """Turns that wait until their grammars are compiled."""
         self._turns: dict[int, TurnSession] = {}
         self._begun: list[tuple[int, int]] = []
         self._tokens: list[tuple[int, int, float, tuple[tuple[int, float], ...]]] = []
@@ -107,7 +107,7 @@ class _Process:
         connection.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=connection)
         await self._disconnected.wait()
-        os._exit(0)  # nothing is to be written or closed, and the interpreter's end takes its time
+        os._exit(0)  # nothing has to be written or closed, and a normal end of the interpreter is slow
 
     def _receive(self, message: Start | Submit | Cancel | Scale) -> None:
         if isinstance(message, Start):
@@ -143,8 +143,8 @@ class _Process:
         self._report()
 
     async def _compile(self, message: Submit, grammar: str, sampler: ServingSampler | PaddedSampler) -> None:
-        """Submit a turn when its grammar is compiled, on a thread: passes of other turns go on."""
-        with suppress(GrammarError):  # which the turn meets again
+        """Compile a grammar on a thread, so that passes of other turns go on, and then submit the turn."""
+        with suppress(GrammarError):  # the turn meets the same error again when it is submitted
             await asyncio.to_thread(self._grammars.compile, grammar)
         del self._compiling[message.turn]
         self._submit(message, sampler)
@@ -214,7 +214,10 @@ class _Process:
 
 
 def set_threads(threads: int | None) -> None:
-    """Set the threads of forward passes. A pass of several threads ends with the one that waits longest for a core."""
+    """Set the number of threads of forward passes, by default one fewer than PyTorch's unless OMP_NUM_THREADS is set.
+
+    One core is left free because a pass only ends when its last thread has got a core.
+    """
     if threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = max(1, torch.get_num_threads() - 1)
     if threads is not None:

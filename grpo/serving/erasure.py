@@ -1,13 +1,14 @@
 """Erasure of a user or a conversation: from the log, and from every copy that retraining has made.
 
-The command `grpo erase`, `ServingLog.erase` and the server's DELETE call the one function here.
+The command `grpo erase`, `ServingLog.erase` and the server's DELETE all call the function here.
 
     erasures/ID.json           digests of what was erased, which readers, servers and mirrors of the log obey
-    erasures/receipts/ID.json  what was removed: counts by place, digests of artifacts; no name, no id of a conversation
+    erasures/receipts/ID.json  what was removed: counts by place, digests of artifacts, but no name or conversation id
 
-The receipt is written with the document, and completed by the attempt that removes the last copy.
+The receipt is written with the document. The attempt that removes the last copy completes it.
 
-Servers of the log see a new document within a second, and end the turns in progress that it holds for.
+Servers that write to the log see a new document within a second, and end their turns in progress of the users and
+conversations that it names.
 """
 
 from __future__ import annotations
@@ -46,16 +47,17 @@ def erase(
     ended: int = 0,
     wait_s: float = _WAIT_S,
 ) -> ErasureReceipt | None:
-    """Erase a user, by its name in requests, or one conversation; None where nothing names it and nothing ever did.
+    """Erase a user, by the name in requests, or one conversation. None if nothing names it and nothing ever did.
 
-    Erased again, it has the receipt of the last time, which an attempt that failed has left incomplete.
+    If the subject was erased before and nothing new names it, its earlier receipt is returned. If an earlier attempt
+    failed, it left an incomplete receipt, which this one continues.
 
-    `folder` is that of the log, `home` the folder of the runs (GRPO_HOME by default), `stores` are addresses of
-    artifact stores besides those of the home and of registered versions, and `ended` is the number of turns that the
-    caller has ended. Copies of earlier erasures are completed on the way.
+    `folder` is the log's folder, and `home` the folder of the runs (GRPO_HOME by default). `stores` are addresses of
+    artifact stores, in addition to the stores of the home and of registered versions. `ended` is the number of turns
+    that the caller has ended. Copies that earlier erasures have left are erased too.
 
-    Raises `ConfigError` for a folder without a log, and `StorageError` where something could not be erased: the erasure
-    is to be repeated, and goes on.
+    Raises `ConfigError` if the folder has no log, and `StorageError` if something could not be erased. The erasure must
+    then be repeated, and continues where it failed.
     """
     if (user is None) == (conversation_id is None) or not (user or conversation_id):
         raise ConfigError("erase a user by its name, or one conversation by its id; name one of the two")
@@ -89,7 +91,7 @@ def _erase_copies(
 ) -> tuple[list[str], list[str]]:
     """Erase all copies of these conversations.
 
-    Returns the versions that were trained on them, and those with stores that were not searched.
+    Returns the versions that were trained on them, and the versions with stores that were not searched.
     """
     if not digests or not home.is_dir():
         return [], []
@@ -110,7 +112,7 @@ def _erase_copies(
 
 
 def _note(copies: Iterator[ErasedCopy], receipt: ReceiptFile) -> None:
-    """Erase copies, and write the receipt with those that are erased, also where one cannot be."""
+    """Erase copies, and add the erased ones to the receipt, also if an error stops the erasure."""
     erased: list[ErasedCopy] = []
     try:
         erased.extend(copies)

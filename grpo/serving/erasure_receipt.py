@@ -1,7 +1,7 @@
 """Receipt of an erasure, which stays in the log.
 
-It is written with the erasure's document and again after each step, because what was removed cannot be counted later.
-An erasure that fails in between leaves an incomplete receipt, and the next attempt adds to it.
+It is written with the erasure's document, and again after each step, because removed records and copies cannot be
+counted later. If an erasure fails before its end, it leaves an incomplete receipt, and the next attempt adds to it.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from grpo.serving.segments import write_private
 from grpo.storage.documents import Document
 
 RECEIPTS = "receipts"
-"""Folder in that of the erasures."""
+"""Folder inside the folder of erasures."""
 
 
 class ErasedArtifact(Document):
-    """An artifact that was erased, by its kind and digest."""
+    """Erased artifact, with its kind and digest."""
 
     place: str
     sha256: str
 
 
 class ErasureReceipt(Document):
-    """Record of an erasure, which proves what was removed without naming whom."""
+    """Record of an erasure, which proves what was removed but does not name the user or conversation."""
 
     id: str
     """Name of the first document of the erasure."""
     status: Literal["incomplete", "complete"]
-    """Incomplete until all copies are removed: the erasure is to be repeated."""
+    """Incomplete until all copies are removed. As long as it is incomplete, the erasure must be repeated."""
     time: datetime
     subject: Literal["user", "conversation"]
     subject_hash: str
-    """sha256 of the user's hash in the log, which is keyed by the log's salt, or of the id of the conversation."""
+    """sha256 of the conversation's id, or of the user's hash in the log, which is keyed by the log's salt."""
     turns: int
     """Turns that were removed from the log."""
     feedback: int
     """Feedback that was removed from the log."""
     ended: int
-    """Turns in progress that were ended by the process that erased."""
+    """Turns in progress that the erasing process ended."""
     copies: dict[str, int]
-    """Copies that were removed, by their place."""
+    """Number of removed copies by place."""
     artifacts: tuple[ErasedArtifact, ...]
     versions: tuple[str, ...]
-    """Registered versions whose weights were trained on an erased conversation; their training cannot be repeated."""
+    """Registered versions that were trained on an erased conversation. Their training cannot be repeated."""
     skipped: tuple[str, ...] = ()
-    """Registered versions that are not believed, so that the stores that they name were not searched."""
+    """Registered versions without a valid signature. The stores that they name were not searched."""
 
     @property
     def records(self) -> int:
@@ -65,9 +65,10 @@ class ErasureReceipt(Document):
 
 
 class ReceiptFile:
-    """Receipt of an erasure in progress, which goes on with the incomplete one of an earlier attempt.
+    """Receipt of an erasure in progress.
 
-    There is none as long as nothing of the subject was found.
+    If an earlier attempt left an incomplete receipt, this one continues it. There is no receipt as long as nothing of
+    the subject was found.
     """
 
     def __init__(self, folder: Path, subject: Erasure) -> None:
@@ -79,7 +80,7 @@ class ReceiptFile:
 
     @property
     def artifacts(self) -> list[str]:
-        """Digests of the artifacts that this attempt and those before it have erased."""
+        """Digests of the artifacts that this attempt and earlier attempts have erased."""
         return [item.sha256 for item in self._receipt.artifacts]
 
     def add_ended(self, ended: int) -> None:
@@ -88,7 +89,7 @@ class ReceiptFile:
             self._write(ended=self._receipt.ended + ended)
 
     def set_records(self, records: ErasedRecords) -> None:
-        """Set what this attempt has removed from the log until now."""
+        """Set how many records this attempt has removed from the log so far."""
         before = self._before
         self._write(
             id=before.id or records.id, turns=before.turns + records.turns, feedback=before.feedback + records.feedback
@@ -103,7 +104,7 @@ class ReceiptFile:
         self._write(copies=dict(sorted(counts.items())), artifacts=(*self._receipt.artifacts, *erased))
 
     def complete(self, versions: Iterable[str], skipped: Iterable[str]) -> ErasureReceipt | None:
-        """The receipt, complete; that of an earlier erasure where there was nothing more, None where there is none."""
+        """Complete the receipt and return it. If nothing was erased, return the earlier receipt, or None."""
         if not self._receipt.id:
             return self._earlier
         self._write(
@@ -119,9 +120,9 @@ class ReceiptFile:
 
 
 def _earlier(folder: Path, subject: Erasure) -> ErasureReceipt | None:
-    """Last receipt of this subject, else that of the last document that names it; None where there is neither.
+    """Last receipt of this subject, else of the last document that names it, or None if there is neither.
 
-    A process that was killed after it wrote the document left it without a receipt.
+    If a process was killed after it wrote the document, there is no receipt for it, so an empty one is returned.
     """
     receipts = {path.stem: _read(path) for path in (folder / ERASURES / RECEIPTS).glob("*.json")}
     own = [receipt for receipt in receipts.values() if receipt.subject_hash == _subject_hash(subject)]

@@ -1,4 +1,4 @@
-"""Event hub: what happens in a server, for all who listen."""
+"""Event hub: events of a server, for all subscribers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 KEPT_EVENTS = 256
-"""Events that wait for a slow subscriber; the oldest are dropped, which the gap in their ids shows."""
+"""Most events that wait for a slow subscriber. Older ones are dropped, which a gap in the ids shows."""
 
 
 class Subscription:
@@ -28,7 +28,7 @@ class Subscription:
         self._loop.call_soon_threadsafe(self._changed.set)
 
     async def events(self) -> AsyncGenerator[dict[str, Any]]:
-        """Events in their order, without end."""
+        """Events in order, without end."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -49,7 +49,7 @@ class EventHub:
         return len(self._subscriptions)
 
     def publish(self, type: str, **data: Any) -> None:
-        """Send an event to all subscribers; callable from any thread, and from a signal's handler."""
+        """Send an event to all subscribers. Any thread and signal handlers may call this."""
         event = {"id": next(self._ids), "type": type, "time": datetime.now(UTC).isoformat(), "data": data}
         for subscription in tuple(self._subscriptions):
             subscription.put(event)

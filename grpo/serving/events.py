@@ -1,10 +1,10 @@
-"""Events of a server: versions that come and go, its end, and the training runs beside it.
+"""Events of a server: versions that are loaded or retired, the end of the server, and training runs.
 
 type                        data
 connected                   {"status", "models"}                     first event of a connection
 version.loaded, .retired    {"model"}
 server.draining             {}
-training.STATUS             {"id", "deployment", "iterations", …}    a run that has another status, see `Job`
+training.STATUS             {"id", "deployment", "iterations", …}    the status of a run has changed, see `Job`
 training.iteration          {"id", "deployment", "iterations", …}    iterations that have ended
 """
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_event_socket(socket: WebSocket, service: Service) -> None:
-    """Send events until the client goes away; `{"type": "ping"}` is answered with `{"type": "pong"}`."""
+    """Send events until the client goes away. A `{"type": "ping"}` is answered with `{"type": "pong"}`."""
     await socket.accept()
     models = [version.served.version for version in service.versions.loaded]
     with service.hub.subscribe() as subscription:
@@ -57,7 +57,7 @@ async def serve_event_socket(socket: WebSocket, service: Service) -> None:
 
 
 async def watch_jobs(orchestrator: Orchestrator, hub: EventHub, *, every_s: float) -> None:
-    """Publish changes of training runs while there are subscribers, until cancelled; errors are tried again."""
+    """Publish changes of training runs while there are subscribers, until cancelled. After an error, try again."""
     known: dict[UUID, Job] | None = None
     while True:
         if hub.subscribers:
@@ -75,7 +75,7 @@ async def watch_jobs(orchestrator: Orchestrator, hub: EventHub, *, every_s: floa
 
 
 def publish_change(hub: EventHub, before: Job | None, job: Job, *, is_first: bool = False) -> None:
-    """Publish what has changed in a training run; of those of the first look, the ones in progress."""
+    """Publish what has changed in a training run. When runs are first listed, only those in progress are published."""
     if before is not None and job.iterations > before.iterations:
         hub.publish("training.iteration", **job.model_dump(mode="json"))
     if (before is None and not (is_first and job.ended)) or (before is not None and job.status != before.status):

@@ -43,11 +43,11 @@ from grpo.user_failures import describe, guard_tasks, is_exception, user_code
 
 logger = logging.getLogger(__name__)
 _SILENCE_S = 15.0
-"""Silence after which a stream gets a comment: proxies cut idle connections."""
+"""If a stream was silent for this time, it gets a comment, because proxies cut idle connections."""
 
 
 class Owner(Protocol):
-    """Service of an exchange."""
+    """What an exchange needs of its service."""
 
     settings: ServiceSettings
     conversations: Conversations
@@ -56,26 +56,26 @@ class Owner(Protocol):
     now: Callable[[], datetime]
 
     def admit(self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None) -> Hold:
-        """Take room for so many turns and tokens; raises `APIError` where there is none."""
+        """Reserve capacity for this many requests and tokens. Raises `APIError` if there is none."""
         ...
 
     def count_error(self) -> None:
-        """Count a turn that ended by an error of agent, engine or model."""
+        """Count a turn that ended with an error of the agent, engine or model."""
         ...
 
     async def record(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
-        """Log a turn; returns when it is durable."""
+        """Log a turn, and return when it is durable."""
         ...
 
     async def remember(self, turn: AnsweredTurn, place: Continuation, hold: Hold, *, is_last: bool) -> None:
-        """Keep an answered turn, from which its conversation goes on; raises `APIError` where it is not kept."""
+        """Keep an answered turn, so that its conversation can go on. Raises `APIError` if it cannot be kept."""
         ...
 
 
 class Exchange:
     """One request in progress: its place in a conversation, and the choices that are generated.
 
-    `needed` are the tokens of the conversation with its new messages, which `renderer` renders.
+    `needed` is the number of tokens of the conversation with its new messages, as `renderer` renders them.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Exchange:
             raise invalid_request(message, param="max_tokens", code="context_length_exceeded")
         self._fit_reply, self._max_new_tokens = limit is None, limit or served.max_new_tokens
         self.max_tokens = request.n * (needed + self._max_new_tokens)
-        """Tokens that the request may need."""
+        """Most tokens that the request may need."""
         self.hold = service.admit(version, request.n, self.max_tokens, before)
         """Admission for this request. The route must call `hold.leave()`, also when the request fails."""
         self.hold.conversation_id, self.hold.user = place.conversation_id, request.user
@@ -119,16 +119,16 @@ class Exchange:
         )
 
     async def events(self) -> AsyncGenerator[Event | None]:
-        """Generate all choices; each has ended when it is in the log. Closing the iterator aborts those in progress.
+        """Generate all choices. If the iterator is closed, the choices in progress are aborted.
 
-        None stands for an interval of silence. Raises `APIError` for a conversation that leaves no room for a reply,
-        and the errors of agent, engine and log.
+        The end of a choice is sent only after the choice is in the log. None stands for an interval of silence. Raises
+        `APIError` if the conversation leaves no room for a reply, and passes on the errors of agent, engine and log.
         """
         queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         tasks = [self.hold.generate(self._choose(index, queue)) for index in range(self.choices)]
         ended = 0
         try:
-            await asyncio.sleep(0)  # all have begun: a task that is cancelled before would leave no line in the log
+            await asyncio.sleep(0)  # let all begin: a task that is cancelled before it begins leaves no line in the log
             while ended < len(tasks):
                 try:
                     async with asyncio.timeout(_SILENCE_S):
@@ -142,10 +142,10 @@ class Exchange:
                 yield event
         finally:
             for task in tasks:
-                task.cancel()  # it logs its turn by itself: this block may be cancelled at any await
+                task.cancel()  # it logs its turn by itself, because this block may be cancelled at any await
 
     def _refuse_unread(self) -> None:
-        """Raise `APIError` for a parameter that this agent cannot give its effect to."""
+        """Raise `APIError` if a parameter would have no effect with this agent."""
         agent, before, strategy = self.version.served.agent, self.place.before, self.request.strategy
         if before is not None and strategy is not None and strategy != before.strategy:
             message = f"the conversation began with strategy {before.strategy}; start another one for {strategy}"
@@ -163,9 +163,9 @@ class Exchange:
             raise invalid_request(message, param=param, code="unsupported_value")
 
     async def _choose(self, index: int, queue: asyncio.Queue[Event | BaseException]) -> None:
-        """Generate one choice; its events, or its error, go to the queue.
+        """Generate one choice, and put its events, or its error, into the queue.
 
-        What follows the generation is a task of its own, which also ends if the client goes away first.
+        After the generation, the turn is logged in a separate task, which completes even if the client goes away.
         """
         tap = TokenTap(self._renderer, self.request.stops)
         transcript: TokenTranscript | None = None
@@ -199,7 +199,7 @@ class Exchange:
         await asyncio.shield(self.hold.start(self._end(choice, transcript, tap, queue)))
 
     async def _respond(self, transcript: TokenTranscript) -> Reply:
-        """Reply of the agent; raises `APIError` where the conversation leaves no room for it."""
+        """Reply of the agent. Raises `APIError` if the conversation leaves no room for it."""
         try:
             guard_tasks()
             with user_code("the agent", passes=is_exception):
@@ -210,7 +210,7 @@ class Exchange:
 
     @property
     def _context(self) -> dict[str, str | None]:
-        """Context of the agent; a user is one of its key, since two keys may have users of one name."""
+        """Context of the agent. The user's id includes the key, because two keys may have users with the same name."""
         user = f"{self._caller.key_hash}/{self.request.user or ''}"
         return {"user_id": user, "strategy": self.request.strategy}
 
@@ -239,11 +239,11 @@ class Exchange:
 
     @property
     def _parses_calls(self) -> bool:
-        """False where calls are content: a client wants none, or JSON where there is nothing to call."""
+        """False if calls are left in the content: the client wants no calls, or wants JSON and there are no tools."""
         return not self.request.calls_nothing and (bool(self._renderer.tools) or not self.request.has_format)
 
     async def _stream(self, index: int, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]) -> None:
-        """Send text when it is settled, for an agent and a renderer that leave replies as they are sampled."""
+        """Send text as soon as it is settled, if neither the agent nor the renderer changes sampled replies."""
         agent = self.version.served.agent
         if not self.request.stream or agent.overrides_replies or type(self._renderer) is not Renderer:
             return
@@ -261,11 +261,11 @@ class Exchange:
                 await asyncio.sleep(self._service.settings.stream_interval_s)
 
     def _choice(self, index: int, reply: Reply, tap: TokenTap) -> Choice:
-        """The reply as the client reads it, cut at a text that ends it."""
+        """Reply as the client reads it, cut before the stop text that ended it, if there is one."""
         message, stopped = reply.message, tap.stopped_text
         if stopped is not None and reply.as_sampled:
             message = self._renderer.parse_text(stopped)
-        if not self._parses_calls and message.tool_calls:  # of a text that was parsed again
+        if not self._parses_calls and message.tool_calls:  # they come from the text that was parsed again above
             message = replace(message, content=(reply.text if stopped is None else stopped).strip(), tool_calls=())
         finish: FinishReason = "tool_calls" if message.tool_calls else "length" if reply.length_limited else "stop"
         if not message.content.startswith(tap.sent):
@@ -300,7 +300,7 @@ class Exchange:
             turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
             visible = replace(turn.turns[-1], message=choice.message)
             await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, tap.times)
-            if self.hold.erased:  # while it was written, and the erasure has removed it or is about to
+            if self.hold.erased:  # it was erased while it was written: the erasure has removed it or is about to
                 raise erased_error()
             transcript.release()
             await self._service.remember(answered, place, self.hold, is_last=choice.index == 0)
@@ -318,14 +318,14 @@ class Exchange:
             logger.exception("the agent did not remember turn %s, which is answered", choice.turn_id)
 
     async def _end_erased(self, index: int, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]) -> None:
-        """Log a turn that was erased while it ran, without anything of it, and tell the client."""
+        """Log that a turn was erased while it ran, without its content, and tell the client."""
         await self._log_unanswered(index, None, tap, "erased", "erased while it ran")
         queue.put_nowait(erased_error())
 
     async def _log_unanswered(
         self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str
     ) -> None:
-        """Log a turn without a reply; a log that fails is reported, and the turn is counted as unlogged."""
+        """Log a turn without a reply. If the log fails, the error is reported, and the turn counts as unlogged."""
         read = 0 if transcript is None or not tap.tokens else len(transcript.ids)
         if status != "failed" or transcript is not None:
             self.hold.used_tokens += read + len(tap.tokens)
@@ -338,7 +338,7 @@ class Exchange:
     def _record(
         self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str
     ) -> ServedTurn:
-        """Record of the turn: what the transcript has beyond the turn before."""
+        """Record of the turn, with what the transcript has added since the turn before."""
         place, served, sampling = self.place, self.version.served, self._sampling(index)
         before = place.before.tokens if place.before is not None else None
         known = len(before.ids) if before is not None else 0
@@ -381,7 +381,7 @@ class Exchange:
         return {} if self._constraint is None else {CONSTRAINED: self._constraint.kind}
 
     def _usage(self, transcript: TokenTranscript) -> Usage:
-        """Tokens of the choice; its cached tokens are of its own conversation, which its owner knows."""
+        """Tokens of the choice. Only cached tokens of its own conversation count, because its owner knows these."""
         known = self.place.before.size if self.place.before is not None else 0
         sampled = sum(transcript.mask[known:])
         cached = min(transcript.cached_tokens, known)

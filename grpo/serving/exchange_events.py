@@ -1,4 +1,4 @@
-"""Events of a request in progress: texts of its choices, and their ends."""
+"""Events of a request in progress: texts of its choices, and the end of each choice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from grpo.serving.chat_response import Choice, TokenLogprob, Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """Text of a choice that no further token changes, and the log-probabilities of the tokens up to it."""
+    """Text of a choice that later tokens cannot change, and the log-probabilities of tokens since the last delta."""
 
     index: int
     text: str
@@ -18,13 +18,13 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """End of a choice, which is in the log."""
+    """End of a choice, sent after the choice is in the log."""
 
     choice: Choice
     sent: str
-    """Content that its deltas had."""
+    """Content that was sent in deltas."""
     rest: tuple[TokenLogprob, ...] | None
-    """Log-probabilities that no delta had."""
+    """Log-probabilities that were not sent in a delta."""
     usage: Usage
 
 

@@ -1,7 +1,8 @@
 """Requests of `POST /v1/feedback`.
 
-Feedback is evidence for training, so that a key speaks about its own conversations only, and needs the scope `outcomes`
-for what decides whether an episode succeeded. What is refused is not written, whatever the size of the log.
+Because feedback is evidence for training, a key may only give it on its own conversations. Fields that decide whether
+an episode succeeded need the scope `outcomes`. Refused feedback is not written, and the checks do not depend on the
+size of the log.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _REPAIR_S = 60.0
 
 
 def _bounded(value: Any) -> Any:
-    """The value of a field whose JSON has at most `_MOST_BYTES` bytes in `_MOST_LEVELS` levels."""
+    """Return the value. Raises `ValueError` if its JSON has more than `_MOST_BYTES` bytes or `_MOST_LEVELS` levels."""
     level: Sequence[Any] = [value.model_dump() if isinstance(value, BaseModel) else value]
     for _ in range(_MOST_LEVELS):
         level = [item for outer in level for item in _items(outer)]
@@ -75,7 +76,7 @@ class CorrectedReply(BaseModel):
 
     @classmethod
     def from_message(cls, message: Message) -> str | CorrectedReply:
-        """The text of a reply without calls."""
+        """Corrected reply from a message, or only its text if it has no calls."""
         if not message.tool_calls:
             return message.content
         calls = [CorrectedCall(name=call.name, arguments=dict(call.arguments)) for call in message.tool_calls]
@@ -98,7 +99,7 @@ class FeedbackRequest(BoundedFields):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     id: _Id | None = None
-    """Idempotency key; by default one of the caller and the content, so that a repeated request counts once."""
+    """Idempotency key, by default made of caller and content, so that a repeated request counts once."""
     conversation_id: _Id
     turn_id: _Id | None = None
     """`id` of the response, with or without `chatcmpl-` or `resp_`."""
@@ -106,7 +107,7 @@ class FeedbackRequest(BoundedFields):
     """0 worst, 1 best."""
     comment: _Text | None = None
     correction: _Text | CorrectedReply | None = None
-    """The reply that the turn should have been, a text, or `content` and `tool_calls`; needs `turn_id`."""
+    """Reply that the turn should have been: a text, or `content` and `tool_calls`. Needs `turn_id`."""
     success: bool | None = None
     """Verified outcome of the conversation."""
     expected: Annotated[Expected, AfterValidator(_bounded)] | None = None
@@ -124,7 +125,7 @@ class FeedbackRequest(BoundedFields):
         return self
 
     def to_record(self, caller: Caller, *, now: datetime) -> Feedback:
-        """Record of the log."""
+        """Record for the log."""
         content = f"{caller.key_hash}\0{self.model_dump_json(exclude={'id'})}"
         given = f"{caller.key_hash}\0{self.id}"
         fields = self.model_dump(exclude={"id", "turn_id", "expected", "correction"})
@@ -141,7 +142,7 @@ class FeedbackRequest(BoundedFields):
 
 
 class Receipt(BaseModel):
-    """Feedback that is in the log."""
+    """Answer to feedback that is in the log."""
 
     id: str
     object: str = "feedback"
@@ -150,10 +151,11 @@ class Receipt(BaseModel):
 async def log_feedback(
     body: FeedbackRequest, caller: Caller, log: TurnLog, limiter: Limiter, *, now: datetime
 ) -> Feedback:
-    """Check feedback and log it durably; it counts as a request of its size, also where it is refused.
+    """Check feedback and log it durably. It counts as a request of its size, also if it is refused.
 
-    Raises `APIError` 403 for outcomes without their scope, 404 for a conversation or turn that this key does not have,
-    503 where it cannot be told whether the conversation was erased, and as the limiter and the log.
+    Raises `APIError` 403 if it has outcomes but the key lacks their scope, 404 if this key has no such conversation or
+    turn, and 503 if it is not known whether the conversation was erased. Errors of the limiter and the log are passed
+    on.
     """
     tokens = 1 + len(body.model_dump_json()) // _BYTES_OF_A_TOKEN
     reservation = await limiter.reserve(caller, tokens)
@@ -179,7 +181,7 @@ def _refuse_outcomes(body: FeedbackRequest, caller: Caller) -> None:
 
 
 def _refuse_unknown(body: FeedbackRequest, caller: Caller, log: TurnLog) -> None:
-    """Raise 404, with the same words for an id that nobody has and for one of another key."""
+    """Raise 404, with the same words if nobody has the id and if another key has it."""
     name, turn, ids = body.conversation_id, body.turn_id, log.ids
     known = ids.is_conversation(name) if "admin" in caller.scopes else ids.owns(caller.key_hash, name)
     try:

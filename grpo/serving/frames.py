@@ -19,7 +19,7 @@ def frame(message: object) -> bytes:
 
 
 def read_frame(connection: socket.socket) -> Any:
-    """Wait for one message; raises `EOFError` where the other process has ended."""
+    """Wait for one message. Raises `EOFError` if the other process has ended."""
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     return pickle.loads(_read(connection, length))  # noqa: S301 - from this server's own process
 
@@ -35,7 +35,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 class Frames(asyncio.Protocol):
-    """Messages on an event loop. Each is handled as it arrives, and not in a task that waits for its turn."""
+    """Messages on an event loop. Each is handled as soon as it arrives, instead of in a task that has to wait."""
 
     def __init__(self, receive: Callable[[Any], None], lost: Callable[[], None]) -> None:
         self._receive, self._lost = receive, lost
@@ -43,15 +43,15 @@ class Frames(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def send(self, message: object) -> None:
-        """Send a message, without waiting for the other process to read it; not at all once the connection is lost."""
+        """Send a message, without waiting until it is read. If the connection is lost, nothing is sent."""
         if self._transport is not None:
             self._transport.write(frame(message))
 
     def close(self) -> None:
-        """Close the connection; `lost` is not called any more."""
+        """Close the connection. `lost` is not called any more."""
         self._lost = lambda: None
         if self._transport is not None:
-            self._transport.abort()  # what was not sent is for a process that ends
+            self._transport.abort()  # drops unsent messages, because the other process ends anyway
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""

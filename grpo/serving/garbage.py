@@ -1,7 +1,7 @@
-"""Garbage collection of a server: each full collection looks at the newest objects alone.
+"""Garbage collection of a server: each full collection only looks at objects that are new since the last one.
 
-A full collection stops the event loop, and with it every stream, for about two microseconds an object, of which each
-conversation in memory has two dozen: 370 ms at 170,000 objects.
+A full collection stops the event loop, and so every stream, for about two microseconds per object: 370 ms at 170,000
+objects. Each conversation in memory has two dozen objects.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 @contextmanager
 def frozen_survivors() -> Iterator[None]:
-    """While the block runs, what a full collection has kept is left out of the next ones.
+    """While the block runs, objects that survive a full collection are left out of later ones.
 
-    It is freed when nothing refers to it any more, as conversations are. Cycles of such objects stay until a version is
-    removed: then the next full collection looks at all objects once.
+    They are still freed when nothing refers to them any more, as with conversations. Cycles of such objects stay until
+    a version is removed, because the next full collection then looks at all objects once.
     """
 
     def freeze(phase: str, info: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Authentication in front of every route: what is not public needs a caller, what has no scope needs `admin`.
+"""Authentication in front of every route: every path that is not public needs a caller with the scope of the path.
 
-Headers, bodies and WebSockets are bounded here as well, before an app reads them, and refused requests are charged to
-their caller, see `grpo.serving.refused_work`.
+A path without a scope needs `admin`. Headers, bodies and WebSockets are bounded here as well, before an app reads them.
+Refused requests are charged to their caller, see `grpo.serving.refused_work`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from grpo.serving.refused_work import RefusedWork, Tarpit, UnauthenticatedReques
 
 BODY_BYTES = 4 * 2**20
 SMALL_BODY_BYTES = 256 * 2**10
-"""Bytes of a body for a route that does not generate: it is parsed on the event loop, in a few milliseconds."""
+"""Most bytes of a body for a route that does not generate, because the event loop parses it in a few milliseconds."""
 BODIES = 64
-"""Bodies of one key that arrive at once."""
+"""Most bodies of one key that may arrive at once."""
 SOCKETS, SOCKETS_WITH_PARALLEL = 256, 16
-"""WebSockets of one key that are open at once; a key with a limit of parallel requests has the larger of both."""
+"""Most open WebSockets of one key. If it is limited to N parallel requests, it is max(N, `SOCKETS_WITH_PARALLEL`)."""
 _HEADER_BYTES = 64 * 2**10
 _DISCARDED_BODIES = 8
-"""An oversized body is read up to this multiple of the bound: a connection that is reset earlier loses the 413."""
+"""An oversized body is read up to this multiple of the bound, because an earlier reset would lose the 413."""
 _BODY_TIMEOUT_S = 60.0
 _WRITING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _RETRY_S, _AT_ONCE_RETRY_S = 10.0, 1.0
@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 
 
 class Authenticator:
-    """Caller of a bearer credential: an API key, or a token where tokens are configured."""
+    """Caller of a bearer credential, which is an API key, or a token if tokens are configured."""
 
     def __init__(self, keys: KeyStore, tokens: TokenVerifier | None = None) -> None:
         self._keys, self._tokens = keys, tokens
 
     def __call__(self, credential: str) -> Caller:
-        """Return the caller. Raises `APIError` 401 for an unknown key or an invalid token."""
+        """Return the caller. Raises `APIError` 401 if the key is unknown or the token is invalid."""
         if self._tokens is not None and not credential.startswith(PREFIX) and credential.count(".") == 2:
             try:
                 return self._tokens.caller(credential)
@@ -65,16 +65,17 @@ class Authenticator:
 
 
 class Guard:
-    """ASGI middleware in front of a whole app; the caller is in `scope["state"]["caller"]`.
+    """ASGI middleware in front of a whole app, which puts the caller into `scope["state"]["caller"]`.
 
-    `scope["state"]["authorize"]()` checks the credential again, for a connection that outlives its key, and
+    A connection may outlive its key, so `scope["state"]["authorize"]()` checks the credential again.
     `scope["state"]["charge"](bytes)` charges a refused frame of a WebSocket.
 
-    `public` are exact paths without authentication. `scopes` are path prefixes of whole segments: `/v1/chat` holds for
-    `/v1/chat/completions`, not for `/v1/chats`; the longest counts. `large` are exact paths whose bodies may have
-    `body_bytes`; others have `SMALL_BODY_BYTES` at most. `check_room` raises `APIError` for a path whose requests would
-    exceed the server's capacity or the caller's limits: they are refused before their bodies are read and parsed.
-    `check_known` raises it for a path that no route has, for a caller with a credential.
+    `public` are exact paths without authentication. `scopes` are path prefixes of whole segments: `/v1/chat` applies to
+    `/v1/chat/completions`, but not to `/v1/chats`. If several match, the longest counts. `large` are exact paths with
+    bodies of up to `body_bytes`. The bodies of other paths may have up to `SMALL_BODY_BYTES`. `check_room` raises
+    `APIError` if a request to a path would exceed the server's capacity or the caller's limits, so that it is refused
+    before its body is read and parsed. `check_known` raises it if no route has the path. It is only called for a caller
+    with a valid credential.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Guard:
         self._tarpit = Tarpit()
         self._unauthenticated = UnauthenticatedRequests()
         self.sockets: Counter[str] = Counter()
-        """Open WebSockets by the hash of their key."""
+        """Number of open WebSockets by the hash of their key."""
         assert all(scope in SCOPES for _, scope in self._scopes)
 
     async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
@@ -129,9 +130,9 @@ class Guard:
             await self._open(caller, connection, receive, send)
 
     async def _answer(self, caller: Caller | None, connection: Connection, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request; a refused one is charged to its caller.
+        """Answer an HTTP request. If it is refused, its caller is charged.
 
-        The body of a public path is not read: without a key, its sender could keep the server waiting for free.
+        The body of a public path is not read, because its sender needs no key, and could keep the server waiting.
         """
         size = 0
 
@@ -166,7 +167,7 @@ class Guard:
         await self._app(connection, body, count)
 
     async def _open(self, caller: Caller | None, connection: Connection, receive: Receive, send: Send) -> None:
-        """Open a WebSocket, which counts among the WebSockets of its caller from the handshake to its end."""
+        """Open a WebSocket, which counts as one of its caller's WebSockets from the handshake until it ends."""
         if caller is None:
             await self._app(connection, receive, send)
             return
@@ -182,7 +183,7 @@ class Guard:
             await self._app(connection, receive, send)
 
     async def _admit(self, connection: Connection) -> Caller | None:
-        """Put the caller into the connection's state; None for a public path. Raises `APIError`."""
+        """Put the caller into the connection's state. None for a public path. Raises `APIError` if it is refused."""
         headers: list[tuple[bytes, bytes]] = connection["headers"]
         if sum(len(name) + len(value) for name, value in headers) > _HEADER_BYTES:
             raise APIError(431, f"the headers have more than {_HEADER_BYTES} bytes", code="headers_too_large")
@@ -201,11 +202,11 @@ class Guard:
         return caller
 
     def _charge(self, caller: Caller, size: int, *, status: int = 400) -> None:
-        """Charge a refused request or frame, with the CPU time of the connection since the last one."""
+        """Charge a refused request or frame, with the CPU time that the connection has used since the last one."""
         self._refused_work.charge(caller, size, status=status, cpu_s=take_cpu_s())
 
     def _authorize(self, credential: str, path: str) -> Caller:
-        """Caller of a credential with the scope of a path; raises `APIError`."""
+        """Caller of a credential. Raises `APIError` if it is not valid, or does not have the scope of the path."""
         try:
             caller = self._authenticate(credential)
         except GRPOError as error:
@@ -265,13 +266,13 @@ class Guard:
 
 
 def has_body(connection: Connection) -> bool:
-    """True where the head of a request announces a body."""
+    """True if the head of a request announces a body."""
     headers = {name.lower(): value for name, value in connection["headers"]}
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def without_body(receive: Receive) -> Receive:
-    """A `receive` that gives an empty body, and waits for the disconnect after it."""
+    """A `receive` that returns an empty body, and then waits for the disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive_nothing() -> Message:
@@ -285,7 +286,7 @@ def without_body(receive: Receive) -> Receive:
 
 
 def closing(send: Send) -> Send:
-    """A `send` whose response ends the connection."""
+    """A `send` that closes the connection after its response."""
 
     async def send_closing(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -297,7 +298,7 @@ def closing(send: Send) -> Send:
 
 @contextmanager
 def _counted(counts: Counter[str], key: str) -> Iterator[None]:
-    """Count one of a key while the block runs."""
+    """Count one item of a key while the block runs."""
     counts[key] += 1
     try:
         yield
@@ -308,7 +309,7 @@ def _counted(counts: Counter[str], key: str) -> Iterator[None]:
 
 
 def _too_many(message: str, *, close: bool = False) -> APIError:
-    """429 for something that a key has too many of at once."""
+    """429 for a key that has too many bodies or WebSockets at once."""
     return APIError(
         429,
         message,
@@ -324,12 +325,12 @@ class _ClientGone(Exception):
 
 
 def unauthorized(message: str, *, code: str | None = None) -> APIError:
-    """401 with the scheme that is accepted."""
+    """401 with a header that names the accepted authentication scheme."""
     return APIError(401, message, code=code, headers={"www-authenticate": "Bearer"})
 
 
 def _credential(values: list[bytes]) -> str:
-    """The bearer credential of the Authorization headers."""
+    """Bearer credential of the Authorization headers. Raises `APIError` 401 unless there is exactly one."""
     if len(values) == 1:
         scheme, _, credential = values[0].decode("latin-1").strip().partition(" ")
         if scheme.lower() == "bearer" and credential.strip():
@@ -338,19 +339,19 @@ def _credential(values: list[bytes]) -> str:
 
 
 def _address(connection: Connection) -> str:
-    """Address of the client, which several may share behind a proxy."""
+    """Address of the client. Several clients may share it if they are behind a proxy."""
     return f"address {(connection.get('client') or ('unknown', 0))[0]}"
 
 
 def _route_path(connection: Connection) -> str:
-    """The path that routes are matched with: without the prefix that a proxy has added."""
+    """Path that routes are matched with, without the prefix that a proxy has added."""
     path: str = connection["path"]
     root: str = connection.get("root_path", "")
     return path[len(root) :] if root and path.startswith(f"{root}/") else path
 
 
 async def _read(receive: Receive, *, keep: int, most: int) -> tuple[bytes, int]:
-    """The body up to `keep` bytes, and its size, read up to `most` bytes."""
+    """Read a body, and return up to `keep` bytes of it, and its size. Reading stops after more than `most` bytes."""
     chunks, size, more = [], 0, True
     while more and size <= most:
         message = await receive()
@@ -364,7 +365,7 @@ async def _read(receive: Receive, *, keep: int, most: int) -> tuple[bytes, int]:
 
 
 async def _refuse(response: Response, connection: Connection, receive: Receive, send: Send) -> None:
-    """Answer a request, or a WebSocket's handshake by an HTTP response where the server can, else by a close."""
+    """Send the response. A WebSocket's handshake is closed instead if the server cannot answer it with a response."""
     if connection["type"] == "http":
         await response(connection, receive, send)
         return

@@ -1,7 +1,7 @@
-"""Heartbeat of an engine process: a byte each second, from a thread of its own, over a socket of its own.
+"""Heartbeat of an engine process: a separate thread sends one byte per second over a separate socket.
 
-A forward pass may take minutes, and its process answers nothing meanwhile. The thread beats on through it, so that
-silence means that the process is stopped, or that the machine has no time for it.
+A forward pass may take minutes, in which its process does not answer. The thread goes on to send, so that silence means
+that the process is stopped, or that the machine gives it no CPU time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _READ = 4096
 
 
 def start_beating(pulse: socket.socket) -> None:
-    """Send heartbeats from now on, until the other end is closed. What it does not read is left out."""
+    """Send heartbeats until the other end is closed. If its buffer is full, beats are left out."""
     pulse.setblocking(False)
     threading.Thread(target=_beat, args=(pulse,), daemon=True, name="heartbeat").start()
 
@@ -33,7 +33,7 @@ def _beat(pulse: socket.socket) -> None:
 
 
 class Heartbeat:
-    """The end of the server."""
+    """Server's end of the heartbeat."""
 
     def __init__(self, pulse: socket.socket) -> None:
         pulse.setblocking(False)
@@ -42,18 +42,18 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watch(self) -> None:
-        """Read heartbeats on this event loop as they come, from now on."""
+        """Read heartbeats on this event loop from now on, as they arrive."""
         self._beat, self._loop = time.monotonic(), asyncio.get_running_loop()
         self._loop.add_reader(self._pulse, self._read)
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last one."""
-        self._read()  # the event loop may have been held up itself
+        """Seconds since the last heartbeat."""
+        self._read()  # in case the event loop itself was held up and has not read yet
         return time.monotonic() - self._beat
 
     def close(self) -> None:
-        """Stop, on the event loop that watches; later calls do nothing."""
+        """Stop. Call this on the event loop that watches. Later calls do nothing."""
         if self._pulse.fileno() >= 0:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(self._pulse)
@@ -66,5 +66,5 @@ class Heartbeat:
             return
         if beats:
             self._beat = time.monotonic()
-        elif self._loop is not None:  # the process has ended, which its other connection says
+        elif self._loop is not None:  # the process has ended, which its other connection reports
             self._loop.call_soon_threadsafe(self.close)

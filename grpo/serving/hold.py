@@ -1,4 +1,4 @@
-"""Room that an admitted request takes, until its last task has ended and its handler has left it.
+"""Capacity of an admitted request, which is released after its last task has ended and its handler has left.
 
 admitted ── tasks: choices, their entries in the log ──► all ended ─┐
    └────── handler: limits, response ──────────────────► left ──────┴► released, its tokens settled
@@ -22,21 +22,21 @@ T = TypeVar("T")
 
 
 class Hold:
-    """Room of one request. `tasks` are all tasks of the server, `released` gives the room back."""
+    """Capacity of one request. `tasks` are all tasks of the server, and `released` gives the capacity back."""
 
     def __init__(self, tasks: set[asyncio.Task[Any]], released: Callable[[Hold], None], *, begun: datetime) -> None:
         self.lease: UUID | None = None
-        """Lease on the turn that the request goes on from, in the store that servers share."""
+        """Lease on the turn that the request continues, in the store that servers share."""
         self.reservation: Reservation | None = None
-        """Reservation of the caller's tokens, settled with those that were used."""
+        """Reservation of the caller's tokens, which is settled with the used tokens."""
         self.used_tokens = 0
         self.begun = begun
-        """Time of its admission."""
+        """Time at which the request was admitted."""
         self.conversation_id = ""
         self.user: str | None = None
         """User that the request names."""
         self.erased = False
-        """True once its user or conversation is erased: nothing of it may be kept."""
+        """True after the user or conversation was erased, so that nothing of the request may be kept."""
         self._generating = set[asyncio.Task[Any]]()
         self._tasks, self._released = tasks, released
         self._open = 1  # the handler
@@ -51,17 +51,18 @@ class Hold:
         return task
 
     def generate(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """`start` for a part that generates, which an erasure ends."""
+        """Like `start`, for a part that generates, so that an erasure cancels it."""
         task = self.start(work)
         self._generating.add(task)
         if self.erased:
-            asyncio.get_running_loop().call_soon(task.cancel)  # once it has begun: it logs its end
+            asyncio.get_running_loop().call_soon(task.cancel)  # only after it has begun, so that it logs its end
         return task
 
     def erase(self) -> int:
-        """End the generation, of which nothing may be kept; returns the number of its parts that were in progress.
+        """Cancel the generation, because nothing of it may be kept. Returns the number of parts that were in progress.
 
-        The log's own watcher repeats each erasure. The parts that log their end by then are not cancelled again.
+        The log's watcher reports each erasure a second time. Parts may then be logging their end, so they are not
+        cancelled again.
         """
         if self.erased:
             return 0
@@ -72,14 +73,14 @@ class Hold:
         return len(running)
 
     def leave(self) -> None:
-        """End of the handler; later calls do nothing."""
+        """Note that the handler has ended. Later calls do nothing."""
         if not self._left:
             self._left = True
             self._close()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        self._generating.discard(task)  # a cancelled one has the frames, and with them this request
+        self._generating.discard(task)  # a cancelled task keeps its frames alive, and so this request
         self._close()
 
     def _close(self) -> None:
@@ -93,7 +94,7 @@ class Hold:
             settling.add_done_callback(self._tasks.discard)
 
     async def settle(self) -> None:
-        """Settle the caller's tokens, before the client knows the end of its answer or after it went away."""
+        """Settle the caller's tokens, before the client receives the end of its answer, or after it went away."""
         if self.reservation is None:
             return
         try:
@@ -103,5 +104,5 @@ class Hold:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the caller's limits, as they are after its last step."""
+        """Headers of the caller's limits after the last change of the reservation."""
         return {} if self.reservation is None else self.reservation.headers

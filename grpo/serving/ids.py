@@ -1,10 +1,10 @@
-"""Ids that the server gives out, which say by themselves to whom they belong.
+"""Ids that the server gives out, which prove to whom they belong without a look-up.
 
     conversation   nonce | tag of (nonce, key) | seal of both       40 characters
     turn           nonce | tag of (nonce, conversation)             32 characters, "-1" for the second choice
 
-Tags are made with the salt of the log, so that feedback on an invented id, or on the conversation of another key, is
-refused without a look-up, however large the log is, after a restart, and by each process that serves one log.
+Because tags are made with the salt of the log, feedback on an invented id, or on the conversation of another key, is
+refused without searching the log. This also works after a restart, and in every process that serves the same log.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ _CHOICE = re.compile(r"-[0-9]{1,4}$")
 
 
 class ServingIds:
-    """Ids of one log; `secret` is its salt."""
+    """Ids of one log. `secret` is the log's salt."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
     def new_conversation(self, owner: str) -> str:
-        """Id of a conversation of the caller with this key hash."""
+        """Make an id for a conversation of the caller with this key hash."""
         nonce = secrets.token_bytes(_NONCE)
         tagged = nonce + self._tag("owner", nonce, owner)
         return _encode(tagged + self._tag("seal", tagged, "")[:_SEAL])
 
     def new_turn(self, conversation_id: str) -> str:
-        """Id of a turn of a conversation, in front of the index of a choice."""
+        """Make an id for a turn of a conversation, to which the index of a choice may be appended."""
         nonce = secrets.token_bytes(_NONCE)
         return _encode(nonce + self._tag("turn", nonce, conversation_id))
 
     def is_conversation(self, id: str) -> bool:
-        """True for the id of a conversation of any key."""
+        """True if this is the id of a conversation, of any key."""
         content = _decode(id, _NONCE + _TAG + _SEAL)
         tagged, seal = content[: _NONCE + _TAG], content[_NONCE + _TAG :]
         return bool(content) and hmac.compare_digest(seal, self._tag("seal", tagged, "")[:_SEAL])
 
     def owns(self, owner: str, conversation_id: str) -> bool:
-        """True for the id of a conversation of this caller."""
+        """True if this is the id of a conversation of this caller."""
         content = _decode(conversation_id, _NONCE + _TAG + _SEAL)
         nonce, tag = content[:_NONCE], content[_NONCE : _NONCE + _TAG]
         own = hmac.compare_digest(tag, self._tag("owner", nonce, owner))
         return self.is_conversation(conversation_id) and own
 
     def is_turn(self, turn_id: str, conversation_id: str) -> bool:
-        """True for the id of a turn of this conversation, or of one of its choices."""
+        """True if this is the id of a turn of this conversation, or of one of the turn's choices."""
         content = _decode(_CHOICE.sub("", turn_id), _NONCE + _TAG)
         nonce, tag = content[:_NONCE], content[_NONCE:]
         return bool(content) and hmac.compare_digest(tag, self._tag("turn", nonce, conversation_id))
@@ -70,7 +70,7 @@ def _encode(content: bytes) -> str:
 
 
 def _decode(id: str, size: int) -> bytes:
-    """Bytes of an id; none of any other text, e.g. of one in capitals, which would be a second name."""
+    """Bytes of an id, or none if the text is not an id, e.g. an id in capitals, which would be a second name for it."""
     try:
         content = base64.b32decode(id.upper())
     except ValueError:

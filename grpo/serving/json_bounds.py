@@ -1,7 +1,7 @@
 """Number of values and depth of a JSON text, counted before it is parsed.
 
-Python's parser holds the interpreter's lock: a million numbers or empty objects stop the event loop for 150 ms, also
-when a thread parses them. NumPy counts what stands outside of the strings without that lock, and a text with too many
+Python's parser holds the interpreter's lock, so a million numbers or empty objects stop the event loop for 150 ms, even
+if a thread parses them. NumPy counts the characters outside of strings without that lock, so that a text with too many
 values is never parsed.
 
     {"a": [1, 2], "b": "x,y"}      values: 1 + 2 opening brackets + 2 commas outside of strings = 5      depth 2
@@ -17,20 +17,20 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, ValidationError, model_validator
 
 DEPTH = 64
-"""Brackets within each other at most; schemas of tools have about ten."""
+"""Most brackets inside each other. Schemas of tools have about ten."""
 VALUES = 100_000
-"""Values of a chat request at most: 2,000 messages and 128 tools have fewer. They are parsed in about 20 ms."""
+"""Most values of a chat request, which are parsed in about 20 ms. 2,000 messages and 128 tools have fewer."""
 SMALL_VALUES = 5_000
-"""Values of a request at most that generates nothing."""
+"""Most values of a request that does not generate."""
 FIELDS = 64
-"""Fields of an object at most, known and unknown; no object of a request has as many known ones."""
+"""Most fields of an object, known and unknown. No object of a request has as many known fields."""
 FAULTS = 256
-"""Faults of a request whose descriptions are built. Each takes 10 µs, in which nothing else runs."""
+"""Most faults of a request that are described, because each takes 10 µs, in which nothing else runs."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class BoundedFields(BaseModel):
-    """Object of a request whose unknown fields are bounded before pydantic builds an error for each of them."""
+    """Object of a request with bounded fields, because pydantic would build an error for each unknown field."""
 
     @model_validator(mode="before")
     @classmethod
@@ -43,7 +43,7 @@ class BoundedFields(BaseModel):
 
 
 def at_most(entries: int) -> BeforeValidator:
-    """Bound of the entries of a dict, which pydantic counts only when it has validated all of them."""
+    """Bound on the entries of a dict, checked first because pydantic counts them only after it has validated all."""
 
     def bounded(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > entries:
@@ -54,7 +54,7 @@ def at_most(entries: int) -> BeforeValidator:
 
 
 def values_and_depth(content: bytes) -> tuple[int, int]:
-    """Upper bound of the number of values, and the depth, of a text that need not be valid JSON."""
+    """Upper bound on the number of values, and the depth, of a text that need not be valid JSON."""
     characters = np.frombuffer(content.replace(b"\\\\", b"__").replace(b'\\"', b"__"), np.uint8)
     outside = np.bitwise_xor.accumulate((characters == ord('"')).view(np.uint8)) == 0
     structure = characters[outside]
@@ -66,12 +66,13 @@ def values_and_depth(content: bytes) -> tuple[int, int]:
 
 
 def encodable(document: bytes | str) -> bool:
-    r"""Return False for JSON with a lone surrogate, as `"\ud800"`, and for bytes that are not UTF-8.
+    r"""Return False if JSON has a lone surrogate, e.g. `"\ud800"`, or if bytes are not UTF-8.
 
-    Python's parser takes UTF-16 and encoded surrogates as well. Other text, JSON or not, is left to its parser.
+    This is checked here because Python's parser also accepts UTF-16 and encoded surrogates. For any other text the
+    result is True, even if it is not JSON, because its parser will refuse it.
     """
     content = document.encode(errors="surrogatepass") if isinstance(document, str) else document
-    if b"\0" in content:  # UTF-16 or UTF-32; in JSON it is an escape
+    if b"\0" in content:  # UTF-16 or UTF-32, because JSON would escape it
         return False
     try:
         content.decode()

@@ -1,4 +1,4 @@
-"""JSON Web Tokens of an issuer as credentials; signature, issuer, audience, expiry and subject are required."""
+"""JSON Web Tokens of an issuer as credentials, which need a signature, issuer, audience, expiry and subject."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from grpo.serving.callers import SCOPES, Caller, CallerLimits, sha256
 SHARED_SECRET = frozenset({"HS256", "HS384", "HS512"})
 PUBLIC_KEY = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
 _SECRET_BYTES = 32
-"""RFC 7518, section 3.2: a shared secret is at least as long as the hash of HS256."""
+"""RFC 7518, section 3.2: a shared secret must be at least as long as the hash of HS256."""
 _SECRET_CHARACTERS = 10
-"""Different bytes of a shared secret at least: 32 random ones have 20 or more, and a word that is repeated has few."""
+"""Fewest different bytes in a shared secret. 32 random bytes have 20 or more, but a repeated word has few."""
 _RSA_BITS = 2048
 """RFC 7518, section 3.3."""
 _LAST_TIME = 253_402_300_800
-"""The year 10000 as a Unix time. A later one is a mistake, or in milliseconds."""
+"""The year 10000 as a Unix time. A later time is a mistake, e.g. in milliseconds."""
 _REQUIRED = ("exp", "iss", "aud", "sub")
 _TIMES = ("exp", "nbf", "iat")
 _REASONS: dict[type[jwt.PyJWTError], str] = {
@@ -36,15 +36,16 @@ _REASONS: dict[type[jwt.PyJWTError], str] = {
 
 
 class TokenError(Exception):
-    """A token that is not valid, with a reason that does not quote it."""
+    """Invalid token, with a reason that does not quote the token."""
 
 
 class TokenVerifier:
     """Verification of the tokens of one issuer for one audience.
 
-    The claim `sub` names the caller, `scope` holds its scopes separated by spaces; scopes of other services are
-    ignored. All callers have the same `limits`, counted for each subject. Raises `ConfigError` for algorithms that are
-    unknown or mix shared secrets with public keys (a public key would then pass as a secret), and for an unusable key.
+    The claim `sub` names the caller, and `scope` holds its scopes separated by spaces. Scopes of other services are
+    ignored. All callers have the same `limits`, which are counted for each subject. Raises `ConfigError` if algorithms
+    are unknown, if they mix shared secrets with public keys (because a public key would then pass as a secret), or if
+    the key cannot be used.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class TokenVerifier:
         self._limits = limits or CallerLimits()
 
     def caller(self, token: str) -> Caller:
-        """The caller that a token names. Raises `TokenError`."""
+        """Caller that a token names. Raises `TokenError` if the token is not valid."""
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,
@@ -93,7 +94,7 @@ class TokenVerifier:
             )
         except jwt.PyJWTError as error:
             raise TokenError(_REASONS.get(type(error), "it is malformed")) from error
-        except (ValueError, OverflowError, RecursionError) as error:  # of numbers that no clock has
+        except (ValueError, OverflowError, RecursionError) as error:  # e.g. numbers that no clock has
             raise TokenError("it is malformed") from error
         for name in _TIMES:
             if name in claims and not _is_time(claims[name]):
@@ -118,9 +119,9 @@ def token_verifier(
     variable: str | None,
     file: Path | None,
 ) -> TokenVerifier | None:
-    """Create the verifier of a server's settings; None where none of them is given.
+    """Create the verifier from a server's settings, or return None if none of them is given.
 
-    Raises `ConfigError` where some are missing, and as `TokenVerifier` and `read_key`.
+    Raises `ConfigError` if some are missing, and when `TokenVerifier` and `read_key` do.
     """
     if not (issuer or audience or algorithms or variable or file):
         return None

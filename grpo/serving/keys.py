@@ -1,7 +1,8 @@
 """API keys: a JSON file of hashes with scopes and limits, changed by the command and read again by a running server.
 
-The file is written atomically under a lock, readable by its owner alone; a file that others can read is refused. The
-secret is shown once, when a key is created; the file holds its sha256, which is enough for 256 random bits.
+The file is written atomically under a lock, and only its owner can read it. If others can read it, it is refused. The
+secret is shown only once, when a key is created. The file only has its sha256, which is enough because a secret has 256
+random bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from grpo.storage.files import write_atomically
 from grpo.storage.locks import file_lock
 
 PREFIX = "sk-grpo-"
-"""Begin of every key, by which scanners of secrets and `masked` know one."""
+"""Beginning of every key, by which secret scanners and `masked` recognize it."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -42,7 +43,7 @@ class APIKey(BaseModel):
 
 
 class KeyStore:
-    """Keys in a file. A change of the file counts from the next request on."""
+    """Keys in a file. If the file changes, the change applies from the next request on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,9 +52,9 @@ class KeyStore:
         self.list()
 
     def list(self) -> tuple[APIKey, ...]:
-        """All keys, by name; none where the file does not exist.
+        """All keys, sorted by name. Empty if the file does not exist.
 
-        Raises `ConfigError` for a file that is damaged or that others than its owner can read.
+        Raises `ConfigError` if the file is damaged, or if anyone but its owner can read it.
         """
         with self._lock:
             stamp = self._stamp()
@@ -64,7 +65,7 @@ class KeyStore:
     def create(self, name: str, scopes: Collection[str], limits: CallerLimits | None = None) -> str:
         """Create a key and return its secret, which is not kept.
 
-        Raises `ConfigError` for a name that is taken or invalid, and for an unknown scope.
+        Raises `ConfigError` if the name is taken or invalid, or if a scope is unknown.
         """
         secret = PREFIX + secrets.token_urlsafe(32)
         try:
@@ -87,9 +88,9 @@ class KeyStore:
         return secret
 
     def revoke(self, name: str) -> APIKey:
-        """Remove a key; a running server refuses it from the next request on.
+        """Remove a key. A running server refuses it from the next request on.
 
-        Raises `ConfigError` for an unknown name.
+        Raises `ConfigError` if the name is unknown.
         """
         with file_lock(self._lock_path()):
             keys = self.list()
@@ -101,7 +102,7 @@ class KeyStore:
         return revoked
 
     def caller(self, secret: str) -> Caller | None:
-        """The caller of a secret; None for an unknown one. Compares with every key in constant time."""
+        """Caller of a secret, or None if it is unknown. Compares with every key in constant time."""
         digest, match = sha256(secret), None
         for key in self.list():
             if hmac.compare_digest(key.sha256, digest):
@@ -158,5 +159,5 @@ class _Keys(BaseModel):
 
 
 def _faults(error: ValidationError) -> str:
-    """Places and reasons without the values, which may be secrets."""
+    """Places and reasons, without the values because these may be secrets."""
     return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())

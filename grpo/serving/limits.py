@@ -1,13 +1,14 @@
-"""Limits per caller: requests and tokens a minute, parallel requests, token budgets of a day and a month.
+"""Limits per caller: requests and tokens per minute, parallel requests, token budgets per day and per month.
 
-Requests and tokens count in a moving window: in any 60 seconds at most the limit is admitted, also across minutes. A
-request takes its largest possible number of tokens when it is admitted, and is refunded the unused ones when it ends.
+Requests and tokens count in a moving window, so no 60 seconds admit more than the limit, even across two minutes. When
+a request is admitted, it takes the largest number of tokens that it may need. When it ends, the unused ones are
+refunded.
 
     limit 100 tokens    t=0 reserve 80   t=1 reserve 30         t=2 settle 50   t=3 reserve 50
                         admitted         refused until t=60                     admitted
 
-What was taken is kept by a `UsageStore`: by this process with one file of budgets, or by the database of several
-servers, for all of which the limits hold together then.
+A `UsageStore` keeps what was taken. A single server keeps it in its memory, with a file for the budgets. If several
+servers share a database, it is kept there, and the limits hold for all of these servers together.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from grpo.serving.usage import LocalUsage, Ticket, Usage, UsageStore, has_window
 
 LimitKind = Literal["requests", "tokens", "parallel", "tokens_per_day", "tokens_per_month"]
 _PARALLEL_WAIT_S = 1.0
-"""Wait for a running request to end; when that is, is not known."""
+"""Suggested wait, because it is not known when a running request will end."""
 _BUDGETS: tuple[LimitKind, ...] = ("tokens_per_day", "tokens_per_month")
 
 
 class LimitExceeded(APIError):
-    """429 for a limit of the caller; `retry_after_s` is None where the same request can never be admitted."""
+    """429 for a limit of the caller. `retry_after_s` is None if the same request can never be admitted."""
 
     def __init__(self, kind: LimitKind, message: str, *, retry_after_s: float | None, headers: dict[str, str]) -> None:
         code = "insufficient_quota" if kind in _BUDGETS else "rate_limit_exceeded"
@@ -41,7 +42,8 @@ class LimitExceeded(APIError):
 class Limiter:
     """Admission of requests within the limits of their callers, exact for all requests of one store.
 
-    `now` is the date of budgets. Calls raise as the store does: `APIError` 503 where a shared one does not answer.
+    `now` gives the date of the budgets. Calls pass on the errors of the store: a shared store that does not answer
+    raises `APIError` 503.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class Limiter:
         self._now = now
 
     async def reserve(self, caller: Caller, tokens: int) -> Reservation:
-        """Admit a request that takes at most `tokens`: its prompt and the bound of its completion.
+        """Admit a request that takes up to `tokens`: its prompt and the most tokens of its completion.
 
-        Raises `LimitExceeded` for the limit with the longest wait; a request that is refused so counts for none.
+        If several limits are exceeded, the `LimitExceeded` is for the limit with the longest wait. A request that is
+        refused here does not count.
         """
         reservation = await self.enter(caller, tokens)
         try:
@@ -64,10 +67,10 @@ class Limiter:
         return reservation
 
     async def enter(self, caller: Caller, tokens: int = 1) -> Reservation:
-        """Count a request before its tokens are known, one of the caller's parallel ones and one in the minute.
+        """Count a request before its tokens are known, as a parallel request and as a request of this minute.
 
-        Raises `LimitExceeded` where no request of so many tokens is admitted. The request has to `take` its tokens, or
-        to be cancelled.
+        Raises `LimitExceeded` if no request with `tokens` tokens is admitted. The caller must then `take` the tokens of
+        the request, or `cancel` it.
         """
         ticket = Ticket(caller=caller)
         if not _is_limited(caller.limits):
@@ -77,23 +80,23 @@ class Limiter:
         return Reservation(self, ticket, usage, caller)
 
     async def check(self, caller: Caller) -> None:
-        """Raise `LimitExceeded` for a caller from whom no request is admitted now, however short it is."""
+        """Raise `LimitExceeded` if even the shortest request of this caller would be refused now."""
         if _is_limited(caller.limits):
             self._refuse(caller, await self._usages.look(caller, 1, self._budgets_of(caller)), 1)
 
     def charge(self, caller: Caller, tokens: int) -> None:
-        """Count a request that was refused for its size or shape, with the tokens that it may have had."""
+        """Count a request that was refused because of its size or shape, with the tokens that it may have had."""
         if has_window(caller.limits):
             self._usages.charge(caller, tokens)
 
     async def headers(self, caller: Caller) -> dict[str, str]:
-        """OpenAI's x-ratelimit-{limit,remaining,reset}-{requests,tokens}, of the limits that the caller has."""
+        """OpenAI's x-ratelimit-{limit,remaining,reset}-{requests,tokens}, for each limit that the caller has."""
         if not has_window(caller.limits):
             return {}
         return _headers(caller.limits, await self._usages.look(caller, 0, {}))
 
     async def take(self, ticket: Ticket, tokens: int) -> Usage:
-        """Take the tokens of a request that was counted; see `Reservation.take`."""
+        """Take the tokens of a counted request. See `Reservation.take`."""
         caller = ticket.caller
         budgets = self._budgets_of(caller)
         usage = await self._usages.take(ticket, tokens, budgets)
@@ -102,15 +105,15 @@ class Limiter:
         return usage
 
     async def settle(self, ticket: Ticket, tokens: int) -> Usage:
-        """End a request; see `Reservation.settle`."""
+        """End a request. See `Reservation.settle`."""
         return await self._usages.settle(ticket, tokens)
 
     async def cancel(self, ticket: Ticket) -> None:
-        """End a request that took no tokens; see `Reservation.cancel`."""
+        """End a request that took no tokens. See `Reservation.cancel`."""
         await self._usages.cancel(ticket)
 
     def _refuse(self, caller: Caller, usage: Usage, tokens: int, *, counted: bool = False) -> None:
-        """Raise the refusal with the longest wait; a budget is looked at when the other limits admit the request."""
+        """Raise the refusal with the longest wait. Budgets are only checked if the other limits admit the request."""
         if usage.admits(caller.limits, counted=counted):
             return
         refusals = list(_refusals(caller.limits, usage, tokens, counted=counted))
@@ -125,7 +128,7 @@ class Limiter:
         return {period: budget for period, budget in budgets.items() if budget is not None}
 
     def _exhausted(self, caller: Caller, tokens: int, usage: Usage) -> LimitExceeded:
-        """Error for a request that a budget is too small for."""
+        """Error for a request that needs more tokens than are left of a budget."""
         today, period = self._now().astimezone(UTC), usage.exhausted
         assert period is not None
         is_day = len(period) == len("2026-11-22")
@@ -144,34 +147,34 @@ class Limiter:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """An admitted request; it takes its tokens until it is settled. `ticket` is None for a caller without limits."""
+    """Admitted request, which holds its tokens until it is settled. `ticket` is None if the caller has no limits."""
 
     limiter: Limiter
     ticket: Ticket | None
     usage: Usage
-    """Usage of the caller, as the last call has left it."""
+    """Usage of the caller after the last call."""
     caller: Caller
     settled: bool = False
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of the caller's limits; see `Limiter.headers`."""
+        """Headers of the caller's limits. See `Limiter.headers`."""
         return _headers(self.caller.limits, self.usage)
 
     async def take(self, tokens: int) -> None:
-        """Take the tokens of the request; raises `LimitExceeded` where they are too many."""
+        """Take the tokens of the request. Raises `LimitExceeded` if they are too many."""
         if self.ticket is not None:
             self.usage = await self.limiter.take(self.ticket, tokens)
 
     async def settle(self, tokens: int) -> None:
-        """End the request, which used so many tokens; the rest is refunded. Only the first end counts."""
+        """End the request, which used `tokens` tokens, and refund the rest. Later calls have no effect."""
         if not self.settled:
             self.settled = True
             if self.ticket is not None:
                 self.usage = await self.limiter.settle(self.ticket, tokens)
 
     async def cancel(self) -> None:
-        """End the request, which leaves the window of the minute. Only the first end counts."""
+        """End the request, so that it no longer counts in the minute. Later calls have no effect."""
         if not self.settled:
             self.settled = True
             if self.ticket is not None:
@@ -183,7 +186,7 @@ def _is_limited(limits: CallerLimits) -> bool:
 
 
 def _refusals(limits: CallerLimits, usage: Usage, tokens: int, *, counted: bool) -> Iterator[LimitExceeded]:
-    """Limits that are exceeded; of a request that is `counted`, by its tokens."""
+    """Yield an error for each exceeded limit. If the request is `counted` already, only its tokens are checked."""
     headers = _headers(limits, usage)
     if not counted and limits.parallel is not None and usage.running >= limits.parallel:
         message = f"{usage.running} requests of this key run; its limit is {limits.parallel} at once"
@@ -215,7 +218,7 @@ def _headers(limits: CallerLimits, usage: Usage) -> dict[str, str]:
 
 
 def duration(seconds: float) -> str:
-    """A duration as OpenAI writes it: 0.012 → 12ms, 1.5 → 1.5s, 60 → 1m0s."""
+    """Duration in OpenAI's format: 0.012 → 12ms, 1.5 → 1.5s, 60 → 1m0s."""
     milliseconds = math.ceil(seconds * 1000)
     if milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -4,8 +4,9 @@
     append ─┼→ queue → thread: one write, fdatasync ─┼─ acknowledged      segments/….log → compaction → DAY/….parquet
     append ─┘                                        └─ acknowledged
 
-A segment ends by its size, its age or an erasure. Closed segments, and those of killed processes, are compacted by a
-second thread. Any number of processes write to one folder, each to its own segment.
+A segment ends when it is large or old enough, or when an erasure is requested. A second thread compacts closed segments
+and the segments that killed processes left. Any number of processes may write to one folder, because each of them
+writes to its own segment.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class LogStats:
     waiting: int
     """Records that are not durable yet."""
     compaction_error: str | None
-    """Error of the last compaction; None if it succeeded."""
+    """Error of the last compaction, or None if it succeeded."""
 
 
 @dataclass(slots=True)
@@ -73,10 +74,10 @@ class _Counts:
 
 
 class ServingLog:
-    """Log in one folder, which several processes may write to; its readers are in `grpo.scenarios.served`.
+    """Log in one folder, which several processes may write to. Its readers are in `grpo.scenarios.served`.
 
-    `async with ServingLog(folder) as log` starts the writer's thread; at the end every record is written that was given
-    to `append`. `home` is the folder of the runs whose copies an erasure removes, GRPO_HOME by default.
+    `async with ServingLog(folder) as log` starts the threads. When the block ends, every record that was given to
+    `append` is written. An erasure also removes the copies that runs in the folder `home` made, by default GRPO_HOME.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ServingLog:
         self.folder = folder
         self._home = home
         self.on_erasure: Callable[[Erasure], object] = lambda erasure: None
-        """Called on the event loop with each erasure of any process, once its document is there."""
+        """Called on the event loop with each erasure, also of another process, once its document is in the folder."""
         self._known_erasures: set[str] = set()
         self._retention_days = retention_days
         self._segment_bytes, self._segment_s = segment_bytes, segment_s
@@ -134,10 +135,10 @@ class ServingLog:
             await asyncio.to_thread(thread.join)
 
     async def append(self, record: Record) -> None:
-        """Write a record; returns when it is durable.
+        """Write a record, and return when it is durable.
 
-        A call that is cancelled may have written it. Raises `StorageError` where it could not be written, for example
-        on a full disk: it is not in the log then. Raises `DataError` for a record that JSON cannot hold.
+        If the call is cancelled, the record may have been written or not. Raises `StorageError` if it could not be
+        written, e.g. because the disk is full. It is not in the log then. Raises `DataError` if JSON cannot hold it.
         """
         line = encode(record)
         if not self._open:
@@ -149,13 +150,14 @@ class ServingLog:
         await waiting.done
 
     def user_hash(self, name: str) -> str:
-        """HMAC-SHA256 of a user's name, keyed by the salt; raises `StorageError` before the log is open."""
+        """HMAC-SHA256 of a user's name, keyed by the salt. Raises `StorageError` if the log was not opened yet."""
         return hash_user(self._secret, name)
 
     def is_conversation_erased(self, conversation_id: str) -> bool:
-        """True for a conversation that was erased by this process, or by another one since a moment ago.
+        """True if this process erased the conversation, or another process did so at least a moment ago.
 
-        Raises `DataError` for another conversation while a document cannot be read, which may name it.
+        While the document of an erasure cannot be read, any other conversation raises `DataError`, because the document
+        may name it.
         """
         if name_digest(conversation_id) in self._erased:
             return True
@@ -165,7 +167,7 @@ class ServingLog:
 
     @property
     def ids(self) -> ServingIds:
-        """Ids of conversations and turns. Raises `StorageError` before the log is open."""
+        """Ids of conversations and turns. Raises `StorageError` if the log was not opened yet."""
         return ServingIds(self._secret)
 
     @property
@@ -180,7 +182,7 @@ class ServingLog:
     async def erase(
         self, *, user: str | None = None, conversation_id: str | None = None, ended: int = 0
     ) -> ErasureReceipt | None:
-        """Erase a user, by its name, or a conversation, with all copies; see `grpo.serving.erasure.erase`."""
+        """Erase a user, by name, or a conversation, with all copies. See `grpo.serving.erasure.erase`."""
         try:
             return await asyncio.to_thread(
                 erase, self.folder, user=user, conversation_id=conversation_id, home=self._home, ended=ended
@@ -189,7 +191,7 @@ class ServingLog:
             await asyncio.to_thread(self._publish_erasures)
 
     def stats(self) -> LogStats:
-        """Counts, callable from any thread."""
+        """Counts since the log was opened. Any thread may call this."""
         counts = self._counts
         return LogStats(
             records=counts.records,
@@ -201,7 +203,7 @@ class ServingLog:
         )
 
     def _write(self) -> None:
-        """Thread of the writer: all records that wait are one write and one sync."""
+        """Thread of the writer: write all waiting records with one write and one sync."""
         running = True
         while running:
             batch, running = self._take()
@@ -211,7 +213,7 @@ class ServingLog:
         self._compactions.put(False)
 
     def _take(self) -> tuple[list[_Waiting], bool]:
-        """Records that wait, none after a while; and whether more may come."""
+        """Waiting records, none if none came within 0.2 s, and False if the log is closing and no more will come."""
         batch: list[_Waiting] = []
         try:
             item = self._queue.get(timeout=_IDLE_S)
@@ -247,7 +249,7 @@ class ServingLog:
                 loop.call_soon_threadsafe(_resolve, futures, failure)
 
     def _end_segment(self) -> None:
-        """Close a segment that is large or old, or holds records that an erasure is about to remove."""
+        """Close the segment if it is large or old, or if an erasure may have to remove records from it."""
         erasures, segment = self._last_erasure(), self._segment
         if segment is not None and (
             segment.size >= self._segment_bytes
@@ -260,12 +262,12 @@ class ServingLog:
         self._erasures = erasures
 
     def _publish_erasures(self) -> None:
-        """Hand new erasures to the event loop, which ends the turns in progress that they hold for."""
+        """Hand new erasures to the event loop, which ends turns in progress of the erased users and conversations."""
         for erasure in self._read_erasures():
             self._loop.call_soon_threadsafe(self.on_erasure, erasure)
 
     def _read_erasures(self) -> list[Erasure]:
-        """Read the documents that are new; one that is damaged is read again when the folder has changed."""
+        """Read the new documents. A damaged document is read again after the folder has changed."""
         erasures = []
         with self._reading_erasures:
             damage = None
@@ -294,7 +296,7 @@ class ServingLog:
         return (self.folder / ERASURES).stat().st_mtime_ns
 
     def _compact(self) -> None:
-        """Thread of compaction and retention: after each segment, and when none ended for as long as one lasts."""
+        """Thread of compaction and retention, which runs after each segment, and if none ended for `segment_s`."""
         while self._compaction_is_due():
             try:
                 compact(self.folder)
@@ -307,7 +309,7 @@ class ServingLog:
                 self._counts.compaction_error = None
 
     def _compaction_is_due(self) -> bool:
-        """Wait for the end of a segment; False at the end of the log."""
+        """Wait until a segment ends or `segment_s` has passed. False if the log closes."""
         try:
             return self._compactions.get(timeout=self._segment_s)
         except queue.Empty:

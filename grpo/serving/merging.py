@@ -1,4 +1,4 @@
-"""Merging of the serving log: the tables of all segments that began on a day become one a kind and day.
+"""Merging of the serving log: the tables of all segments that began on a day become one table per kind and day.
 
 Without merging, each server adds a file every hour, and a reader has to open all of them. The source files stay for an
 hour after the merge, because a reader may have listed them already.
@@ -38,22 +38,22 @@ from grpo.storage.files import storage_errors
 from grpo.tables import open_checked
 
 SCHEMAS = {TURNS: TURNS_SCHEMA, FEEDBACK: FEEDBACK_SCHEMA, DAMAGED: DAMAGE}
-ROWS = 512  # of a row group
+ROWS = 512  # per row group
 _READABLE_S = 3600.0
-"""Time that a file stays after it was merged."""
+"""Time that a source file is kept after it was merged."""
 
 
 def merge_days(folder: Path, *, today: date | None = None) -> int:
-    """Merge the tables of the days before yesterday (UTC); returns the number of days.
+    """Merge the tables of the days before yesterday (UTC), and return the number of merged days.
 
-    Waits for the segments of a day that are still written. A day with a damaged table stays as it is. Raises
-    `StorageError` for a full disk.
+    If a segment of a day is still being written, or one of its tables is damaged, that day stays unmerged for now.
+    Raises `StorageError` if the disk is full.
     """
     last = (today or datetime.now(UTC).date()) - timedelta(days=1)
     count = 0
     for day in sorted(_days(folder)):
         if day < f"{last:%Y%m%d}":
-            with storage_errors(str(folder)), exclusive(folder):  # a day at a time: an erasure waits for no more
+            with storage_errors(str(folder)), exclusive(folder):  # one lock per day, so that an erasure can run between
                 count += _merge_day(folder, day)
     with storage_errors(str(folder)), exclusive(folder):
         remove_merged(folder, before=time() - _READABLE_S)
@@ -61,9 +61,9 @@ def merge_days(folder: Path, *, today: date | None = None) -> int:
 
 
 def remove_merged(folder: Path, *, before: float | None = None) -> None:
-    """Remove the files whose segments are in a merged one that was written before this time, or at any time.
+    """Remove the source files of merged files that were written before `before`, or at any time if it is None.
 
-    A merged file that does not hold what its footer says is removed instead, while there are those that it was made of.
+    If a merged file cannot be read completely, it is removed instead, as long as its source files are still there.
     """
     by_place: dict[Path, list[LogTable]] = defaultdict(list)
     for table in find_tables(folder):
@@ -77,7 +77,7 @@ def remove_merged(folder: Path, *, before: float | None = None) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """True for a file all of whose pages can be read; one row group at a time, as a day may be large."""
+    """True if all pages of a file can be read. Reads one row group at a time, because a day may be large."""
     try:
         for _ in open_checked(path).iter_batches(batch_size=ROWS):
             pass
@@ -87,7 +87,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _days(folder: Path) -> dict[str, set[str]]:
-    """Compacted segments that are not merged by the day on which they began, `20261122`."""
+    """Compacted but unmerged segments, by the day on which they began, e.g. `20261122`."""
     days = defaultdict(set)
     for table in ServedLog(folder).tables():
         if not table.is_merged:
@@ -96,7 +96,7 @@ def _days(folder: Path) -> dict[str, set[str]]:
 
 
 def _merge_day(folder: Path, day: str) -> bool:
-    """Merge the segments that began on a day; False where there are fewer than two, or one is still written."""
+    """Merge the segments that began on a day. False if there are fewer than two, or if one is still being written."""
     log = ServedLog(folder)
     names = sorted(_days(folder).get(day, ()))
     if len(names) < 2 or any(name.startswith(day) for name in log.segments()):
@@ -112,10 +112,10 @@ def _merge_day(folder: Path, day: str) -> bool:
             hidden = place / f".{uuid.uuid4().hex}"
             written[hidden] = place / f"{stem}.parquet"
             _write(hidden, tables)
-    except (DataError, pa.ArrowException):  # readers say which table is damaged
+    except (DataError, pa.ArrowException):  # readers report which table is damaged
         return False
     except OSError as error:
-        if error.errno is not None:  # of the system, as for a full disk
+        if error.errno is not None:  # an error of the system, e.g. a full disk
             raise
         return False  # a page that differs from its checksum
     else:
@@ -129,7 +129,7 @@ def _merge_day(folder: Path, day: str) -> bool:
 
 
 def _write(path: Path, tables: Sequence[LogTable]) -> None:
-    """Write the rows of these tables by their segments, and the digest of each."""
+    """Write the rows of these tables, each with its segment, and a digest per segment."""
     digests = {table.name: table.digest(table.name).hex() for table in tables}
     metadata = {VERSION_KEY: MERGED_VERSION.encode(), SEGMENTS_KEY: json.dumps(digests).encode()}
     schema = SCHEMAS[tables[0].kind].append(pa.field(SEGMENT, pa.string())).with_metadata(metadata)
@@ -140,7 +140,7 @@ def _write(path: Path, tables: Sequence[LogTable]) -> None:
 
 
 def _row_groups(tables: Sequence[LogTable], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Rows of the tables, at least so many as a row group has; a column that a table lacks is empty."""
+    """Rows of the tables, in parts of at least `ROWS` rows except the last. A column that a table lacks is null."""
     waiting: list[pa.Table] = []
     for table in tables:
         content = open_checked(table.path).read()

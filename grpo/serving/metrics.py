@@ -1,7 +1,7 @@
-"""Metrics of a server in Prometheus' format, named as by vLLM and OpenTelemetry's conventions for generative AI.
+"""Metrics of a server in Prometheus' format, with the names of vLLM and OpenTelemetry's conventions for generative AI.
 
-The GenAI conventions are of opentelemetry-semantic-conventions 0.66b2. Labels are versions, routes and closed
-sets of words, never users, keys or conversations, so that the number of series is bounded; docs/serving.md lists them.
+The GenAI conventions are from opentelemetry-semantic-conventions 0.66b2. Labels are versions, routes and closed sets of
+words, but never users, keys or conversations, so that the number of series is bounded. docs/serving.md lists them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 _TOKENS = tuple(2.0**power for power in range(1, 16))
 _LABELS = ["model_name", "arm"]
 _ENDS = {"aborted": "abort", "failed": "error", "erased": "abort"}
-"""vLLM's finish reasons of turns without an answer."""
+"""vLLM's finish reasons for turns without an answer."""
 _FINISHED = ("stop", "length", "tool_calls", "abort", "error")
 _FEEDBACK = ("rating", "comment", "correction", "success", "expected", "world")
 _REPORTS = "*/retraining.json"
@@ -70,9 +70,9 @@ class Metrics:
             self._outcomes.labels(success)
 
     def observe(self, turn: ServedTurn, usage: Usage, times: Sequence[float]) -> None:
-        """Count a turn that is in the log, whose tokens were sampled at these times."""
+        """Count a logged turn. Its tokens were sampled at `times`."""
         labels = (turn.model, turn.arm)
-        for reason in _FINISHED:  # all from the first turn on: a rate needs an earlier value
+        for reason in _FINISHED:  # create all series with the first turn, because a rate needs an earlier value
             self._ends.labels(*labels, reason)
         self._ends.labels(*labels, _ENDS.get(turn.status, turn.reason)).inc()
         self._tokens.labels(*labels).inc(usage.completion)
@@ -98,17 +98,17 @@ class Metrics:
             self._outcomes.labels(str(feedback.success).lower()).inc()
 
     def observe_request(self, route: str, method: str, code: str) -> None:
-        """Count an HTTP request; `route` is the path of the route with its parameters' names."""
+        """Count an HTTP request. `route` is the path of the route, with the names of its parameters."""
         self._http.labels(route, method, code).inc()
 
     def watch(self, service: Service, log: ServingLog, reports: Path | None, mirror: Mirror | None = None) -> None:
-        """Collect at each scrape: a service, its log and mirror, and the reports of retrainings below a folder."""
+        """Collect a service, its log and mirror, and the retraining reports below a folder, at each scrape."""
         collectors = (_ServiceCounts(service), _EngineCounts(service), _LogCounts(log), _Retrainings(reports))
         for collector in (*collectors, *([] if mirror is None else [_MirrorCounts(mirror)])):
             self.registry.register(collector)
 
     def watch_edge(self, refused_work: RefusedWork, connections: Connections, guard: Guard) -> None:
-        """Collect at each scrape: refused work, and open connections."""
+        """Collect refused work and open connections at each scrape."""
         self.registry.register(_EdgeCounts(refused_work, connections, guard))
 
     def render(self) -> bytes:
@@ -116,7 +116,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def values(self) -> dict[str, float]:
-        """Value of each series, by its name with labels."""
+        """Value of each series by its name with labels."""
         samples = [sample for family in self.registry.collect() for sample in family.samples]
         return {f"{sample.name}{_labels(sample.labels)}": sample.value for sample in samples}
 
@@ -269,7 +269,7 @@ class _Retrainings(Collector):
         self._folder = folder
 
     def collect(self) -> Iterator[Family]:
-        """See `Collector`; a report that cannot be read has the verdict `unreadable`."""
+        """See `Collector`. If a report cannot be read, its verdict is `unreadable`."""
         paths = [] if self._folder is None else sorted(self._folder.glob(_REPORTS))
         ended = GaugeMetricFamily(
             "grpo_retraining_timestamp_seconds", "Time of a retraining's last report.", labels=["name", "verdict"]
@@ -301,7 +301,7 @@ class _Retrainings(Collector):
 
 
 def _joins(counts: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-    """Answered turns and feedback by their result, from `JoinCounts.flat`; empty without a serving log."""
+    """Answered turns and feedback by their result, from `JoinCounts.flat`. Empty if there is no serving log."""
     if not counts:
         return {}, {}
     unjoined, quarantined = (

@@ -3,10 +3,10 @@
     log ──► unread records ──► redacted ──► traces, assessments ──► position
     log ◄── feedback of source `mlflow` ◄── assessments that people gave in MLflow's page
 
-The log is the truth, and no turn waits for the mirror: it is a thread that reads the log's files, and another process
-redacts them. While the tracking server is down, records wait in the log. Ids are derived from the log's, so that a
-record that is sent twice, as after a kill before the position was written, is there once. One process mirrors a folder
-into an experiment at a time.
+The log stays the authoritative record. No turn waits for the mirror, because it is a thread that reads the log's files,
+and another process redacts them. While the tracking server is down, records wait in the log. If the server is killed
+before the position is written, records are sent twice, but appear once, because their ids are derived from the ids in
+the log. Only one process at a time mirrors a folder into an experiment.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from grpo.storage.locks import file_lock
 logger = logging.getLogger(__name__)
 
 FOLDER = "mirror"
-"""Folder of the positions, in that of the log."""
+"""Folder of the positions, inside the log's folder."""
 _BATCH = 32  # records
 _LONGEST_PAUSE_S = 60.0
 _EXPIRY_S = 3600.0
 _END_S = 5.0
-"""Time that a batch in progress has when the server stops; it is sent again at the next start."""
+"""Longest wait for a batch in progress when the server stops. If it does not end, the next start sends it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class MirrorSettings:
     feedback_s: float = 30.0
     """Interval at which assessments are read."""
     outcomes: bool = False
-    """Read assessments `success` too: people with the login of the tracking server then decide what is a success."""
+    """Read assessments `success` too, so that people who can log in to the tracking server decide what succeeded."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,15 +79,15 @@ class MirrorCounts:
     """Counts of this process."""
 
     waiting: int = 0
-    """Records of the log that were not sent."""
+    """Records of the log that are not sent yet."""
     turns: int = 0
-    """Turns that were sent."""
+    """Sent turns."""
     feedback: int = 0
-    """Feedback that was sent."""
+    """Sent feedback."""
     refused: int = 0
-    """Records and assessments that the other side does not take."""
+    """Records that cannot be mirrored, and assessments that are not valid feedback."""
     failures: int = 0
-    """Attempts that failed and are repeated."""
+    """Failed attempts, which are repeated."""
 
 
 class MirroredLog(Protocol):
@@ -106,15 +106,15 @@ class _State:
 
     segments: dict[str, int] = field(default_factory=dict)
     assessments: dict[str, int] = field(default_factory=dict)
-    """Last update of each assessment that was read, in milliseconds."""
+    """Time of the last update of each read assessment, in milliseconds."""
     erasures: list[str] = field(default_factory=list)
-    """Erasures whose traces are deleted."""
+    """Ids of erasures that were applied to the traces."""
 
 
 class Mirror:
     """Mirror of a log, which runs while its block does.
 
-    `observe` is called with feedback of people once it is in the log.
+    `observe` is called with people's feedback after it is in the log.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Mirror:
         self._assessed = self._expired = -float("inf")
 
     async def __aenter__(self) -> Self:
-        """Start; raises `DataError` for a position that cannot be read."""
+        """Start the mirror. Raises `DataError` if its position cannot be read."""
         import mlflow.tracing.client  # noqa: F401 - two threads that import it at once may see half of it
 
         self._loop = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class Mirror:
         self._process.close()
 
     def _run(self) -> None:
-        """Thread: one process at a time has the lock, and others wait for it."""
+        """Thread of the mirror: one process at a time has the lock, and others try again until they get it."""
         lock = file_lock(self._file.with_suffix(".lock"))
         while not self._stop.is_set():
             with suppress(Timeout), lock.acquire(timeout=0):
@@ -167,7 +167,7 @@ class Mirror:
             self._stop.wait(self._settings.every_s)
 
     def _mirror(self) -> None:
-        """Mirror until the end; failures are repeated, later each time."""
+        """Mirror until the server stops. After each failure in a row, the wait doubles, up to 60 s."""
         pause_s = self._settings.every_s
         while not self._stop.is_set():
             try:
@@ -183,7 +183,7 @@ class Mirror:
                 self._stop.wait(pause_s)
 
     def _step(self) -> None:
-        """Send what is unread, and read assessments when they are due."""
+        """Send unread records, and read assessments when they are due."""
         self._store.check()
         self._delete_erased()
         while not self._stop.is_set() and self._take():
@@ -202,7 +202,7 @@ class Mirror:
             self._expired = time.monotonic()
 
     def _take(self) -> bool:
-        """Take the next records, unless some are left of an attempt that failed."""
+        """Take the next records, unless a failed attempt has left some. False if there are none."""
         self._batch = self._batch or list(islice(self._unread, _BATCH))
         if not self._batch:
             self._unread = self._tail.unread()
@@ -227,7 +227,7 @@ class Mirror:
                 self._attempt(record, lambda record=record: self._assess(record))  # type: ignore[misc]
 
     def _attempt(self, record: Record, send: Callable[[], None]) -> None:
-        """Send one record; one that MLflow does not take is reported and counted."""
+        """Send one record. If MLflow refuses it, report and count it."""
         try:
             send()
         except Exception as error:
@@ -243,12 +243,12 @@ class Mirror:
         return trace_info(turn, messages, self._store.experiment_id), spans(turn, messages)
 
     def _assess(self, feedback: Feedback) -> None:
-        """Assess the trace of the turn, or that of the conversation's first one, where MLflow has those of sessions."""
+        """Assess the turn's trace, or the conversation's first one, because MLflow keeps session assessments there."""
         turn_id = feedback.turn_id or self._redaction.first_turn(feedback.conversation_id)
         if turn_id is None:
             raise DataError(f"conversation {feedback.conversation_id} is not in the log")
         trace = trace_id(turn_id)
-        if not self._store.has(trace):  # the turn is in a segment that is read later
+        if not self._store.has(trace):  # e.g. because the turn is in a segment that is read later
             turns = ServedLog(self._log.folder).turns_of({feedback.conversation_id})
             self._store.write([self._trace(turn) for turn in turns if turn.id == turn_id and not turn.is_completion])
         for assessment in assessments(self._redaction.feedback(feedback)):
@@ -278,13 +278,13 @@ class Mirror:
         self._observe(feedback)
 
     def _delete_erased(self) -> None:
-        """Delete the traces of erased conversations, also of those that were sent while they were erased."""
+        """Delete the traces of erased conversations, also traces that were sent while the erasure ran."""
         new = [path for path in (self._log.folder / ERASURES).glob("*.json") if path.stem not in self._state.erasures]
         digests = {digest for path in new for digest in read_erasure(path).conversations}
         self._redaction.forget(digests)
         for digest in digests:
             self._store.delete(f"tag.`{CONVERSATION_TAG}` = '{digest}'")
-        self._state.erasures += [path.stem for path in new]  # saved with the next batch: a second deletion finds none
+        self._state.erasures += [path.stem for path in new]  # saved with the next batch, as deleting twice does no harm
 
     def _refuse(self, message: str) -> None:
         self.counts.refused += 1

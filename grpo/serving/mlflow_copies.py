@@ -34,7 +34,7 @@ _FILES = ("report.json", "report.html", "report.png", "retraining.json", "data_d
 
 @contextmanager
 def mlflow_errors() -> Iterator[None]:
-    """Turn an error of MLflow into a `RegistryError`; without MLflow loaded there is none."""
+    """Turn an error of MLflow into a `RegistryError`. MLflow is not imported for this."""
     try:
         yield
     except Exception as error:
@@ -45,7 +45,7 @@ def mlflow_errors() -> Iterator[None]:
 
 
 def tracking_address(folder: Path) -> str | None:
-    """Address of MLFLOW_TRACKING_URI, else the database of the home; None where it has none."""
+    """Address in MLFLOW_TRACKING_URI, else of the home's database. None if its database file does not exist."""
     given = os.environ.get("MLFLOW_TRACKING_URI", "")
     database = Path(given.removeprefix("sqlite:///")) if given.startswith("sqlite:///") else folder / "mlflow.db"
     if given and not given.startswith("sqlite:///"):
@@ -61,7 +61,7 @@ def erase_from_mlflow(tracking_uri: str, mentions: Mentions, conversations: Coll
     client = Registry(tracking_uri).client
     for experiment in _experiments(client):
         traces = TraceStore(tracking_uri, experiment.name)
-        traces.experiment_id = experiment.experiment_id  # of a deleted experiment, too: it can be restored
+        traces.experiment_id = experiment.experiment_id  # also a deleted experiment, because it can be restored
         for digest in conversations:
             count = traces.delete(f"tag.`{CONVERSATION_TAG}` = '{digest}'")
             yield from [ErasedCopy(place="mlflow/trace")] * count
@@ -70,10 +70,10 @@ def erase_from_mlflow(tracking_uri: str, mentions: Mentions, conversations: Coll
 
 
 def registered_stores(tracking_uri: str) -> tuple[set[str], list[str]]:
-    """Addresses of the stores with the checkpoints of registered versions, and the versions that are not believed.
+    """Addresses of the stores with the checkpoints of registered versions, and the versions without a valid signature.
 
-    What a version says without a signature of this home could name any store, so its store is not opened.
-    Raises `ConnectionError` where the tracking server does not answer.
+    A version that this home has not signed could name any store, so its store is not opened.
+    Raises `ConnectionError` if the tracking server does not answer.
     """
     if not is_database(tracking_uri):
         try:
@@ -87,7 +87,7 @@ def registered_stores(tracking_uri: str) -> tuple[set[str], list[str]]:
 
 
 def versions_trained_on(tracking_uri: str, tables: Collection[str]) -> list[str]:
-    """Signed versions, as `support-desk/3`, whose training data are among the scenario tables with these digests."""
+    """Signed versions, e.g. `support-desk/3`, that were trained on one of the scenario tables with these digests."""
     versions = verified(Registry(tracking_uri).client.search_model_versions(max_results=10_000))
     return sorted(f"{item.name}/{item.version}" for item in versions if item.tags.get("scenarios") in tables)
 
@@ -110,7 +110,7 @@ def _erase_from_run(client: MlflowClient, run: Run, mentions: Mentions) -> Itera
 
 
 def _place_of_files(tracking_uri: str, artifact_uri: str) -> str:
-    """Address of a run's files; of those that the home's server proxies it is their folder, as no server is asked."""
+    """Address of a run's files. If the home's server proxies them, it is their folder, so that no server is needed."""
     place = urlsplit(artifact_uri)
     if place.scheme != "mlflow-artifacts" or tracking_uri != f"sqlite:///{home() / 'mlflow.db'}":
         return artifact_uri
@@ -122,7 +122,7 @@ def _place_of_files(tracking_uri: str, artifact_uri: str) -> str:
 
 
 def _is_named(path: Path, mentions: Mentions) -> bool:
-    """True for a file of a run that names a conversation; a damaged one could name any."""
+    """True if a file of a run names a conversation, or is damaged, because then it could name any."""
     try:
         return mentions.in_artifact(path)
     except DataError:

@@ -10,7 +10,8 @@ them at full speed would take a tenth of a core from the streams of others.
 
 The budget is per key and not per address, because all users behind a proxy have one address, and one of them could lock
 out the others. A request without a valid key is refused by its head, without a budget. If an address sends more than
-`UNAUTHENTICATED_PER_SECOND` of them, its answers are delayed, and so are answers to bodies that no route reads.
+`UNAUTHENTICATED_PER_SECOND` of them, its answers are delayed. The answer of a public path is delayed if the request has
+a body, because public paths read none.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class FirstVersionError(PolicyError):
 
 
 async def load(next_version: Callable[[str], ServedModel | None], current: str) -> ServedModel | None:
-    """Call `next_version` on a thread. If this call is cancelled meantime, the version is released once it is loaded."""
+    """Call `next_version` on a thread. If this call is cancelled, the version is released as soon as it is loaded."""
     abandoned = threading.Event()
 
     def look_up() -> ServedModel | None:

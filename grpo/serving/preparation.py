@@ -134,7 +134,10 @@ class _Lane:
         self.characters = 0
 
     def is_full(self, key: str, characters: int) -> bool:
-        """Check whether a job exceeds the bound of all keys or of its key. It does not if no other job counts there."""
+        """Check whether a job exceeds the bound of all keys or of its key.
+
+        A bound is checked only if other jobs count toward it, so that a single long job is not refused.
+        """
         own = self._by_key[key]
         return bool(self.characters and self.characters + characters > self._most) or bool(
             own and own + characters > self._most // 2

@@ -29,7 +29,7 @@ PIECE = 65_536
 _SLACK = 2
 """A text is too long if its pieces have more than this multiple of the tokens that fit. A cut adds only few tokens."""
 _SHORTENED = 8
-"""Contexts of text that an agent may shorten to one. A text is surely refused above twice this number."""
+"""Number of contexts of text that an agent may shorten to one context. Text of twice this number is surely refused."""
 _COMPOSED = 4
 """Most characters that Unicode's composition joins into one."""
 _KEEPING_NORMALIZERS = {"NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"}

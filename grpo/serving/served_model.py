@@ -32,7 +32,7 @@ class ServedModel:
     system_prompt: str = ""
     """System prompt of the environment, before a system message of the client."""
     tools: tuple[Tool, ...] = ()
-    """Tools of the environment. If a client sends no tools, the model calls these, and the client has to run them."""
+    """Tools of the environment. If a client sends no tools, the model may call these, and the client runs them."""
     temperature: float = 1.0
     max_new_tokens: int = 512
     max_context: int | None = None

@@ -53,12 +53,16 @@ It is given the name of the version that answers, or an empty text before the fi
 """
 _DRAIN_POLL_S = 0.02
 _KEEP_ALIVE_S = 75
-"""Time that an idle connection stays open. It is longer than in proxies, so that the proxy closes first: a request is
-lost if it is sent while the server closes the connection."""
+"""Time that an idle connection stays open. It is longer than in proxies, so that the proxies close it first.
+
+Otherwise a request would be lost if a proxy sends it while the server closes the connection.
+"""
 
 _SWITCH_S = 0.001
-"""Longest time that a thread which prepares requests holds the interpreter while the event loop waits. Python's default
-is 5 ms."""
+"""Longest time for which a thread that prepares requests keeps the interpreter from the event loop.
+
+Python's default is 5 ms.
+"""
 _PING_S = 20.0
 """Interval of pings over WebSockets. If a client does not answer one within this time, its connection is closed."""
 
@@ -112,9 +116,10 @@ def run_server(
     authenticate: Authenticator,
     orchestrator: Orchestrator | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Then running turns get up to `drain_s` to end; a second signal ends at once.
+    """Serve until SIGTERM or SIGINT. Then running turns get up to `drain_s` to end.
 
-    Raises the error of the log if it cannot be opened, and of the first version if it cannot be loaded.
+    A second signal ends the server at once. Raises the error of the log if it cannot be opened, and of the first
+    version if it cannot be loaded.
     """
     sys.setswitchinterval(_SWITCH_S)
     connections = open_book(settings)

@@ -46,8 +46,9 @@ class Admitted(Protocol):
 async def admit(
     begin: Callable[[], Awaitable[AdmittedT]], service: Service, limiter: Limiter, caller: Caller
 ) -> AdmittedT:
-    """Admit a request and reserve its tokens. Raises `APIError`; then nothing stays reserved for the request.
+    """Admit a request and reserve its tokens. Raises `APIError`.
 
+    If it raises an error, the request is not in progress any more and nothing stays reserved for it.
     If the caller has used up its limits, or if the server is full, the request is refused before `begin` reads it.
     While it is read it counts among the requests of its caller, so that work before the admission is bounded as well.
     """

@@ -52,7 +52,7 @@ class EngineSettings:
     prefill_chunk: int = 64
     """Prompt tokens of a conversation that are read in one forward pass."""
     prefix_cache_bytes: int = 2**30
-    """Keys and values of idle conversations."""
+    """Most memory for the keys and values of idle conversations."""
     threads: int | None = None
     """Threads of a forward pass on the CPU. None uses all cores but one, which is left to the event loop."""
     longest_pass_s: float = 300.0
@@ -287,7 +287,7 @@ class Versions:
         self._versions.remove(version)
         self.on_retired(version)
         await version.close()
-        gc.unfreeze()  # the next full collection frees cycles of the version's code; see `grpo.serving.garbage`
+        gc.unfreeze()  # so that the next full collection frees the version's code, see `grpo.serving.garbage`
 
     async def _remove_stopped(self) -> bool:
         """Let go of versions if their engines hang or have ended, e.g. killed for lack of memory. True if any did."""

@@ -152,7 +152,7 @@ class _Lane:
         try:
             return await job.done
         finally:
-            if job in self._waiting.get(key, ()):  # its client went away
+            if job in self._waiting.get(key, ()):  # its client went away before it was run
                 self._waiting[key].remove(job)
                 self._count(job, -1)
                 if not self._waiting[key]:

@@ -50,7 +50,7 @@ class PromptSize:
         self.completion_characters = None if longest is None else longest * version.max_context
         self.characters = None if self.tokens is None or version.served.renderer else self.completion_characters
         self.messages = None if version.served.renderer else self.tokens
-        """A chat template prints at least one token for each message."""
+        """Most messages that fit, because a chat template prints at least one token for each. None if unknown."""
 
 
 def _shortens(version: ServedVersion) -> bool:

@@ -1,4 +1,4 @@
-"""Budget of refused work, because it costs time to read and refuse a request, and no key may cause too much of it.
+"""Budget of refused work. It bounds what each key may cause, because it costs time to read and refuse a request.
 
 If a request is refused for its size, shape or state (400, 404, 405, 408, 409, 413, 422), it is charged to its key in
 two places. In the key's own limits it counts as a request, and a quarter of its characters count as tokens. Its bytes

@@ -58,7 +58,7 @@ class ResponseWriter:
                     elif isinstance(event, Delta):
                         yield b"".join(self._delta(event.text, event.logprobs))
                     else:
-                        await self._exchange.hold.settle()  # before the client knows the end, and may go on
+                        await self._exchange.hold.settle()  # before the client knows the end, as it may go on at once
                         yield b"".join(self._end(event))
         except Exception as error:
             failure = renamed(answerable(error))

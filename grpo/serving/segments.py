@@ -1,4 +1,8 @@
-"""Segment of the serving log: an append-only file with a lock that other processes respect while it is written."""
+"""Segment of the serving log: an append-only file that its writer keeps locked.
+
+The lock tells other threads and processes that the segment is still being written. The kernel releases it when the
+writer's process ends, also if the process is killed.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class ServiceSettings:
     max_tokens: int = 1_000_000
     """Tokens of the conversations and replies of these turns."""
     conversation_tokens: int = 2_000_000
-    """Tokens of the conversations in memory."""
+    """Most tokens of the conversations in memory."""
     stream_interval_s: float = 0.04
     """Shortest time between two events of a streamed reply. Tokens that come in this time share one event."""
     waiting_characters: int = 16 * 2**20

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "GRPO_SERVE_DATABASE"
 HEARTBEAT_S = 2.0
 KEPT_HOURS = 24.0
-"""Hours after its last use for which a conversation is kept and can go on."""
+"""Hours after its last use after which a conversation is deleted and cannot go on."""
 _LEASE_S, _TIDY_S = 10.0, 60.0
 _TIMEOUT_S = 5.0
 _CONNECTIONS = 8

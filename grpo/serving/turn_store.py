@@ -67,7 +67,7 @@ class TurnStore(Protocol):
         """Begin a request at its place. None if the place has to be looked up again.
 
         That is the case if the turn there is gone or, with `by_id`, if another turn has followed it. `by_id` means that
-        the request names its conversation. It raises `APIError` 409 then if a turn of the conversation is in progress.
+        the request names its conversation. Then `APIError` 409 is raised if a turn of the conversation is in progress.
         """
         ...
 

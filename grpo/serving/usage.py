@@ -75,7 +75,7 @@ class UsageStore(Protocol):
         ...
 
     async def take(self, ticket: Ticket, tokens: int, budgets: Mapping[str, int]) -> Usage:
-        """Take the tokens of a counted request if they fit. If it does, its minute begins again."""
+        """Take the tokens of a counted request if they fit. Then its minute begins again."""
         ...
 
     async def settle(self, ticket: Ticket, tokens: int) -> Usage:

@@ -208,7 +208,7 @@ class Versions:
         self.idle_elsewhere_s: Callable[[ServedVersion], float] = lambda version: float("inf")
         """Time since another server has used a version. Infinite if no other server has it."""
         self._wanted: str | None = None
-        """Version that conversations of other servers are on."""
+        """Version that `want` has asked for, because conversations of other servers use it."""
         self._want_after = clock()
         self._woken = asyncio.Event()
         self.swaps = 0

@@ -1,4 +1,7 @@
-"""OpenAPI document of the server, with the bodies of requests, which its routes read from bytes themselves."""
+"""OpenAPI document of the server, with the schemas of request bodies.
+
+FastAPI does not know these schemas, because the routes read the bodies from bytes themselves.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _SCHEMAS = "#/components/schemas/"
 
 
 def describe_bodies(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> None:
-    """Let `/openapi.json` have the schema of the body of `POST path`, for each path of `bodies`."""
+    """Add the schema of the body of `POST path` to `/openapi.json`, for each path of `bodies`."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

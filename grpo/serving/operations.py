@@ -1,6 +1,6 @@
-"""Routes of operators: training runs, sizes of the server, erasure. All need the scope `admin`.
+"""Routes for operators: training runs, sizes of the server, erasure. All need the scope `admin`.
 
-`Orchestrator` is what they ask for training runs; the one of Prefect is in `grpo_flows.local.training_jobs`.
+The routes ask an `Orchestrator` for training runs. `grpo_flows.local.training_jobs` has the one that uses Prefect.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ class Job(BaseModel):
     id: UUID
     """Id of the flow run."""
     deployment: str
-    """Its deployment, `train/quickstart`; empty for a run that was started without one."""
+    """Deployment, e.g. `train/quickstart`. Empty if the run was started without one."""
     name: str
     status: JobStatus
     message: str = ""
-    """Verdict of the gates with its reason, or the error of a run that failed."""
+    """Verdict of the gates with its reason, or the error if the run failed."""
     iterations: int = 0
-    """Updates of the policy that have ended."""
+    """Completed updates of the policy."""
     created: datetime | None = None
     started: datetime | None = None
     ended: datetime | None = None
 
 
 class Orchestrator(Protocol):
-    """Server of training runs. Raises `APIError`, 503 where it does not answer."""
+    """Server of training runs. Raises `APIError`, with status 503 if it does not answer."""
 
     async def start(self, deployment: str, overrides: Mapping[str, Number]) -> Job:
-        """Start a run of a deployment; `overrides` replace numbers of its config by their dotted path."""
+        """Start a run of a deployment. `overrides` maps dotted paths of its config to new numbers."""
         ...
 
     async def job(self, id: UUID) -> Job:
-        """A run; 404 for an unknown one."""
+        """Status of a run. Raises 404 if it is unknown."""
         ...
 
     async def recent(self) -> Sequence[Job]:
@@ -65,11 +65,11 @@ class Orchestrator(Protocol):
         ...
 
     async def cancel(self, id: UUID) -> Job:
-        """Cancel a run, and return it; 404 for an unknown one, 409 for one that has ended."""
+        """Cancel a run and return it. Raises 404 if it is unknown, 409 if it has ended."""
         ...
 
     async def scale(self, pool: str, limit: int) -> int:
-        """Set the runs that a work pool executes at once; returns what it has afterwards."""
+        """Set the number of runs that a work pool executes at once. Returns the number that is then in force."""
         ...
 
 
@@ -80,16 +80,16 @@ class _Body(BoundedFields):
 class TrainRequest(_Body):
     """Body of `POST /v1/train`.
 
-    The config is one that was deployed: texts of a config name files and code, so that a caller may change its numbers
-    alone.
+    The request names a config that was deployed. A caller may change only its numbers and switches, because texts of a
+    config name files and code.
     """
 
     config: str = Field(pattern=r"^[\w-]{1,100}/[\w-]{1,100}$")
-    """Deployment, `train/quickstart`."""
+    """Deployment, e.g. `train/quickstart`."""
     overrides: Annotated[dict[Annotated[str, Field(max_length=200)], Number], at_most(MOST_OVERRIDES)] = Field(
         default_factory=dict
     )
-    """Numbers and switches of the config by their path, `training.iterations`."""
+    """Numbers and switches of the config by their path, e.g. `training.iterations`."""
 
 
 class PoolScale(_Body):
@@ -100,12 +100,12 @@ class PoolScale(_Body):
 
 
 class ScaleRequest(_Body):
-    """Body of `POST /v1/scale`; what is absent stays."""
+    """Body of `POST /v1/scale`. A size that is absent stays as it is."""
 
     max_requests: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Turns in progress and waiting."""
+    """Turns that run or wait."""
     concurrency: int | None = Field(default=None, ge=1)
-    """Turns that are generated at once; at most those that the server was started with."""
+    """Turns that are generated at once, up to the number that the server was started with."""
     work_pool: PoolScale | None = None
 
     @model_validator(mode="after")
@@ -116,7 +116,7 @@ class ScaleRequest(_Body):
 
 
 def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | None) -> None:
-    """Add the routes; the routes of training runs answer 503 without an orchestrator."""
+    """Add the routes. Without an orchestrator, the routes of training runs answer 503."""
 
     @app.post("/v1/train", status_code=202)
     async def train(request: Request) -> Job:
@@ -142,7 +142,7 @@ def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | 
 
     @app.post("/v1/scale")
     async def scale(request: Request) -> dict[str, Any]:
-        """Change sizes of the server and of a work pool, and return those in force."""
+        """Change sizes of the server and of a work pool, and return the sizes in force."""
         body = await read_small_request(ScaleRequest, request, preparation=service.preparation)
         slots = service.versions.settings.concurrency
         if body.concurrency is not None and body.concurrency > slots:
@@ -165,14 +165,15 @@ def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | 
 
     @app.delete("/v1/users/{name:path}")
     async def erase_user(name: str) -> dict[str, Any]:
-        """Erase all conversations of a user, as requests have named it, with their copies."""
+        """Erase all conversations of a user, by the name that requests gave, with their copies."""
         return await _erase(service, user=name)
 
 
 async def _erase(service: Service, *, user: str | None = None, conversation_id: str | None = None) -> dict[str, Any]:
-    """End what runs, erase, and forget what was remembered, also in the database that servers share.
+    """End running turns, erase the log, and forget the conversations in memory and in the database that servers share.
 
-    While that is away the answer is 503: the log is erased, and the same request has to come again.
+    If that database does not answer, the response is 503. The log is erased by then, and the client has to send the
+    same request again.
     """
     if not (user or conversation_id):
         raise APIError(404, "name a user or a conversation", code="unknown_url")

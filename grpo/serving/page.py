@@ -1,4 +1,4 @@
-"""Chat page of the server: one file without data, which asks for an API key and calls the same API as other clients."""
+"""Chat page of the server: one file without data that asks for an API key and calls the same API as other clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILE = Path(__file__).with_name("page.html")
 
 @cache
 def page_content() -> tuple[str, str]:
-    """The page, and its policy: its own script and style by their digest, requests to this server alone."""
+    """Page and its content security policy, which allows only its own script and style, and requests to this server."""
     text = _FILE.read_text(encoding="utf-8")
     script, style = (_digest(text, tag) for tag in ("script", "style"))
     policy = (

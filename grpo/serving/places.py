@@ -1,4 +1,7 @@
-"""Where requests go on: the turns that they name or repeat, of this server and of those that share its database."""
+"""Places of requests in conversations: the turns that they name or repeat.
+
+The turn may have been answered by this server, or by another server that shares its database.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class Places:
-    """Places of requests. `version_of` is the version that answers new conversations with a model."""
+    """Places of requests. `version_of` returns the version that answers new conversations with a model."""
 
     def __init__(
         self, conversations: Conversations, versions: Versions, version_of: Callable[[str], ServedVersion]
     ) -> None:
         self._conversations, self._versions, self._version_of = conversations, versions, version_of
         self.turns: TurnStore = OneServer()
-        """Store of answered turns that servers share."""
+        """Store of answered turns that the servers share."""
 
     async def load_before(self, request: ChatRequest, caller: Caller) -> AnsweredTurn | None:
-        """The turn that a request names, or the last one of the conversation that it names, also of another server."""
+        """Turn that a request names, or the last one of the conversation that it names, also of another server."""
         if request.previous_turn is not None:
             await self.turns.load_turn(request.previous_turn, caller.key_hash)
         elif request.conversation is not None:
@@ -35,7 +38,7 @@ class Places:
         return self._known_turn(request, caller)
 
     async def load(self, request: ChatRequest, caller: Caller, asked: Asked) -> LoadedTurns:
-        """Bring the turn into memory that a request continues, if another server has answered it."""
+        """Bring the turn that a request continues into memory, if another server has answered it."""
         if request.previous_turn is not None:
             await self.turns.load_turn(request.previous_turn, caller.key_hash)
             return LoadedTurns()
@@ -47,7 +50,12 @@ class Places:
     def find(
         self, request: ChatRequest, caller: Caller, asked: Asked, loaded: LoadedTurns
     ) -> tuple[Continuation, DigestedTools]:
-        """Place of the messages, and the tools of the conversation: the client's tools, or the tools of its version."""
+        """Place of the messages, and the tools of the conversation.
+
+        These are the client's tools if it sent some, otherwise the tools of the turn that the request names. If it
+        names none, the tools of the loaded versions, the newest first, and of `loaded` are tried until the messages
+        continue a turn that has them. A new conversation gets the tools of the version that answers it.
+        """
         last = self._known_turn(request, caller)
         if asked.tools is not None:
             choices = [asked.tools]
@@ -82,7 +90,7 @@ class Places:
         return place, tools
 
     def _known_turn(self, request: ChatRequest, caller: Caller) -> AnsweredTurn | None:
-        """`_turn_before` of the turns in memory."""
+        """Turn in memory that a request names, or the last one of the conversation that it names, if it is there."""
         if request.previous_turn is not None:
             return self._conversations.answered(request.previous_turn, caller.key_hash)
         return self._conversations.last_turn(request.conversation, caller.key_hash)

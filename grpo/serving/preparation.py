@@ -1,15 +1,16 @@
 """Work on the texts of requests, off the event loop: parsing, counting, rendering and tokenizing.
 
-    request ─► short ─► one thread, a key after the other ─► result
-            └► long  ─► one thread, a key after the other ─► result
+    request ─► short ─► one thread, keys take turns ─► result
+            └► long  ─► one thread, keys take turns ─► result
 
 A short text does not wait for a long one, and a request of one key does not wait for all requests of another key. The
-characters that wait are bounded, and one key may have half of them: what comes on top gets 503 before any work.
+characters that wait are bounded, and one key may have half of them. A request above these bounds gets 503 before any
+work.
 
-A thread is enough because no step holds the interpreter's lock for long: tokenizers release it in batches, and JSON
-with many values is refused by NumPy, see `grpo.serving.json_bounds`. Validation holds it for some milliseconds a
-request, so the lane of long texts works a quarter of the time: one key that sends them in a loop would leave the event
-loop little.
+Threads are enough because no step holds the interpreter's lock for long. Tokenizers release it in batches, and JSON
+with many values is refused with NumPy, see `grpo.serving.json_bounds`. Validation holds the lock for some milliseconds
+per request. Therefore the lane of long texts works only a quarter of the time, because otherwise one key that sends
+them in a loop would leave little time to the event loop.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from grpo.serving.api_errors import overloaded
 from grpo.user_failures import UserCodeError, describe
 
 SHORT = 32_768
-"""Characters of a text that is prepared in a few milliseconds."""
+"""Most characters of a text in the short lane. It is prepared in a few milliseconds."""
 AT_ONCE = 16_384
-"""Bytes of JSON that are parsed on the event loop, in less than the time that a thread takes to begin."""
+"""Bytes of JSON up to which it is parsed on the event loop, because a thread would take longer to begin."""
 _LEAST_CHARACTERS = 1024
 """Characters that the shortest job counts as, so that the number of jobs is bounded as well."""
 _LONG_SHARE = 0.25
 """Part of the time in which the lane of long texts works."""
 _CHARACTERS_PER_S = 1_000_000
-"""Speed of tokenizers, for the time after which a refused request may come again."""
+"""Speed of tokenizers, from which the time until a refused request may come again is estimated."""
 T = TypeVar("T")
 
 
@@ -56,7 +57,7 @@ def measure_cpu() -> None:
 
 
 def take_cpu_s() -> float:
-    """CPU seconds of the jobs since the last call; 0 where nothing is measured."""
+    """CPU seconds of the jobs since the last call. 0 if `measure_cpu` was not called."""
     if (used := _cpu_time.get()) is None:
         return 0.0
     seconds, used.seconds = used.seconds, 0.0
@@ -81,7 +82,7 @@ class Preparation:
         self._short = _Lane("short", waiting_characters, share=1.0)
         self._long = _Lane("long", waiting_characters, share=_LONG_SHARE)
         self.refused = 0
-        """Jobs that were refused, because too many characters waited."""
+        """Jobs that were refused because too many characters waited."""
 
     @property
     def characters(self) -> int:
@@ -89,10 +90,10 @@ class Preparation:
         return self._short.characters + self._long.characters
 
     async def run(self, key: str, characters: int, work: Callable[[], T], *, admitted: bool = False) -> T:
-        """Result of `work`, which a thread calls; raises its error, and `APIError` 503 where too many characters wait.
+        """Call `work` on a thread and return its result. Raises its error, and `APIError` 503 if too much text waits.
 
-        `key` is the caller's hash. Work for a request that was `admitted` already is not refused: its number is bounded
-        by the requests in progress.
+        `key` is the caller's hash. Work for a request that was `admitted` already is not refused, because the bound of
+        requests in progress bounds it as well.
         """
         lane = self._short if characters <= SHORT else self._long
         size = max(characters, _LEAST_CHARACTERS)
@@ -105,7 +106,7 @@ class Preparation:
         return result
 
     def admitted(self, key: str, least: int) -> Callable[[int, Callable[[], T]], Awaitable[T]]:
-        """`run` for an admitted request, which counts as `least` characters at least: tools are in each prompt."""
+        """`run` for an admitted request. It counts as `least` characters or more, because tools are in each prompt."""
 
         def run(characters: int, work: Callable[[], T]) -> Awaitable[T]:
             return self.run(key, max(characters, least), work, admitted=True)
@@ -113,15 +114,15 @@ class Preparation:
         return run
 
     def close(self) -> None:
-        """End the threads; jobs that wait are cancelled."""
+        """End the threads. Jobs that wait are cancelled."""
         for lane in (self._short, self._long):
             lane.close()
 
 
 class _Lane:
-    """One thread, and the jobs that wait for it, by key; keys take turns.
+    """One thread, and the jobs that wait for it, by key. The keys take turns.
 
-    After a job the thread rests, so that it works `share` of the time.
+    After each job the thread rests, so that it works only `share` of the time.
     """
 
     def __init__(self, name: str, most: int, *, share: float) -> None:
@@ -133,14 +134,17 @@ class _Lane:
         self.characters = 0
 
     def is_full(self, key: str, characters: int) -> bool:
-        """Check whether a job exceeds the bound of all keys or of its own; a job without others before it does not."""
+        """Check whether a job exceeds the bound of all keys or of its key.
+
+        A bound is checked only if other jobs count toward it, so that a single long job is not refused.
+        """
         own = self._by_key[key]
         return bool(self.characters and self.characters + characters > self._most) or bool(
             own and own + characters > self._most // 2
         )
 
     async def run(self, key: str, characters: int, work: Callable[[], Any]) -> Any:
-        """Result of a job, after those before it."""
+        """Result of a job, which waits for its turn."""
         job = _Job(key, characters, work, asyncio.get_running_loop().create_future(), _cpu_time.get())
         self._waiting.setdefault(key, deque()).append(job)
         self._count(job, 1)
@@ -148,7 +152,7 @@ class _Lane:
         try:
             return await job.done
         finally:
-            if job in self._waiting.get(key, ()):  # its client went away
+            if job in self._waiting.get(key, ()):  # its client went away before it was run
                 self._waiting[key].remove(job)
                 self._count(job, -1)
                 if not self._waiting[key]:
@@ -164,7 +168,7 @@ class _Lane:
         key, jobs = self._waiting.popitem(last=False)
         job = jobs.popleft()
         if jobs:
-            self._waiting[key] = jobs  # behind the other keys
+            self._waiting[key] = jobs  # this key goes behind the other keys
         self._running = True
         working = asyncio.get_running_loop().run_in_executor(self._executor, _attempt, job.work)
         working.add_done_callback(partial(self._end, job))
@@ -178,7 +182,7 @@ class _Lane:
         if job.cpu_time is not None:
             job.cpu_time.seconds += busy_s
         working.get_loop().call_later(self._rest * busy_s, self._go_on)
-        if not job.done.done():  # else its client went away
+        if not job.done.done():  # otherwise its client went away
             if error is None:
                 job.done.set_result(result)
             else:
@@ -196,10 +200,10 @@ class _Lane:
 
 
 def _attempt(work: Callable[[], Any]) -> tuple[Any, Exception | None, float]:
-    """Result of work, or its error, as a value, and the seconds for which it kept a core busy.
+    """Result of work or its error, both as values, and the seconds for which it kept a core busy.
 
-    A renderer of the user's own may raise anything: futures cannot pass `StopIteration` on, and `SystemExit` would end
-    the server, so both become a `UserCodeError`.
+    A renderer of the user's own may raise anything. `StopIteration` and `SystemExit` become a `UserCodeError`, because
+    futures cannot pass the first on, and because the second would end the server.
     """
     started = time.thread_time()
     result: Any = None

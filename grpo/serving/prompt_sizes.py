@@ -1,11 +1,12 @@
-"""Sizes of prompts: what no context can hold is refused by its length, before it is rendered or tokenized.
+"""Sizes of prompts: a text that no context can hold is refused by its length, before it is rendered or tokenized.
 
-A text of more characters than the context has tokens times the longest token of the vocabulary cannot fit:
+A text cannot fit if it has more characters than the tokens of the context times the longest token of the vocabulary:
 
     context 1024 tokens, longest token 45 characters      at most 46,080 characters
 
-That holds for tokenizers that keep every character, as those on bytes do. One that drops characters, or that makes one
-token of a long unknown word, has no such bound. Its texts are counted in pieces, until they are surely too long.
+This bound needs a tokenizer that keeps every character, e.g. one on bytes. If a tokenizer drops characters, or makes
+one token of a long unknown word, there is no bound. Then the tokens are counted piece by piece until the text is surely
+too long.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PIECE = 65_536
-"""Characters that are counted at once; some tokenizers take time with the square of a text without white space."""
+"""Characters that are counted at once, because some tokenizers take quadratic time on a text without white space."""
 _SLACK = 2
-"""A text is too long when its pieces have this multiple of the tokens that fit: a cut may add tokens, not many."""
+"""A text is too long if its pieces have more than this multiple of the tokens that fit. A cut adds only few tokens."""
 _SHORTENED = 8
-"""Contexts of text that an agent may shorten to one; it is refused for certain above twice as many."""
+"""Number of contexts of text that an agent may shorten to one context. Text of twice this number is surely refused."""
 _COMPOSED = 4
-"""Characters of which Unicode's composition makes one, at most."""
+"""Most characters that Unicode's composition joins into one."""
 _KEEPING_NORMALIZERS = {"NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"}
 _COMPOSING_NORMALIZERS = {"NFC", "NFKC"}
 _KEEPING_PRE_TOKENIZERS = {"ByteLevel", "Digits", "Metaspace", "UnicodeScripts"}
@@ -38,18 +39,18 @@ _SPLITTING_PRE_TOKENIZERS = {"Split", "Punctuation"}
 
 
 class PromptSize:
-    """Most that the context of a version can hold; `characters` is None where no length is too long for certain."""
+    """Bounds of what the context of a version can hold. `characters` is None if no length is surely too long."""
 
     def __init__(self, version: ServedVersion) -> None:
         self.tokens: int | None = None if _shortens(version) else version.max_context
         self.most = version.max_context * (1 if self.tokens is not None else _SHORTENED)
-        """Tokens of the messages that are counted; without `tokens` the agent may shorten them."""
+        """Tokens up to which messages are counted. It is larger if `tokens` is None: the agent may shorten them."""
         tokenizer = getattr(version.served.policy, "tokenizer", None)
         longest = None if tokenizer is None else longest_token(tokenizer)
         self.completion_characters = None if longest is None else longest * version.max_context
         self.characters = None if self.tokens is None or version.served.renderer else self.completion_characters
         self.messages = None if version.served.renderer else self.tokens
-        """A chat template prints at least one token for each message."""
+        """Most messages that fit, because a chat template prints at least one token for each. None if unknown."""
 
 
 def _shortens(version: ServedVersion) -> bool:
@@ -59,7 +60,7 @@ def _shortens(version: ServedVersion) -> bool:
 
 
 def longest_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Characters that one token holds at most; None for a tokenizer that drops characters or joins unknown ones."""
+    """Most characters that one token holds. None if the tokenizer drops characters or joins unknown ones."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return None
@@ -97,7 +98,7 @@ def _splits(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _knows_all_bytes(model: dict[str, Any], steps: Sequence[dict[str, Any]]) -> bool:
-    """Check that no character is unknown to a BPE model: it has all bytes as tokens."""
+    """Check that a model knows every character, because it is a BPE model that has all bytes as tokens."""
     if model["type"] != "BPE":
         return False
     from tokenizers.pre_tokenizers import ByteLevel
@@ -109,7 +110,7 @@ def _knows_all_bytes(model: dict[str, Any], steps: Sequence[dict[str, Any]]) -> 
 
 
 def _printed_characters(request: ChatRequest) -> int:
-    """Characters that every prompt of a request has: templates may leave out white space around the texts."""
+    """Characters that every prompt of a request has. White space around texts is not counted: templates may drop it."""
     calls = (call for message in request.messages for call in message.tool_calls or ())
     return sum(len(message.text.strip()) for message in request.messages) + sum(
         len(call.function.name) + len(call.function.arguments) for call in calls
@@ -117,7 +118,7 @@ def _printed_characters(request: ChatRequest) -> int:
 
 
 def check_chat_size(request: ChatRequest, sizes: Sequence[PromptSize]) -> None:
-    """Raise `APIError` 400 for messages that no loaded version can hold, by their lengths."""
+    """Raise `APIError` 400 if the number or the lengths of the messages exceed every loaded version's context."""
     count, characters = len(request.messages), _printed_characters(request)
     messages = _largest([size.messages for size in sizes])
     if messages is not None and count > messages:
@@ -128,9 +129,9 @@ def check_chat_size(request: ChatRequest, sizes: Sequence[PromptSize]) -> None:
 
 
 def check_tools_size(tools: Sequence[Tool], size: PromptSize, plain: Renderer, *, most: int) -> None:
-    """Raise `APIError` 400 for tools that the context of a version cannot hold, before they are rendered.
+    """Raise `APIError` 400 if the context of a version cannot hold the tools, before they are rendered.
 
-    Where no length is too long for certain, `plain`, a renderer without them, counts their tokens, up to `most`.
+    If the tools have more than `PIECE` characters, `plain`, a renderer without tools, counts their tokens up to `most`.
     """
     descriptions = [f"{tool.name}{tool.description}{json.dumps(tool.parameters)}" for tool in tools]
     described = sum(map(len, descriptions))
@@ -143,21 +144,21 @@ def check_tools_size(tools: Sequence[Tool], size: PromptSize, plain: Renderer, *
 
 
 def check_later_system(renderer: Renderer) -> None:
-    """Raise `APIError` 400 for a template that prints no system message after the first turns."""
+    """Raise `APIError` 400 if the chat template does not print a system message that comes after other messages."""
     if not renderer.reads_later_system:
         message = "the model's chat template reads system messages in front alone; put this one before the first turn"
         raise invalid_request(message, param="messages", code="unsupported_value")
 
 
 def check_without_user(renderer: Renderer) -> None:
-    """Raise `APIError` 400 for a template that prints no conversation without a message of the user."""
+    """Raise `APIError` 400 if the chat template cannot print a conversation without a message of the user."""
     if not renderer.reads_no_user:
         message = "the model's chat template reads no conversation without a message of the user; add one"
         raise invalid_request(message, param="messages", code="unsupported_value")
 
 
 def _largest(bounds: Sequence[int | None]) -> int | None:
-    """Largest bound; None where one version has none, or none is loaded."""
+    """Largest bound. None if a version has no bound, or if no version is loaded."""
     known = [bound for bound in bounds if bound is not None]
     return max(known) if known and len(known) == len(bounds) else None
 
@@ -169,10 +170,10 @@ def _too_long(counts: str, bound: str, param: str = "messages") -> APIError:
 def count_tokens(
     renderer: Renderer, messages: Sequence[Message], *, known: int, most: int, fits: bool, param: str = "messages"
 ) -> int:
-    """Tokens of the messages' texts, which come after `known` others.
+    """Count the tokens of the messages' texts, which come after `known` other tokens.
 
-    Raises `APIError` 400 with `param` as soon as they are surely more than `most`. With `fits` they are refused above
-    it; otherwise the agent may shorten them.
+    Raises `APIError` 400 with `param` as soon as all these tokens are surely more than `most`. With `fits`, any number
+    above `most` is refused. Without it, the agent may still shorten the messages.
     """
     total = known
     for batch in _pieces(messages):
@@ -185,7 +186,7 @@ def count_tokens(
 
 
 def _pieces(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Messages in batches of about `PIECE` characters, the texts of a longer one in pieces."""
+    """Messages in batches of about `PIECE` characters. The texts of a longer message are cut into pieces."""
     batch: list[Message] = []
     size = 0
     for message in messages:

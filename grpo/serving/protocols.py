@@ -1,7 +1,8 @@
-"""uvicorn's protocols of HTTP and WebSockets, counted among `Connections` and bounded in time and size.
+"""uvicorn's protocols for HTTP and WebSockets, counted in `Connections` and bounded in time and size.
 
-uvicorn has no time limit for the head of a request, for a WebSocket's handshake or for a client that does not read, and
-it parses all requests of one chunk before it answers the first one. Bounds on bodies are not here: the guard has them.
+They exist because uvicorn has no time limit for the head of a request, for a WebSocket's handshake or for a client that
+does not read. It also parses all requests of one chunk before it answers the first one. This module does not bound
+bodies, because the guard does.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from grpo.serving.connections import ADMIT, HEAD_S, Connections, State
 
 HEAD_BYTES = 128 * 2**10
-"""Bytes of a head that is not complete, above which its connection is closed; the guard refuses half of it by 431."""
+"""If an incomplete head has more bytes, its connection is closed. The guard refuses half of it with 431."""
 PIPELINED = 16
-"""Requests of one connection that may wait for the reply before them."""
+"""Requests of one connection that may wait until the reply before them has been sent."""
 FIRST_FRAME_BYTES = 64 * 2**10
-"""Bytes of a WebSocket's message, decompressed, until `admit()` was called for it."""
+"""Maximum bytes of a decompressed WebSocket message until `admit()` was called for the connection."""
 _PARTS_OF_A_MESSAGE = 4096
 """Fragments of one WebSocket message, each of which costs the event loop about as much as a message."""
 _CONTROL_FRAMES_PER_S = 50
@@ -37,12 +38,12 @@ class _HeadTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.Transport) -> None:
-        """Begin the time, unless it runs."""
+        """Start the timer, unless it runs already."""
         if self._timer is None and not transport.is_closing():
             self._timer = self._loop.call_later(self._book.head_s, self._end, transport)
 
     def stop(self) -> None:
-        """The head is complete."""
+        """Stop the timer, because the head is complete or the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -53,7 +54,7 @@ class _HeadTimer:
 
 
 class _Counted(asyncio.Protocol):
-    """What both protocols tell `Connections` alike: that a connection ends, or that its client does not read."""
+    """Part of both protocols: tells `Connections` that a connection has ended or that its client does not read."""
 
     book: Connections
     transport: asyncio.Transport
@@ -77,7 +78,7 @@ class _Counted(asyncio.Protocol):
 
 
 class BoundedHttp(_Counted, HttpToolsProtocol):
-    """uvicorn's HTTP protocol, with a time limit for heads, and counted among `Connections`."""
+    """uvicorn's HTTP protocol, with a time limit for heads, counted in `Connections`."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -98,11 +99,11 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
         super().data_received(data)
         if self._upgraded or self.transport.is_closing() or self._answering():
             return
-        if self._in_head or self._in_body:  # of the next request, or of one that was refused already
+        if self._in_head or self._in_body:  # of the next request, or of a request that was refused already
             self._head_timer.start(self.transport)
             if self._head_bytes > HEAD_BYTES:
                 self.book.end(self.transport, "head")
-        elif self.timeout_keep_alive_task is None:  # uvicorn lets go of it for any byte
+        elif self.timeout_keep_alive_task is None:  # uvicorn drops this timer at any byte
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -142,7 +143,7 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """See `HttpToolsProtocol`."""
         self._head_timer.stop()
-        if self._answering():  # the replies would never learn that the client has gone
+        if self._answering():  # otherwise the replies in progress would never learn that the client has gone
             self.book.end(self.transport, "pipelined")
             return
         self._upgraded = True
@@ -154,7 +155,7 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
         self._note_state()
 
     def _note_state(self) -> None:
-        """Tell the book what the connection does; a request before others that were sent already is complete."""
+        """Tell the book what the connection does. A request was read in full if others wait behind it."""
         state: State = "busy" if self._admitted else "unadmitted"
         if not self._answering():
             state = "idle"
@@ -167,7 +168,7 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
 
 
 class BoundedSocket(_Counted, WebSocketsSansIOProtocol):
-    """uvicorn's WebSocket protocol, counted among `Connections`, with bounds on fragments and control frames."""
+    """uvicorn's WebSocket protocol, counted in `Connections`, with bounds on fragments and control frames."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -177,7 +178,7 @@ class BoundedSocket(_Counted, WebSocketsSansIOProtocol):
         self.conn.max_message_size = FIRST_FRAME_BYTES
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`; the head that follows is one that HTTP has read."""
+        """See `asyncio.Protocol`. The head that follows was read by the HTTP protocol before."""
         super().connection_made(transport)
         self._head_timer.start(self.transport)
 
@@ -232,7 +233,7 @@ class BoundedSocket(_Counted, WebSocketsSansIOProtocol):
 
 
 def bounded_protocols(book: Connections) -> tuple[type[BoundedHttp], type[BoundedSocket]]:
-    """Protocol classes of HTTP and WebSockets whose connections are counted in `book`; uvicorn makes the instances."""
+    """Protocol classes for HTTP and WebSockets that count connections in `book`. uvicorn makes their instances."""
     return (
         type("BoundedHttp", (BoundedHttp,), {"book": book}),
         type("BoundedSocket", (BoundedSocket,), {"book": book}),
@@ -240,7 +241,7 @@ def bounded_protocols(book: Connections) -> tuple[type[BoundedHttp], type[Bounde
 
 
 class HandshakeLoop(uvloop.Loop):
-    """Event loop on which a TLS handshake has as long as the head of a request; uvicorn has no setting for it."""
+    """Event loop that gives a TLS handshake the time for a request's head, because uvicorn has no setting for it."""
 
     handshake_s = HEAD_S
 

@@ -1,7 +1,8 @@
 """Served turns and feedback with personal data redacted, for readers other than the service.
 
-A text is redacted with all that its conversation has before it: a name that a user gave in the first turn is redacted
-in the reply to the third one. A name that is given later stays in what was redacted before.
+A text is redacted together with all earlier texts of its conversation, so that a name that a user gave in the first
+turn is also redacted in the reply to the third one. If a name is first recognized in a later turn, it stays in the
+texts that were redacted before.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from grpo.scenarios.served.join import scenario_id
 from grpo.scenarios.served.records import Feedback, Record, ServedTurn
 
 _CONVERSATIONS = 10_000
-"""Conversations whose messages are kept; others are read from the log again."""
+"""Number of conversations kept in memory. Others are read from the log again."""
 
 
 class Redaction:
-    """Redaction of the records of one log by `redact`, whose errors its methods raise."""
+    """Redaction of the records of one log by `redact`. The methods raise the errors of `redact`."""
 
     def __init__(
         self, folder: Path, redact: Callable[[str, Sequence[Message]], list[Message]] = redact_messages
@@ -31,7 +32,7 @@ class Redaction:
         self._conversations: OrderedDict[str, dict[str, tuple[Message, ...]]] = OrderedDict()
 
     def prepare(self, records: Iterable[Record]) -> None:
-        """Read the conversations of these records from the log, unless they are in memory or begin here."""
+        """Read the conversations of these records from the log, unless they are in memory or begin with the records."""
         missing = set()
         for record in records:
             turns = self._conversations.get(record.conversation_id, {})
@@ -47,11 +48,11 @@ class Redaction:
                 self._add(turn)
 
     def messages(self, turn: ServedTurn) -> list[Message]:
-        """Messages of a turn of a prepared record."""
+        """Redacted messages of a turn that was prepared."""
         return self._redacted(turn.conversation_id, [part.message for part in turn.turns], until=turn.id)
 
     def feedback(self, feedback: Feedback) -> Feedback:
-        """Feedback with its texts redacted, and without expected outcome and world, which are records of a person."""
+        """Feedback with redacted texts, without expected outcome and world, because these are records of a person."""
         comment = None if feedback.comment is None else Message(role="user", content=feedback.comment)
         given = [message for message in (comment, feedback.correction) if message is not None]
         clean = self._redacted(feedback.conversation_id, given)
@@ -64,7 +65,7 @@ class Redaction:
         )
 
     def first_turn(self, conversation_id: str) -> str | None:
-        """Id of the first turn of a prepared conversation; None for one that is not in the log."""
+        """Id of the first turn of a prepared conversation. None if the conversation is not in the log."""
         return next(iter(self._conversations.get(conversation_id, ())), None)
 
     def forget(self, digests: Set[str]) -> None:
@@ -80,7 +81,7 @@ class Redaction:
             self._conversations.popitem(last=False)
 
     def _redacted(self, name: str, messages: Sequence[Message], *, until: str = "") -> list[Message]:
-        """Messages as the last ones of a conversation, of which those of the turns before `until` come first."""
+        """Redact messages that follow the turns of a conversation before `until`, or all its turns without `until`."""
         before: list[Message] = []
         for turn_id, earlier in self._conversations.get(name, {}).items():
             if turn_id == until:

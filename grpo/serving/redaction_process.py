@@ -1,14 +1,15 @@
-"""Redaction in a process of its own: a text of megabytes takes seconds of the interpreter, which a thread would take
-from the server's event loop.
+"""Redaction in its own process, because a text of megabytes keeps the interpreter busy for seconds.
+
+On a thread, the redaction would stop the server's event loop for that time.
 
 server                               process
 RedactionProcess ── conversation ──► redact_messages
                  ◄────── messages ──
                  ── closes ────────► exit
 
-The process starts with the first conversation. It ends when the server does, however that ends, because its standard
-input is then closed. One that died is started again, and a conversation that ended it twice is refused, so that the
-others go on.
+The process starts with the first conversation. It ends when the server ends, also if the server is killed, because its
+standard input is closed then. If the process dies, it is started again. If it dies twice on the same conversation, this
+conversation is refused, so that the others go on.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class RedactionProcess:
 
     @property
     def pid(self) -> int | None:
-        """Id of the process; None before the first conversation and after `close`."""
+        """Id of the process. None before the first conversation and after `close`."""
         return None if self._process is None else self._process.pid
 
     def redact(self, name: str, messages: Sequence[Message]) -> list[Message]:
         """Redact as `redact_messages`.
 
-        Raises `DataError` for a conversation that cannot be redacted, and `ConnectionError` once `close` was called.
+        Raises `DataError` if the conversation cannot be redacted, and `ConnectionError` once `close` was called.
         """
         request = try_call(lambda: pickle.dumps((name, list(messages))))
         if isinstance(request, Exception):
@@ -71,7 +72,7 @@ class RedactionProcess:
         )
 
     def close(self) -> None:
-        """End the process; a call of `redact` in progress raises `ConnectionError`."""
+        """End the process. A call of `redact` in progress raises `ConnectionError`."""
         self._closed = True
         self._end()
 
@@ -101,13 +102,13 @@ class RedactionProcess:
                 process.wait(_KILLED_S)
                 for pipe in (process.stdin, process.stdout):
                     assert pipe is not None
-                    with suppress(OSError):  # what is left in the buffer has nowhere to go
+                    with suppress(OSError):  # closing flushes the buffer, and its reader has ended
                         pipe.close()
 
 
 def main() -> None:
-    """Redact what comes from standard input until it is closed."""
-    for stopping in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group: the server decides when this ends
+    """Redact the conversations that come over standard input, until it is closed."""
+    for stopping in (signal.SIGINT, signal.SIGTERM):  # they reach the whole group, but the server ends this process
         signal.signal(stopping, signal.SIG_IGN)
     while True:
         try:
@@ -121,7 +122,7 @@ def main() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Reason without the text of the conversation."""
+    """Reason of an error, without any text of the conversation."""
     return reason_from_error(error).message if isinstance(error, ValidationError) else type(error).__name__
 
 

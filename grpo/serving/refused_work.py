@@ -1,15 +1,17 @@
-"""Budget of refused work: reading and refusing a request costs time as well, so that each key may cause only so much.
+"""Budget of refused work. It bounds what each key may cause, because it costs time to read and refuse a request.
 
-A request that is refused for its size, shape or state (400, 404, 405, 408, 409, 413, 422) is charged to its key: as a
-request and a quarter of its characters as tokens in the key's own limits, and as bytes in a budget of each minute that
-every key has. The CPU time of its preparation counts as a share of that budget if it is more than the bytes: 100 KB of
-short messages take longer to read than one text of 4 MB. A request that is refused for now (429, 503) after its body
-was read is charged to that budget alone. Once it is used up, requests of the key get 429 before their bodies are read,
-each after `PENALTY_S`: to refuse them at full speed would take a tenth of a core from the streams of others.
+If a request is refused for its size, shape or state (400, 404, 405, 408, 409, 413, 422), it is charged to its key in
+two places. In the key's own limits it counts as a request, and a quarter of its characters count as tokens. Its bytes
+count in a budget per minute that every key has. If the CPU time of its preparation is a larger share of that budget
+than the bytes, the CPU time counts instead, because 100 KB of short messages take longer to read than one text of 4 MB.
+If a request is only refused for now (429, 503) after its body was read, it is charged only to that budget. Once the
+budget is used up, requests of the key get 429 before their bodies are read, each after `PENALTY_S`, because refusing
+them at full speed would take a tenth of a core from the streams of others.
 
-The budget is by key and not by address, because all users behind a proxy have one address, and one of them could lock
-out the others. A request without a valid key is refused by its head, without a budget; an address that sends more than
-`UNAUTHENTICATED_PER_SECOND` of them waits for the answers, and so does a body that is sent where none is read.
+The budget is per key and not per address, because all users behind a proxy have one address, and one of them could lock
+out the others. A request without a valid key is refused by its head, without a budget. If an address sends more than
+`UNAUTHENTICATED_PER_SECOND` of them, its answers are delayed. The answer of a public path is delayed if the request has
+a body, because public paths read none.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ from grpo.serving.callers import Caller
 from grpo.serving.limits import Limiter
 
 REFUSED_BYTES = 16 * 2**20
-"""Bytes of refused requests of one key in any 60 seconds."""
+"""Bytes of refused requests that one key may send in any 60 seconds."""
 LEAST_BYTES = 4096
-"""Bytes that the shortest refused request counts as."""
+"""Smallest number of bytes that a refused request counts as."""
 REFUSED_CPU_S = 1.0
 """Seconds of a core that refused requests of one key may take in any 60 seconds."""
 FOR_NOW = frozenset({429, 503})
-"""Statuses of requests that may be admitted later; they are charged where a body was read."""
+"""Statuses of requests that may be admitted later. They are charged only if a body was read."""
 STATUSES = frozenset({400, 404, 405, 408, 409, 413, 422}) | FOR_NOW
 PENALTY_S = 1.0
-"""Time that a refusal of a key waits at least, once its budget or its number of WebSockets is used up."""
+"""Shortest delay of a refusal after a key has used up its budget or its number of WebSockets."""
 UNAUTHENTICATED_PER_SECOND = 20
-"""Requests without a valid key of one address that are refused at once."""
+"""Requests per second without a valid key that are refused without a delay, for each address."""
 _ADDRESSES = 1024
 _PENALTIES, _LONGEST_PENALTY_S = 16, 30.0
 _MOST_WAITING = 4096
@@ -45,7 +47,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 class UsedUp(APIError):
-    """429 for a key that has used its budget of refused work up."""
+    """429 for a key that has used up its budget of refused work."""
 
 
 class RefusedWork:
@@ -59,12 +61,12 @@ class RefusedWork:
         self.requests = 0
         """Requests that were refused and charged."""
         self.bytes = 0
-        """Bytes of their bodies and frames."""
+        """Bytes of the bodies and frames of these requests."""
         self.exceeded = 0
         """Requests that got 429 because the budget of their key was used up."""
 
     def check(self, caller: Caller) -> None:
-        """Raise `UsedUp` for a key that has used its budget up."""
+        """Raise `UsedUp` if the caller's key has used up its budget."""
         now = self._clock()
         window = self._expired(caller.key_hash, now)
         used = sum(size for _, size in window)
@@ -90,7 +92,7 @@ class RefusedWork:
     def charge(self, caller: Caller, size: int, *, status: int = 400, cpu_s: float = 0.0) -> None:
         """Charge a refused request to its key, by its bytes and the CPU time of its preparation.
 
-        Without a body, one that is refused for now is free.
+        A request that is refused for now is not charged if it has no body.
         """
         if status not in STATUSES or (status in FOR_NOW and not size):
             return
@@ -100,7 +102,7 @@ class RefusedWork:
         window = self._expired(caller.key_hash, now)
         size_charged = max(size, LEAST_BYTES, int(self._most * cpu_s / REFUSED_CPU_S))
         expires = float(math.ceil(now)) + _WINDOW_S
-        if window and window[-1][0] == expires:  # one entry for each second
+        if window and window[-1][0] == expires:  # one entry per second, so that memory is bounded
             size_charged += window.pop()[1]
         window.append((expires, size_charged))
         self._windows[caller.key_hash] = window
@@ -108,7 +110,7 @@ class RefusedWork:
             self._limiter.charge(caller, size // _CHARACTERS_PER_TOKEN)
 
     def _expired(self, key: str, now: float) -> deque[tuple[float, int]]:
-        """Entries of a key that still count; on the way the key that was charged longest ago is forgotten, if idle."""
+        """Entries of a key that still count. Also forgets the oldest key in memory if none of its entries counts."""
         for name in {key, next(iter(self._windows), key)}:
             window = self._windows.get(name)
             while window and window[0][0] <= now:
@@ -126,9 +128,9 @@ class Tarpit:
         self._all = 0
 
     async def __call__(self, sender: str) -> None:
-        """Wait, for longer the more refusals of this key or address wait: it gets `_PENALTIES` of them in `PENALTY_S`.
+        """Wait. The more refusals of this key or address wait, the longer: it gets `_PENALTIES` of them in `PENALTY_S`.
 
-        Of senders that do not wait for their answers, no more than `_MOST_WAITING` are remembered.
+        If `_MOST_WAITING` refusals wait already, this one does not, so that the memory for them is bounded.
         """
         if self._all >= _MOST_WAITING:
             return
@@ -145,14 +147,14 @@ class Tarpit:
 
 
 class UnauthenticatedRequests:
-    """Requests without a valid key in this second, by the address that they came from."""
+    """Counts of requests without a valid key in the current second, by address."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     def is_flood(self, address: str) -> bool:
-        """Count a request; True for one above `UNAUTHENTICATED_PER_SECOND`."""
+        """Count a request. True if its address has sent more than `UNAUTHENTICATED_PER_SECOND` in this second."""
         second = int(self._clock())
         before, count = self._counts.pop(address, (second, 0))
         count = count + 1 if before == second else 1

@@ -1,4 +1,4 @@
-"""Registered versions, and other models, as they are served."""
+"""Look-ups that load the models to serve: versions from the registry, or a model at any other address."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from grpo.serving.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 _WAIT_S = 1.0
-"""Time that a look-up waits for another process that writes."""
+"""Longest time that a look-up waits while another process writes."""
 
 
 class WatchedVersion:
-    """Look-up of the version at an address such as `models:/support-desk@champion`, which loads another one.
+    """Look-up of the version at an address such as `models:/support-desk@champion`. Loads it if it is a new one.
 
-    A champion is the version that was promoted. Where the alias names another one, `moved` says so, and so do the log
-    and the description of the model, once each time that it changes; with `follow_alias` that version is served.
+    The champion is the version that was promoted last. If the alias names another version, `moved` has a sentence about
+    it, and each change is also logged once and written into the description of the model. With `follow_alias` the
+    version of the alias is served instead.
     """
 
     def __init__(self, models: Registry, address: str, *, follow_alias: bool = False) -> None:
@@ -43,7 +44,7 @@ class WatchedVersion:
         self._champion_of: str | None = parts["name"] if parts["alias"] == CHAMPION else None
 
     def __call__(self, current: str) -> ServedModel | None:
-        """Newer version than the one that answers, loaded; None without one."""
+        """Load the version at the address. None if it is `current`, the version that answers."""
         version = self._version()
         name = f"{version.name}/{version.version}"
         if name == current:
@@ -51,7 +52,7 @@ class WatchedVersion:
         return self._served(version)
 
     def load_version(self, version: str) -> ServedModel:
-        """See `LoadsVersions`: another server has loaded it, so that its conversations go on here as well."""
+        """See `LoadsVersions`. Another server has loaded the version, and its conversations may go on here as well."""
         name, _, number = version.rpartition("/")
         if name != address_parts(self._address)["name"]:
             raise AddressError(f"{version} is not a version of the model at {self._address}")
@@ -108,7 +109,7 @@ class WatchedVersion:
         )
 
     def _write(self, failure: str, write: Callable[[], None]) -> None:
-        """Write, or log the failure once: a server that may only read goes on."""
+        """Call `write`. A failure is only logged, once, so that a server without write access goes on."""
         try:
             write()
         except (GRPOError, MlflowException, OSError) as error:
@@ -118,7 +119,7 @@ class WatchedVersion:
 
 
 def fixed_model(address: str, name: str) -> Callable[[str], ServedModel | None]:
-    """Load the model at any other address once, with an agent that adds nothing to its conversations."""
+    """Look-up that loads the model at any other address once, with an agent that adds nothing to conversations."""
 
     def next_version(current: str) -> ServedModel | None:
         if current:

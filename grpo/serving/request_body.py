@@ -1,4 +1,7 @@
-"""Bodies of requests: from JSON to the request, bounded before it is parsed and off the event loop where it is long."""
+"""Bodies of requests, from JSON to the request.
+
+JSON is bounded before it is parsed. Long bodies are parsed by `Preparation`, so that they do not block the event loop.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from grpo.serving.responses_request import ResponsesRequest
 RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, ResponsesRequest)
 SmallT = TypeVar("SmallT", bound=BaseModel)
 _OTHER_VALUES = 10_000
-"""Values of a completion request beside its token ids."""
+"""JSON values that a completion request may have in addition to its token ids."""
 
 
 async def read_request(
@@ -32,10 +35,10 @@ async def read_request(
     most_ids: int,
     defaults: Mapping[str, Any] | None = None,
 ) -> RequestT:
-    """Parse and validate a body of the caller `key`; raises `APIError` 400.
+    """Parse and validate a body of the caller `key`. Raises `APIError` 400.
 
-    `most_ids` is the largest context: a longer list of token ids is refused before it is parsed. `defaults` are fields
-    that the body may leave out.
+    `most_ids` is the size of the largest context. A longer list of token ids is refused before it is validated, and
+    before it is parsed if it is longer by `_OTHER_VALUES`. `defaults` are values for fields that the body leaves out.
     """
     read = partial(_read, kind, content, most_ids, defaults or {})
     if len(content) <= AT_ONCE:
@@ -44,9 +47,9 @@ async def read_request(
 
 
 async def read_small_request(kind: type[SmallT], request: Request, *, preparation: Preparation) -> SmallT:
-    """Parse and validate the body of a request that generates nothing; raises `APIError` 400.
+    """Parse and validate the body of a request that generates nothing. Raises `APIError` 400.
 
-    FastAPI would parse it on the event loop, and describe all its faults.
+    FastAPI would parse it on the event loop, and would describe all its faults instead of the first one.
     """
     content = await request.body()
 
@@ -69,7 +72,7 @@ def _read(kind: type[RequestT], content: bytes, most_ids: int, defaults: Mapping
 
 
 def validated(kind: type[SmallT], body: dict[str, Any]) -> SmallT:
-    """Validate a parsed body; raises `APIError` 400 with the path of its first fault."""
+    """Validate a parsed body. Raises `APIError` 400 with the path of its first fault."""
     try:
         return kind.model_validate(body)
     except ValidationError as invalid:
@@ -77,7 +80,7 @@ def validated(kind: type[SmallT], body: dict[str, Any]) -> SmallT:
 
 
 def _named(invalid: ValidationError) -> APIError:
-    """Error for the first fault, with the path of its parameter; of too many faults none is described."""
+    """Error for the first fault, with the path of its parameter. If there are too many faults, none is described."""
     if (count := invalid.error_count()) > FAULTS:
         return invalid_request(f"the body has {count} faults, too many to describe one", code="invalid_value")
     fault = invalid.errors(include_url=False, include_input=False)[0]
@@ -85,7 +88,7 @@ def _named(invalid: ValidationError) -> APIError:
 
 
 def _parse_completion(content: bytes, most_ids: int) -> dict[str, Any]:
-    """Parse the body of a completion, whose values are token ids for the most part."""
+    """Parse the body of a completion. Most of its values are token ids, so the context bounds their number."""
     try:
         return parse_object(content, values=most_ids + _OTHER_VALUES)
     except TooManyValues as error:
@@ -98,7 +101,7 @@ class TooManyValues(APIError):
 
 
 def parse_object(content: bytes, *, values: int = VALUES) -> dict[str, Any]:
-    """Parse a JSON object. Raises `APIError` for another value, and for one that is too deep or has too many values."""
+    """Parse a JSON object. Raises `APIError` for another value, or if it is too deep or has too many values."""
     count, depth = values_and_depth(content)
     if depth > DEPTH:
         raise invalid_request(f"the body has more than {DEPTH} brackets within each other", code="invalid_json")

@@ -1,4 +1,4 @@
-"""Counts of HTTP requests by route and status, outside of the guard, so that refused ones count as well."""
+"""Counts of HTTP requests by route and status. They are taken outside of the guard, so that refused requests count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class RequestCounts:
-    """ASGI middleware; a request that reached no route counts under the route `none`, as do those without a key."""
+    """ASGI middleware that counts requests. A request that reaches no route, e.g. without a key, counts as `none`."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app, self._metrics = app, metrics

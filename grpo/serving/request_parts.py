@@ -1,10 +1,10 @@
 """Parts of request bodies that follow OpenAI's schema: null is absent, and a fault names its field.
 
     {"seed": null}                        no seed
-    {"prompt_cache_key": "a"}             without effect on the words: accepted, see `Ignored`
-    {"audio": {"format": "wav"}}          would change the reply, and is missing: 400 with `audio`, see `Refused`
+    {"prompt_cache_key": "a"}             no effect on the words, so it is accepted, see `Ignored`
+    {"audio": {"format": "wav"}}          would change the reply, not supported: 400 with `audio`, see `refused`
 
-A union has tags that begin with `|`: they say which form of a value was meant, and are no part of its path.
+The tags of a union begin with `|`. They tell which form of a value was meant, and are left out of the path in errors.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, mod
 from grpo.serving.json_bounds import BoundedFields
 
 MAX_PARTS = 256
-"""Parts of the content of a message at most, and calls of a message."""
+"""Maximum number of parts in the content of a message, and of calls in a message."""
 NAME_CHARACTERS = 256
-"""Characters of a name or an id at most; they are no prompt."""
+"""Maximum characters of a name or an id, which is short because it is not part of a prompt."""
 TAG = "|"
 """First character of the tag of a union's form."""
 
 
 class Fault(ValueError):
-    """Fault of a field that a validator of the whole object finds; `param` is its name within the object."""
+    """Fault of a field if a validator of the whole object detects it. `param` is the field's name in the object."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class Fault(ValueError):
 
 
 class Part(BoundedFields):
-    """Object of a request. A field that is null is absent, as OpenAI's clients write what was not set."""
+    """Object of a request. A field that is null counts as absent, because OpenAI's clients send it for unset fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -45,11 +45,11 @@ class Part(BoundedFields):
 
 
 Ignored = Annotated[Any, Field(default=None)]
-"""Field without an effect on the words of the reply; any value is accepted."""
+"""Field that does not affect the words of the reply. Any value is accepted."""
 
 
 def refused(reason: str, *, neutral: tuple[Any, ...] = ()) -> BeforeValidator:
-    """Validator of a field that would change the reply and is missing: only empty and `neutral` values are accepted."""
+    """Validator of an unsupported field that would change the reply. Accepts only empty and `neutral` values."""
 
     def check(value: Any) -> None:
         if value and value not in neutral:
@@ -69,7 +69,7 @@ def _readable(value: Any) -> Any:
 
 
 class ContentPart(Part):
-    """Part of a message: text, or what a model has refused with."""
+    """Part of a message: text, or the text with which a model has refused to answer."""
 
     type: Annotated[Literal["text", "refusal"], BeforeValidator(_readable)]
     text: str | None = None

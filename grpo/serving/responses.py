@@ -1,9 +1,9 @@
-"""Bodies and events of OpenAI's Responses API, of the same exchange that answers the chat API.
+"""Bodies and events of OpenAI's Responses API, written from the same exchange that answers the chat API.
 
 response.created, response.in_progress
 response.output_item.added       message        content_part.added, output_text.delta …, .done, content_part.done
 response.output_item.added       function_call  function_call_arguments.delta, .done
-response.completed, or response.incomplete at a limit of tokens; `error` for a reply that fails
+response.completed, or response.incomplete if a limit of tokens ended the reply, or `error` and response.failed
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ResponseWriter:
         return self._ended(ended)
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Server-sent events; an interval of silence is a comment."""
+        """Server-sent events. A comment is sent in an interval without events, to keep the connection alive."""
         yield self._event("response.created", response=self._body("in_progress"))
         yield self._event("response.in_progress", response=self._body("in_progress"))
         try:
@@ -58,7 +58,7 @@ class ResponseWriter:
                     elif isinstance(event, Delta):
                         yield b"".join(self._delta(event.text, event.logprobs))
                     else:
-                        await self._exchange.hold.settle()  # before the client knows the end, and may go on
+                        await self._exchange.hold.settle()  # before the client knows the end, as it may go on at once
                         yield b"".join(self._end(event))
         except Exception as error:
             failure = renamed(answerable(error))
@@ -161,7 +161,7 @@ def _part(text: str, logprobs: Iterable[TokenLogprob] | None) -> dict[str, Any]:
 
 
 def _call_item(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Item of a call; `call_id` is the id that its result names."""
+    """Item of a call. The client sends the call's result with its `call_id`."""
     function = call["function"]
     return {
         "id": f"fc_{call['id'].removeprefix('call_')}",

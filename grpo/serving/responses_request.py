@@ -1,10 +1,11 @@
-"""Requests of OpenAI's Responses API, read as requests of the chat API, which have one implementation.
+"""Requests of OpenAI's Responses API, read as requests of the chat API, so that both have one implementation.
 
     instructions, input items ─► messages      message + function_call items ─► an assistant message with its calls
     tools, text.format, …     ─► tools, response_format, …
     previous_response_id      ─► the turn that the conversation goes on from
 
-What the Agents SDK sends is here; what would change the reply and is missing is refused by its name.
+All fields that the Agents SDK sends are here. A field that would change the reply and is not supported is refused with
+its name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from grpo.serving.request_parts import MAX_PARTS, NAME_CHARACTERS, TAG, Ignored,
 from grpo.serving.sampling_request import LABEL_CHARACTERS, Metadata, StreamOptions
 
 PREFIX = "resp_"
-"""Beginning of the id of a response, before that of its turn."""
+"""Prefix of the id of a response. The id of its turn follows."""
 _PARAMS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -99,7 +100,7 @@ class OutputItem(Part):
 
 
 class ReasoningItem(Part):
-    """Reasoning before a reply, which chat templates do not print again: without effect."""
+    """Reasoning before a reply. It has no effect, because chat templates do not print it again."""
 
     type: Literal["reasoning"]
     id: Ignored
@@ -149,7 +150,7 @@ class NamedChoice(Part):
 
 
 class AllowedChoice(Part):
-    """Tools that may be called, or of which one must be."""
+    """Tools that may be called (mode `auto`), or of which one must be called (`required`)."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -194,7 +195,7 @@ class TextConfig(Part):
 
 
 class Reasoning(Part):
-    """Settings of reasoning, none of which this model has."""
+    """Settings of reasoning. This model has none, so only neutral values are accepted."""
 
     effort: Annotated[None, refused("the effort of this model's reasoning cannot be set; leave it out")] = None
     summary: Annotated[None, refused("reasoning is not summarized; leave it out", neutral=("auto",))] = None
@@ -228,7 +229,7 @@ class ResponsesRequest(Part):
     parallel_tool_calls: bool = True
     text: TextConfig | None = None
     include: Annotated[list[str], Field(max_length=16)] | None = None
-    """`message.output_text.logprobs`; other values have no effect, since this server has nothing that they name."""
+    """`message.output_text.logprobs`. Other values have no effect, because this server has nothing that they name."""
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -256,11 +257,11 @@ class ResponsesRequest(Part):
 
     @property
     def with_logprobs(self) -> bool:
-        """True where the log-probabilities of the text are asked for."""
+        """True if the request asks for the log-probabilities of the text."""
         return "message.output_text.logprobs" in (self.include or ())
 
     def to_chat(self) -> ChatRequest:
-        """The request as one of the chat API. Raises `APIError` 400 with the parameter of this API."""
+        """Convert to a request of the chat API. Raises `APIError` 400 with the parameter's name in this API."""
         given: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("model", "parallel_tool_calls", "temperature", "top_p", "stream", "store", "metadata", "user",

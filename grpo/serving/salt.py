@@ -1,6 +1,6 @@
 """Salt of the serving log, with which the names of users are hashed.
 
-Without the salt, the hash of a user in a copied record cannot be reversed by hashing a list of names.
+A reader of a copied record cannot find a user by hashing a list of names, because that needs the salt.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ _BYTES = 32
 
 
 def read_salt(folder: Path) -> bytes:
-    """Read the salt of a log; an empty folder gets one. Raises `OSError`, and `StorageError` where it is damaged."""
+    """Read the salt of a log. A log without records gets one if it has none.
+
+    Raises `OSError`, and `StorageError` if the salt is damaged, or if it is missing from a log with records.
+    """
     path = folder / SALT
     if not path.exists():
         with exclusive(folder):
-            if not path.exists():  # another process may have been first
+            if not path.exists():  # another process may have made it since
                 _make(path)
     salt = path.read_bytes()
     if len(salt) != _BYTES:
@@ -32,7 +35,7 @@ def read_salt(folder: Path) -> bytes:
 
 
 def hash_user(salt: bytes, name: str) -> str:
-    """HMAC-SHA256 of a user's name, as turns have it."""
+    """HMAC-SHA256 of a user's name in hexadecimal digits, which turns have in place of the name."""
     return hmac.digest(salt, name.encode(errors="surrogatepass"), "sha256").hex()
 
 
@@ -43,7 +46,7 @@ def _make(path: Path) -> None:
             "with another --log"
         )
     hidden = path.with_name(f".{SALT}")
-    hidden.unlink(missing_ok=True)  # of a process that was killed
+    hidden.unlink(missing_ok=True)  # a process that was killed may have left it
     with os.fdopen(os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secrets.token_bytes(_BYTES))
         file.flush()

@@ -12,9 +12,9 @@ from grpo.serving.json_bounds import at_most
 from grpo.serving.request_parts import NAME_CHARACTERS, Fault, Ignored, Part
 
 LABEL_CHARACTERS = 512
-"""Characters of a label or a user at most."""
+"""Maximum characters of a label or of a user's name."""
 _STOP = 1024
-"""Characters of a text that ends a reply, at most."""
+"""Maximum characters of a text that ends a reply."""
 Metadata = Annotated[
     dict[
         Annotated[str, StringConstraints(max_length=64)],
@@ -22,7 +22,7 @@ Metadata = Annotated[
     ],
     at_most(16),
 ]
-"""Labels by their keys, in OpenAI's bounds."""
+"""Labels by their keys, with the bounds of OpenAI's API."""
 
 
 class StreamOptions(Part):
@@ -76,7 +76,7 @@ class SamplingRequest(Part):
 
     @property
     def with_usage(self) -> bool:
-        """True where a stream ends with its usage."""
+        """True if the stream is to end with its usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
@@ -95,7 +95,10 @@ class SamplingRequest(Part):
         top_logprobs: int = 0,
         grammar: str | None = None,
     ) -> Sampling:
-        """Sampling of choice `index`, whose seed follows from that of the first; `temperature` is the default."""
+        """Sampling of choice `index`. Its seed is derived from `seed`, the seed of choice 0.
+
+        `temperature` is used if the request has none.
+        """
         first = Sampling(
             temperature=temperature if self.temperature is None else self.temperature,
             max_new_tokens=max_new_tokens,
@@ -108,5 +111,5 @@ class SamplingRequest(Part):
         return replace(first, seed=first.turn_seed(index)) if index else first
 
     def to_seed(self) -> int | None:
-        """Seed as a number of 64 bits without sign."""
+        """Seed as an unsigned number of 64 bits. None if the request has none."""
         return None if self.seed is None else self.seed % 2**64

@@ -1,4 +1,8 @@
-"""Segment of the serving log: an append-only file that its writer holds locked, also for other processes."""
+"""Segment of the serving log: an append-only file that its writer keeps locked.
+
+The lock tells other threads and processes that the segment is still being written. The kernel releases it when the
+writer's process ends, also if the process is killed.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _POLL_S = 0.02
 
 
 class Segment:
-    """A segment that is written. It appears locked; the kernel releases the lock of a killed process."""
+    """Segment that is being written. It is locked before it gets its name, until its writer closes it or is killed."""
 
     def __init__(self, folder: Path, sync: Callable[[int], None]) -> None:
         """Create the file durably. Raises `OSError`."""
@@ -39,7 +43,7 @@ class Segment:
             raise
 
     def write(self, content: bytes) -> None:
-        """Append durably. Raises `OSError`; what was written of the content is cut off again then."""
+        """Append durably. Raises `OSError`, after the part of the content that was written has been cut off again."""
         try:
             rest = memoryview(content)
             while rest:
@@ -59,9 +63,9 @@ class Segment:
 
 @contextmanager
 def closed_segment(path: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
-    """Yield True with the lock of a segment that is not written any more; False where its writer holds it.
+    """Lock a segment that is not written any more and yield True. Yield False if its writer still holds the lock.
 
-    A segment that is gone yields False.
+    It waits up to `wait_s` for the lock. A segment that is gone yields False as well.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -76,7 +80,7 @@ def closed_segment(path: Path, *, wait_s: float = 0.0) -> Iterator[bool]:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Exclude compaction, retention and erasure by other threads and processes from a folder."""
+    """Keep compaction, retention and erasure by other threads and processes away from a folder during the block."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -87,7 +91,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def open_private(path: Path) -> Iterator[BinaryIO]:
-    """A new file for its owner alone, durable at the end of the block; its folder is not."""
+    """Open a new file that only its owner may read. Its content is durable after the block, its name is not."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         yield file
         file.flush()
@@ -95,7 +99,7 @@ def open_private(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_private(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file atomically and durably, for its owner alone."""
+    """Write a file atomically and durably. Only its owner may read it."""
     make_folder(path.parent)
     hidden = path.with_name(f".{uuid.uuid4().hex}")
     try:
@@ -108,7 +112,7 @@ def write_private(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it durably, for the owner alone."""
+    """Make a folder and its missing parents durably. Only the owner may open them."""
     if folder.is_dir():
         return
     make_folder(folder.parent)

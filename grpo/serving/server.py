@@ -1,7 +1,7 @@
-"""A server of one model: its parts, started and stopped together.
+"""Server of one model: starts and stops all its parts together.
 
 start    log → first version → ready
-SIGTERM  new requests are refused, running ones end, then engine → log
+SIGTERM  refuse new requests → wait until the running ones end → stop the engine → close the log
 """
 
 from __future__ import annotations
@@ -47,15 +47,24 @@ from grpo.serving.usage import LocalUsage
 from grpo.serving.versions import EngineSettings, Versions
 
 NextVersion = Callable[[str], ServedModel | None]
-"""Newer version than the one that answers, loaded; None without one. It is given that version, or an empty text."""
+"""Look-up that loads a newer version than the one that answers. None if there is none.
+
+It is given the name of the version that answers, or an empty text before the first one.
+"""
 _DRAIN_POLL_S = 0.02
 _KEEP_ALIVE_S = 75
-"""Time that an idle connection stays open, longer than in proxies: a request that is sent while it closes is lost."""
+"""Time that an idle connection stays open. It is longer than in proxies, so that the proxies close it first.
+
+Otherwise a request would be lost if a proxy sends it while the server closes the connection.
+"""
 
 _SWITCH_S = 0.001
-"""Time that a thread which prepares requests keeps the interpreter from the event loop, at most; 5 ms by default."""
+"""Longest time for which a thread that prepares requests keeps the interpreter from the event loop.
+
+Python's default is 5 ms.
+"""
 _PING_S = 20.0
-"""Interval of pings over WebSockets, and the time in which a client answers one before it is closed."""
+"""Interval of pings over WebSockets. If a client does not answer one within this time, its connection is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,38 +74,38 @@ class ServerSettings:
     log: Path
     """Folder of the serving log."""
     database: str | None = field(default=None, repr=False)
-    """PostgreSQL database that the servers of one log share, with its password; None for a single server."""
+    """URL, with password, of the PostgreSQL database that the servers of one log share. None for a single server."""
     budgets: Path
     """File of the token budgets of a single server."""
     host: str = "127.0.0.1"
     port: int = 8000
     certificate: Path | None = None
-    """TLS certificate; None serves HTTP."""
+    """TLS certificate. None serves plain HTTP."""
     private_key: Path | None = None
     retention_days: int | None = None
-    """Days after which turns are erased; None keeps them."""
+    """Days after which turns are erased. None keeps them."""
     body_bytes: int = BODY_BYTES
-    """Bytes of a request's body at most."""
+    """Maximum bytes of a request's body."""
     frame_bytes: int = BODY_BYTES
-    """Bytes of a WebSocket's message at most, decompressed; a longer one closes the connection."""
+    """Maximum bytes of a decompressed WebSocket message. A longer one closes the connection."""
     refused_bytes: int = REFUSED_BYTES
-    """Bytes of refused requests of one key in a minute; more get 429 before they are read."""
+    """Bytes of refused requests that one key may send per minute. Above it, requests get 429 before they are read."""
     connections: int | None = None
-    """Connections at most; None is what the limit of open files allows, 8192 at most."""
+    """Maximum number of connections. None takes what the limit of open files allows, up to 8192."""
     connections_per_address: int | None = None
-    """Connections of one address at most; None is half of all."""
+    """Maximum number of connections from one address. None is half of all."""
     head_s: float = HEAD_S
-    """Time in which the head of a request is complete."""
+    """Time within which the head of a request must be complete."""
     reports: Path | None = None
-    """Folder of the runs on this machine, whose last retrainings are among the metrics; None leaves them out."""
+    """Folder of the runs on this machine, for metrics of their last retrainings. None leaves these metrics out."""
     mirror: MirrorSettings | None = None
-    """Mirror of the log in MLflow; None for none."""
+    """Mirror of the log in MLflow. None mirrors nothing."""
     watch_s: float = 5.0
-    """Interval at which a new version is looked for."""
+    """Interval between two looks for a new version."""
     jobs_s: float = 2.0
-    """Interval at which training runs are looked at, while a client listens to events."""
+    """Interval between two looks at training runs, while a client listens to events."""
     drain_s: float = 60.0
-    """Time that running turns have to end when the server stops."""
+    """Time that running turns get to end when the server stops."""
     engine: EngineSettings = field(default_factory=EngineSettings)
     service: ServiceSettings = field(default_factory=ServiceSettings)
 
@@ -107,26 +116,27 @@ def run_server(
     authenticate: Authenticator,
     orchestrator: Orchestrator | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT; then running turns end, for `drain_s` at most. A second signal ends at once.
+    """Serve until SIGTERM or SIGINT. Then running turns get up to `drain_s` to end.
 
-    Raises the error of a log that cannot be opened and of a first version that cannot be loaded.
+    A second signal ends the server at once. Raises the error of the log if it cannot be opened, and of the first
+    version if it cannot be loaded.
     """
     sys.setswitchinterval(_SWITCH_S)
     connections = open_book(settings)
     app, service = build_app(settings, next_version, authenticate, orchestrator, connections=connections)
     try:
         ChatServer(uvicorn_config(app, settings, connections), service).run()
-    except SystemExit:  # uvicorn's, where the log could not be opened
+    except SystemExit:  # uvicorn raises it if the log could not be opened
         if service.failure is None:
             raise
     finally:
-        gc.freeze()  # the interpreter's last collections would take 1.5 s for the modules of torch and MLflow alone
+        gc.freeze()  # or the interpreter's last collections take 1.5 s just for the modules of torch and MLflow
     if service.failure is not None:
         raise service.failure
 
 
 def open_book(settings: ServerSettings) -> Connections:
-    """Create the count of connections, within their bounds."""
+    """Create the book that counts connections and enforces their bounds."""
     most = settings.connections or default_connections()
     per_address = settings.connections_per_address or max(1, most // 2)
     return Connections(most=most, per_address=per_address, head_s=settings.head_s)
@@ -140,7 +150,7 @@ def build_app(
     *,
     connections: Connections,
 ) -> tuple[RequestCounts, Service]:
-    """Build the application of a server, with its service, which its lifespan starts and stops."""
+    """Build the application and the service of a server. The application's lifespan starts and stops the service."""
     metrics = Metrics()
     log = ServingLog(settings.log, retention_days=settings.retention_days, home=settings.reports)
     service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
@@ -154,13 +164,13 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        pa.set_memory_pool(pa.system_memory_pool())  # pyarrow's own pool keeps what a compaction has taken
+        pa.set_memory_pool(pa.system_memory_pool())  # pyarrow's own pool does not return a compaction's memory
         running = _running(service, next_version, settings.watch_s)
         try:
             watching = _watching(service, orchestrator, settings)
             async with log, database or nullcontext(), mirror or nullcontext(), running, watching:
                 for erasure in await asyncio.to_thread(ServedLog(settings.log).erasures):
-                    service.turns.forget_later(erasure)  # of a time when no server ran
+                    service.turns.forget_later(erasure)  # it may be of a time when no server ran
                 with frozen_survivors():
                     yield
         except BaseException as error:
@@ -209,9 +219,9 @@ async def _watching(
 
 @asynccontextmanager
 async def _running(service: Service, next_version: NextVersion, watch_s: float) -> AsyncIterator[None]:
-    """Load the first version, while probes are answered already, and watch for the next ones.
+    """Load the first version while probes are answered already, and watch for the next ones.
 
-    Without a first version the server ends with that error.
+    If the first version cannot be loaded, the server ends with its error.
     """
 
     def ended(task: asyncio.Task[None]) -> None:
@@ -230,7 +240,7 @@ async def _running(service: Service, next_version: NextVersion, watch_s: float) 
 
 
 def uvicorn_config(app: Any, settings: ServerSettings, connections: Connections) -> uvicorn.Config:
-    """Create uvicorn's settings: address, TLS, bounds."""
+    """Create uvicorn's settings: address, TLS and bounds."""
     http, sockets = bounded_protocols(connections)
     return uvicorn.Config(
         app,
@@ -254,7 +264,7 @@ def uvicorn_config(app: Any, settings: ServerSettings, connections: Connections)
 
 
 class ChatServer(uvicorn.Server):
-    """uvicorn's server, which is not ready from the first signal on, and whose WebSockets end after their replies."""
+    """uvicorn's server, which drains after the first signal and lets WebSockets finish their replies."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -270,7 +280,7 @@ class ChatServer(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See `uvicorn.Server`, which closes WebSockets at once, in the midst of a reply."""
+        """See `uvicorn.Server`. It would close WebSockets at once, so this waits until their replies have been sent."""
         deadline = time.monotonic() + (self.config.timeout_graceful_shutdown or 0)
         while self._service.streaming and not self.force_exit and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """Limits of the server as a whole, and what the log states of every turn."""
+    """Limits of the whole server, and the consent and licence that turns are logged with."""
 
     max_requests: int = 256
-    """Turns in progress and waiting."""
+    """Turns that may run or wait."""
     max_tokens: int = 1_000_000
-    """Tokens of their conversations and replies."""
+    """Tokens of the conversations and replies of these turns."""
     conversation_tokens: int = 2_000_000
-    """Tokens of the conversations in memory."""
+    """Most tokens of the conversations in memory."""
     stream_interval_s: float = 0.04
-    """Time between two events of a streamed reply at least; tokens that come meanwhile share an event."""
+    """Shortest time between two events of a streamed reply. Tokens that come in this time share one event."""
     waiting_characters: int = 16 * 2**20
-    """Characters of requests that wait to be read, of which one key may have half; more get 503."""
+    """Characters of requests that may wait to be read. One key may have half of them. Requests above it get 503."""
     socket_idle_s: float = 600.0
     """Time after which a WebSocket without a request is closed."""
     consent: str = ""
-    """Uses that users agreed to, such as `training`; empty for none."""
+    """Use that users agreed to, e.g. `training`. Empty for none."""
     licence: str = ""

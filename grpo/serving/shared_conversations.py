@@ -1,15 +1,16 @@
-"""Conversations of several servers in one PostgreSQL database, for which the memory of each server is a cache.
+"""Conversations of several servers in one PostgreSQL database. The memory of each server is a cache of it.
 
-    load     the turn that a request continues, into memory, with its tokens as they were logged
-    begin    one statement: a lease on that turn, which ends with the request or with its server
-    commit   one statement, before the client knows the end of its answer: the turn is what the next one continues
+    load     bring the turn that a request continues into memory, with its tokens as they were logged
+    begin    one statement: take a lease on that turn, which ends with the request or with its server
+    commit   one statement, before the client knows the end of its answer: the next request can continue the turn
 
-The log has a turn before the database has it. A server that is killed between both, or whose database goes away for
-longer than `_COMMIT_S`, leaves a turn in the log that no client was given: its request fails, and the next try is
+A turn is in the log before it is in the database. If the server is killed between both, or if the database does not
+answer for longer than `_COMMIT_S`, the log has a turn that no client got. The request fails, and the next try is
 another turn after the same one.
 
-A turn is continued by its version alone. A server that has not loaded it, while another one has, loads it and answers
-503 until then. Once no server has it, the conversation goes on with the version that answers, as `other version`.
+Only the version of a turn can continue it. If a server has not loaded this version while another server has, it loads
+the version and answers 503 until then. If no server has it, the conversation goes on with the version that answers,
+as `other version`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from grpo.serving.versions import ServedVersion, Versions
 _COMMIT_S, _COMMIT_RETRY_S = 10.0, 0.25
 _LOAD_RETRY_S = 2.0
 _CHARACTERS_PER_BYTE = 4
-"""Characters that a stored byte counts as, since it is compressed."""
+"""Characters that a stored byte counts as, because stored turns are compressed."""
 _COLUMNS = (
     "t.id, t.conversation, t.digest, t.repeated, t.successors, t.version, t.policy, "
     "(SELECT count(*) FROM leases l WHERE l.turn = t.id AND l.pod = ANY (live_pods())) AS leases"
@@ -65,7 +66,7 @@ _FORGET = (
 
 
 class SharedConversations:
-    """Answered turns in the database; see `TurnStore`. `user_hash` hashes the name of a user, as the log does."""
+    """Answered turns in the database, see `TurnStore`. `user_hash` hashes the name of a user as the log does."""
 
     def __init__(
         self,
@@ -106,10 +107,10 @@ class SharedConversations:
     async def _undo_repeated(
         self, turn: AnsweredTurn, parent: str | None, owner: str, asked: DigestedMessages
     ) -> AnsweredTurn | None:
-        """Last turn of a conversation whose last answer may not have been sent, because its server was killed.
+        """Turn to continue if the last answer of a conversation may not have been sent, because its server was killed.
 
-        A client that sends the messages of that turn again has no answer to them: it gets another one after the turn
-        before, None for a first turn.
+        If the client sends the messages of that turn again, it did not get the answer. Then the turn is undone, and the
+        turn before is returned, or None if there is none. Otherwise the last turn is returned.
         """
         parents = [] if parent is None else await self._database.rows(_TURN, parent)
         before = await self._load(parents[0], owner) if parents else None
@@ -156,7 +157,7 @@ class SharedConversations:
         return LoadedTurns(turns=tuple(filter(None, loaded)), ambiguous=frozenset(ambiguous))
 
     async def begin(self, place: Continuation, owner: str, *, by_id: bool) -> Begun | None:
-        """See `TurnStore`. A conversation that begins is known from here on, because its client is given its id."""
+        """See `TurnStore`. A new conversation is stored already here, because its client is given its id."""
         lease, conversation = uuid4(), place.conversation_id
         if place.before is None:
             query: tuple[Any, ...] = (_OPEN, conversation, owner, name_digest(conversation), lease, self._database.pod)
@@ -164,7 +165,7 @@ class SharedConversations:
             query = (_BEGIN, place.before.turn_id, self._database.pod, lease, by_id)
         try:
             rows = await self._database.rows(*query)
-        except BaseException:  # the lease may be there: the answer was lost, or the client went away
+        except BaseException:  # the lease may exist: the database's answer was lost, or the client went away
             self.release(lease)
             raise
         result = rows[0][0] if rows else "first"
@@ -183,7 +184,7 @@ class SharedConversations:
             self._database.later(_RELEASE, lease)
 
     async def commit(self, turn: AnsweredTurn, place: Continuation, lease: UUID | None, *, is_last: bool) -> None:
-        """See `TurnStore`. While the database does not answer it is tried again for a while."""
+        """See `TurnStore`. If the database does not answer, it is tried again for `_COMMIT_S`."""
         characters = sum(len(message.content) for message in turn.messages)
         content = await self._preparation.run(turn.owner, characters, partial(store_turn, turn), admitted=True)
         version, policy = _key(turn.served_by)
@@ -217,7 +218,7 @@ class SharedConversations:
         self._database.later(_FORGET, sorted(erasure.users), sorted(erasure.conversations))
 
     async def _load(self, row: Mapping[str, Any], owner: str) -> AnsweredTurn | None:
-        """Turn of a row, in memory; None where it was dropped since. Raises `APIError` 503, see `_refuse_elsewhere`."""
+        """Turn of a row, in memory. None if it has been deleted since. Raises as `_refuse_elsewhere`."""
         version = self._version(row["version"], row["policy"])
         if version is None:
             await self._refuse_elsewhere(row["version"], row["policy"])
@@ -235,7 +236,7 @@ class SharedConversations:
         return turn
 
     async def _refuse_elsewhere(self, version: str, policy: str) -> None:
-        """Raise `APIError` 503 where another server has loaded a version that this one has not, and ask for it."""
+        """Raise `APIError` 503 if another server has loaded the version, after this server was asked to load it too."""
         await self._database.beat()
         for pod, versions in self._database.pods.items():
             if pod != self._database.pod and any(_is(each, version, policy) for each in versions):
@@ -254,12 +255,12 @@ class SharedConversations:
         return next((each for each in running if _key(each) == (version, policy)), None)
 
     def _tools_digests(self) -> set[str]:
-        """Digests of the tools of all versions that a server has loaded."""
+        """Digests of the tools of all versions that any of the servers has loaded."""
         own = {DigestedTools.of(version.served.tools).digest for version in self._versions.loaded}
         return own | {each["tools"] for versions in self._database.pods.values() for each in versions}
 
     def _loaded_versions(self) -> list[dict[str, Any]]:
-        """What other servers know of the versions of this one."""
+        """Description of this server's running versions, which the heartbeat tells the other servers."""
         return [
             {
                 "version": version.served.version,
@@ -272,7 +273,7 @@ class SharedConversations:
         ]
 
     def _idle_elsewhere_s(self, version: ServedVersion) -> float:
-        """Time since another server has used a version; infinite where none has loaded it."""
+        """Time since another server has used a version. Infinite if no other server has loaded it."""
         others = (versions for pod, versions in self._database.pods.items() if pod != self._database.pod)
         return min(
             (each["idle_s"] for versions in others for each in versions if _is(each, *_key(version))),

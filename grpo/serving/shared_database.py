@@ -1,11 +1,12 @@
-"""PostgreSQL database of several servers of one model: connections, tables, and which servers live.
+"""PostgreSQL database of several servers of one model: connections, tables, and the list of live servers.
 
-Each server has a row, which it renews each `HEARTBEAT_S`, and an advisory lock, which PostgreSQL releases with the
-connection. What a server holds (turns in progress, parallel requests) is free as soon as its connection is gone, as it
-is when the process is killed, or when its row was not renewed for `_LEASE_S`, as after a machine was lost.
+Each server has a row that it renews every `HEARTBEAT_S`, and an advisory lock that PostgreSQL releases when the
+connection ends. What a server holds (turns in progress, parallel requests) becomes free as soon as its connection is
+gone, e.g. because the process was killed, or if its row was not renewed for `_LEASE_S`, e.g. because the machine was
+lost.
 
-While the database does not answer, each call raises `APIError` 503 with the code `shared_state_unavailable`: a server
-that went on by itself would begin second conversations and give budgets away.
+While the database does not answer, each call raises `APIError` 503 with the code `shared_state_unavailable`. If a
+server went on without it, it would start second conversations and grant tokens above the budgets.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "GRPO_SERVE_DATABASE"
 HEARTBEAT_S = 2.0
 KEPT_HOURS = 24.0
-"""Time after its last use in which a conversation can go on."""
+"""Hours after its last use after which a conversation is deleted and cannot go on."""
 _LEASE_S, _TIDY_S = 10.0, 60.0
 _TIMEOUT_S = 5.0
 _CONNECTIONS = 8
@@ -46,7 +47,7 @@ _FAILURES = (
     TimeoutError,
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # a connection that the database has ended, before the end itself has arrived
+    asyncpg.InternalClientError,  # raised if the database has ended a connection and the client does not know it yet
 )
 _BEAT = (
     "INSERT INTO pods (id, expires, versions) VALUES ($1, now() + $2 * interval '1 second', $3) "
@@ -56,10 +57,10 @@ _LIVE = "SELECT id, versions FROM pods WHERE id = ANY (live_pods())"
 
 
 class SharedDatabase:
-    """Database that servers share; `url` is `postgresql://user:password@host/name`.
+    """Database that servers share. `url` is `postgresql://user:password@host/name`.
 
-    Raises `ConfigError` for another URL. `async with` connects: raises `ConfigError` where the database holds tables of
-    another version of this project; a database that does not answer is tried again until the block ends.
+    Raises `ConfigError` for another URL. `async with` connects. It raises `ConfigError` if the database has tables of
+    another version of this project. If the database does not answer, it is tried again until the block ends.
     """
 
     def __init__(self, url: str) -> None:
@@ -68,9 +69,9 @@ class SharedDatabase:
         self.pod = uuid4()
         """Id of this server."""
         self.away: str | None = "not connected yet"
-        """Why the database does not answer; None while it does."""
+        """Reason if the database does not answer. None while it answers."""
         self.pods: Mapping[UUID, Sequence[Mapping[str, Any]]] = {}
-        """Live servers with the versions that they have loaded, by the last heartbeat."""
+        """Live servers with the versions that they have loaded, as of the last heartbeat."""
         self.versions: Callable[[], list[dict[str, Any]]] = list
         """Versions that this server has loaded."""
         self._told: set[tuple[str, str]] = set()
@@ -109,7 +110,7 @@ class SharedDatabase:
             self._pool.terminate()
 
     async def rows(self, query: str, *arguments: Any) -> list[Any]:
-        """Rows of a statement, which is a transaction of its own. Raises `APIError` 503."""
+        """Rows of a statement, which runs in its own transaction. Raises `APIError` 503."""
         if self._pool is None:
             raise self._unavailable()
         try:
@@ -121,7 +122,7 @@ class SharedDatabase:
         return rows
 
     def later(self, query: str, *arguments: Any) -> None:
-        """Execute a statement as soon as the database answers, after the ones before it."""
+        """Execute a statement as soon as the database answers, after the statements that were queued before it."""
         if len(self._later) >= _MOST_LATER:
             logger.error("a statement is lost, because %d wait for the database: %s", len(self._later), query)
             return
@@ -155,7 +156,7 @@ class SharedDatabase:
             self._due.set()
 
     def has_told(self, version: str, policy: str) -> bool:
-        """True where the other servers know that this one has loaded a version."""
+        """True if this server has told the other servers that it has loaded a version."""
         return (version, policy) in self._told
 
     async def _connect(self) -> None:
@@ -186,7 +187,7 @@ class SharedDatabase:
             try:
                 await work()
             except (APIError, ConfigError):
-                continue  # noted; `away` says so
+                continue  # it was logged, and `away` has the reason
 
     async def _tidy(self) -> None:
         await self.rows("SELECT tidy($1, $2, $3)", KEPT_HOURS, _KEPT_TOKENS, _KEPT_IDS)
@@ -211,11 +212,11 @@ _HOLD = (
     "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND classid = $1::int::oid "
     "AND objid = $2::int::oid AND pid = pg_backend_pid()) OR pg_try_advisory_lock($1::int, $2::int)"
 )
-"""Take the lock of this server, unless its connection has it."""
+"""Take the lock of this server, unless its connection holds it already."""
 
 
 async def _make_tables(connection: asyncpg.Connection, url: str) -> None:
-    """Create the tables, one server at a time. Raises `ConfigError` for tables of another version."""
+    """Create the tables, one server at a time. Raises `ConfigError` if there are tables of another version."""
     script = _TABLES.read_text(encoding="utf-8")
     layout = hashlib.sha256(script.encode()).hexdigest()[:12]
     async with connection.transaction():

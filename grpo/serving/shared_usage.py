@@ -1,4 +1,4 @@
-"""Usage of callers in the database of several servers; see `grpo.serving.usage` and `shared_tables.sql`."""
+"""Usage of callers in the database of several servers, see `grpo.serving.usage` and `shared_tables.sql`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CHARGE = (
 
 
 class SharedUsage:
-    """Usage of all callers of the servers of one database, exact for all of them together.
+    """Usage of all callers of the servers that share a database, exact for all servers together.
 
-    Each step is one function of the database, which holds the caller's lock. Raises `APIError` 503 while the database
-    does not answer. A request whose server was killed is not among the running ones any more; its tokens stay counted.
-    `clock` gives seconds, None for the time of the database.
+    Each step is one call of a database function that holds the caller's lock. Raises `APIError` 503 while the database
+    does not answer. If a server is killed, its requests do not count as running any more, but their tokens stay
+    counted. `clock` gives seconds, or None to take the time of the database.
     """
 
     def __init__(self, database: SharedDatabase, *, clock: Callable[[], float | None] = lambda: None) -> None:
@@ -36,7 +36,7 @@ class SharedUsage:
         """See `UsageStore`."""
         try:
             return await self._step("enter", ticket, ticket.caller, tokens, budgets)
-        except BaseException:  # it may have entered: the answer was lost, or the client went away
+        except BaseException:  # it may be counted: the database's answer was lost, or the client went away
             self._end_later(ticket, None)
             raise
 
@@ -45,7 +45,7 @@ class SharedUsage:
         return await self._step("take", ticket, ticket.caller, tokens, budgets)
 
     async def settle(self, ticket: Ticket, tokens: int) -> Usage:
-        """See `UsageStore`. A request is settled later where the database does not answer now."""
+        """See `UsageStore`. If the database does not answer now, the request is settled as soon as it does."""
         try:
             (row,) = await self._database.rows(_END, *self._end(ticket, tokens))
         except BaseException:
@@ -62,7 +62,7 @@ class SharedUsage:
             raise
 
     def charge(self, caller: Caller, tokens: int) -> None:
-        """See `UsageStore`; the request counts a moment later."""
+        """See `UsageStore`. The request counts a moment later, because the statement is queued."""
         self._database.later(_CHARGE, caller.key_hash, self._database.pod, self._clock(), tokens)
 
     async def _step(

@@ -1,4 +1,4 @@
-"""Answered turns as the database of several servers holds them: compressed JSON, in clear text as in memory."""
+"""Answered turns in the form in which the database of several servers holds them: compressed JSON, not encrypted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FASTEST = 1
 @with_config(ConfigDict(ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="constants"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoredTurn:
-    """What a turn is continued from."""
+    """State that is needed to continue a turn."""
 
     user: str | None
     tools: tuple[Tool, ...]
@@ -33,7 +33,7 @@ _ADAPTER = TypeAdapter(_StoredTurn)
 
 
 def store_turn(turn: AnsweredTurn) -> bytes:
-    """Bytes of a turn whose version is loaded."""
+    """Convert a turn to bytes. Its version must be loaded."""
     stored = _StoredTurn(
         user=turn.user,
         tools=turn.tools,
@@ -48,7 +48,11 @@ def store_turn(turn: AnsweredTurn) -> bytes:
 def restore_turn(
     content: bytes, *, turn_id: str, conversation_id: str, owner: str, version: ServedVersion | None
 ) -> AnsweredTurn:
-    """The turn of such bytes, with its tokens where its version is loaded here and renders as it did then."""
+    """Convert bytes of `store_turn` back to a turn.
+
+    The turn has its tokens only if its version is loaded here and its renderer still has the same hash. Otherwise its
+    `version` and `transcript` are None.
+    """
     stored = _ADAPTER.validate_json(zlib.decompress(content))
     transcript = None
     if version is not None:

@@ -1,4 +1,4 @@
-"""Replies as they go out: whole, as server-sent events, or as the same objects over a WebSocket."""
+"""Responses with replies: whole, as server-sent events, or as the same objects over a WebSocket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _ALIVE = b": keep-alive\n\n"
 Chunk = Mapping[str, Any] | str | APIError
-"""JSON object of a stream; at its end `[DONE]`, or the error that has ended it."""
+"""JSON object of a stream. The last one is `[DONE]`, or the error that has ended the stream."""
 T = TypeVar("T")
 AdmittedT = TypeVar("AdmittedT", bound="Admitted")
 
@@ -46,18 +46,18 @@ class Admitted(Protocol):
 async def admit(
     begin: Callable[[], Awaitable[AdmittedT]], service: Service, limiter: Limiter, caller: Caller
 ) -> AdmittedT:
-    """Admit a request and reserve its tokens; raises `APIError`, and its room is free again.
+    """Admit a request and reserve its tokens. Raises `APIError`.
 
-    A caller whose limits are used up is refused before `begin` parses and reads the request, and so is every request of
-    a full server. Until then the request counts among the requests of its caller, so that work that is not admitted yet
-    is bounded as well.
+    If it raises an error, the request is not in progress any more and nothing stays reserved for it.
+    If the caller has used up its limits, or if the server is full, the request is refused before `begin` reads it.
+    While it is read it counts among the requests of its caller, so that work before the admission is bounded as well.
     """
     reservation = await limiter.enter(caller)
     try:
         service.check_room()
         try:
             exchange = await begin()
-        except Exception as error:  # of a renderer of the user's own, among others
+        except Exception as error:  # e.g. of a renderer of the user's own
             raise answerable(error) from error
         try:
             await reservation.take(exchange.max_tokens)
@@ -72,7 +72,7 @@ async def admit(
 
 
 class EventStream(StreamingResponse):
-    """Stream of a request that ends when its client goes away, also while it has nothing to send."""
+    """Stream of a request. It ends when its client goes away, also while there is nothing to send."""
 
     def __init__(self, hold: Hold, stream: AsyncGenerator[bytes], headers: Mapping[str, str]) -> None:
         self._hold = hold
@@ -96,7 +96,7 @@ class EventStream(StreamingResponse):
 
 
 class WholeReply(JSONResponse):
-    """Reply as one object, whose request ends when it was sent."""
+    """Reply as one object. Its request ends when the object was sent."""
 
     def __init__(self, body: Mapping[str, Any], hold: Hold, headers: Mapping[str, str]) -> None:
         self._hold = hold
@@ -128,7 +128,7 @@ async def whole(exchange: Exchange) -> dict[str, Any]:
 
 
 async def server_sent_events(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[bytes]:
-    """Server-sent events of a reply; an interval of silence is a comment."""
+    """Server-sent events of a reply. A comment is sent in an interval without events, to keep the connection alive."""
     async with aclosing(chunks(exchange, with_usage=with_usage)) as stream:
         async for ready in stream:
             yield (
@@ -138,9 +138,10 @@ async def server_sent_events(exchange: Exchange, *, with_usage: bool) -> AsyncGe
 
 
 async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Sequence[Chunk]]:
-    """Chunks of a reply, then `[DONE]`; an error is the last one.
+    """Chunks of a reply, then `[DONE]`. If the reply fails, the error is the last chunk.
 
-    Those that are ready together come together, since each sending takes time; none stand for an interval of silence.
+    Chunks that are ready together are yielded together, because each sending takes time. An empty list stands for an
+    interval without events.
     """
     completion, usages = exchange.completion, list[Usage]()
     begun: set[int] = set()
@@ -170,7 +171,7 @@ async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Sequ
 
 
 async def unless_disconnected(request: Request, answer: Awaitable[T]) -> T | None:
-    """Result of an answer; None where the client goes away first, which cancels it."""
+    """Result of an answer. If the client goes away first, the answer is cancelled and the result is None."""
     answering = asyncio.ensure_future(answer)
 
     async def disconnected() -> None:
@@ -190,7 +191,11 @@ async def unless_disconnected(request: Request, answer: Awaitable[T]) -> T | Non
 
 
 def answerable(error: Exception) -> APIError:
-    """Error for the client: its own, 503 for a turn that the log refused, else 500; the log has the cause."""
+    """Error for the client. An `APIError` stays as it is.
+
+    A schema that replies cannot be constrained by is 400, and a turn that the serving log refused is 503. Everything
+    else is 500. The server's own log has the cause of a 503 or 500.
+    """
     if isinstance(error, APIError):
         return error
     if isinstance(error, GrammarError):

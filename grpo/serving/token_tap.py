@@ -1,4 +1,4 @@
-"""Tokens of a turn in progress, on their way from the engine to the response."""
+"""Tokens of a turn in progress, between the engine and the response."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from grpo.serving.chat_response import TokenLogprob
 
 
 class TokenTap:
-    """Tokens of a turn as they come from the engine; ends the turn at a text of `stops`.
+    """Tokens of a turn as they come from the engine. It ends the turn when the text has one of `stops`.
 
-    Without `stops` they are decoded when the text is read: not at all for a reply that is not streamed.
+    Without `stops`, tokens are only decoded when the text is read, so a reply that is not streamed is never decoded.
     """
 
     def __init__(self, renderer: Renderer, stops: tuple[str, ...]) -> None:
         self.tokens: list[SampledToken] = []
         self._text = ""
         self.stopped_text: str | None = None
-        """Text before the one that ended the turn."""
+        """Text before the stop text that ended the turn. None if no stop text has come."""
         self.times: list[float] = []
         """Monotonic time of each token."""
         self.sent = ""
-        """Content that was streamed."""
+        """Content that was streamed so far."""
         self._renderer, self._stops = renderer, stops
         self._sampled = asyncio.Event()
         self._decoder = DecodeStream(skip_special_tokens=False)
@@ -34,7 +34,7 @@ class TokenTap:
         self._taken = 0
 
     def __call__(self, token: SampledToken) -> bool:
-        """Add a token; True ends the turn."""
+        """Add a token. True ends the turn."""
         self.times.append(time.monotonic())
         self.tokens.append(token)
         if self._stops:
@@ -43,12 +43,12 @@ class TokenTap:
         return self.stopped_text is not None
 
     async def wait(self) -> None:
-        """Wait for a token that has come since the last call."""
+        """Wait until a token has come since the last call."""
         await self._sampled.wait()
         self._sampled.clear()
 
     def _decode(self) -> None:
-        """Append the text of the new tokens, a stop token left out."""
+        """Append the text of the new tokens, without stop tokens."""
         new = self.tokens[self._decoded :]
         self._decoded += len(new)
         backend, stop_ids = self._renderer.tokenizer.backend_tokenizer, self._renderer.stop_ids
@@ -61,13 +61,13 @@ class TokenTap:
 
     @property
     def text(self) -> str:
-        """Text of the tokens, a stop token left out."""
+        """Text of the tokens, without stop tokens."""
         if not self._stops:
             self._decode()
         return self._text
 
     def settled(self) -> str:
-        """Text without an end that may become one of `stops`."""
+        """Text that can be sent: without an end that may become one of `stops` with the next tokens."""
         text, stopped = self.text, self.stopped_text
         if stopped is not None:
             return stopped
@@ -75,7 +75,7 @@ class TokenTap:
         return text[: len(text) - max(held, default=0)]
 
     def take(self) -> tuple[TokenLogprob, ...]:
-        """Log-probabilities of the tokens since the last call."""
+        """Log-probabilities of the tokens that have come since the last call."""
         first, self._taken = self._taken, len(self.tokens)
         return tuple(map(self.to_logprob, self.tokens[first : self._taken]))
 

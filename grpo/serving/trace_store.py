@@ -1,4 +1,4 @@
-"""MLflow's traces of one experiment: written, searched and deleted through its tracking server or database."""
+"""MLflow traces of one experiment: write, search and delete them through the tracking server or its database."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 _PAGE = 200  # traces
 _PROBE_S = 5.0
 _TEMPORARY = (401, 403, 408, 429)
-"""Statuses below 500 that another try may change."""
+"""Statuses below 500 for which another try may succeed."""
 
 
 class TraceStore:
-    """Traces of an experiment, which is created on first use. Errors of MLflow propagate."""
+    """Traces of an experiment. The experiment is created on first use. Errors of MLflow propagate."""
 
     def __init__(self, tracking_uri: str, experiment: str) -> None:
         self.tracking_uri = tracking_uri
         self.experiment = experiment
 
     def check(self) -> None:
-        """Raise an error at once where the server does not answer: MLflow's own client tries for minutes.
+        """Raise an error at once if the server does not answer, because MLflow's own client retries for minutes.
 
-        Raises `ConfigError` for a deleted experiment, which would refuse every trace.
+        Raises `ConfigError` if the experiment is deleted, because it would refuse every trace.
         """
         if not is_database(self.tracking_uri):
             httpx.get(f"{self.tracking_uri.rstrip('/')}/health", timeout=_PROBE_S).raise_for_status()
@@ -50,19 +50,19 @@ class TraceStore:
         return self._registry.experiment(self.experiment)
 
     def write(self, traces: Sequence[tuple[TraceInfo, Sequence[Span]]]) -> None:
-        """Write traces with their spans; one that is there already is written over."""
+        """Write traces with their spans. A trace that exists already is overwritten."""
         if not traces:
             return
         for info, _ in traces:
             self._traces.start_trace(info)
         try:
             self._traces.log_spans(self.experiment_id, [span for _, spans in traces for span in spans])
-        except NotImplementedError:  # MLflow keeps for good that a server has not told its version in time
+        except NotImplementedError:  # if a server does not tell its version in time, MLflow caches that for good
             getattr(self._traces.store, "_get_server_version").cache_clear()  # noqa: B009
             raise
 
     def assess(self, trace_id: str, assessment: Assessment) -> None:
-        """Write an assessment, unless it is there already."""
+        """Write an assessment, unless the trace has it already."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -72,17 +72,20 @@ class TraceStore:
                 raise
 
     def has(self, trace_id: str) -> bool:
-        """True where the trace is there."""
+        """True if the experiment has the trace."""
         return bool(self._search(f"trace.request_id = '{trace_id}'", most=1))
 
     def assessed(self, names: Sequence[str]) -> Iterator[tuple[TraceInfo, Assessment]]:
-        """Assessments of these names, with their traces."""
+        """Assessments with these names, each with the info of its trace."""
         for kind, name in ((kind, name) for kind in ("feedback", "expectation") for name in names):
             for info in self._pages(f"{kind}.`{name}` IS NOT NULL"):
                 yield from ((info, item) for item in info.assessments if item.name == name and hasattr(item, kind))
 
     def delete(self, condition: str) -> int:
-        """Delete the traces of turns that fulfil a condition, and no other traces of the experiment; their number."""
+        """Delete the traces of served turns that fulfil a condition. Returns their number.
+
+        Other traces of the experiment stay.
+        """
         count = 0
         while traces := self._search(f"{condition} AND tag.`{TURN_TAG}` IS NOT NULL", most=_PAGE):
             ids = [trace.info.trace_id for trace in traces]
@@ -123,7 +126,7 @@ class TraceStore:
 
 
 def is_refusal(error: Exception) -> bool:
-    """True where MLflow refuses a record itself, so that a second try would fail as well."""
+    """True if MLflow refuses the record itself, so that a second try would fail as well."""
     from mlflow.exceptions import MlflowException
 
     status = error.get_http_status_code() if isinstance(error, MlflowException) else 500

@@ -4,7 +4,7 @@
     feedback   rating 0.5, correction X               feedback `rating` 0.5, expectation `correction` X
     page       feedback `rating` True, rationale R    feedback: rating 1, comment R
 
-Ids are derived from those of the log, so that a record that is sent twice is one object.
+MLflow ids are derived from the ids in the log, so that a record that is sent twice is one object in MLflow.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 TURN_TAG = "grpo.turn_id"
 CONVERSATION_TAG = "grpo.conversation_sha256"
-"""Tag by which the traces of an erased conversation are found: an erasure has digests alone."""
+"""Tag for the search of an erased conversation's traces. It is a digest because an erasure has only digests."""
 NAMES = ("rating", "comment", "success", "correction", "expected_response")
-"""Names of assessments that are feedback; `expected_response` is MLflow's own name of a correction."""
+"""Names of assessments that are read as feedback. `expected_response` is MLflow's own name for a correction."""
 _CORRECTIONS = ("correction", "expected_response")
 _FIELDS = ("rating", "comment", "success", "correction")
 _SESSION, _USER, _USAGE = "mlflow.trace.session", "mlflow.trace.user", "mlflow.trace.tokenUsage"
@@ -44,7 +44,7 @@ def trace_id(turn_id: str) -> str:
 
 
 def trace_info(turn: ServedTurn, messages: Sequence[Message], experiment_id: str) -> TraceInfo:
-    """Trace of a turn with these redacted messages: session, user, tokens, and tags to filter by."""
+    """Trace of a turn with these redacted messages: session, user, token counts, and tags for filters."""
     from mlflow.entities import TraceInfo, TraceLocation, TraceState
 
     asked, replied = _split(messages)
@@ -79,9 +79,9 @@ def trace_info(turn: ServedTurn, messages: Sequence[Message], experiment_id: str
 
 
 def spans(turn: ServedTurn, messages: Sequence[Message]) -> list[Span]:
-    """Span of the turn, and one of each tool call that the server has run.
+    """Span of the turn, and one span per tool call that the server has run.
 
-    The log has no times of calls: their spans have that of the turn.
+    The log has no times of calls, so their spans have the start and the end of the turn.
     """
     asked, replied = _split(messages)
     reply = replied[-1:] if turn.status == "answered" else ()
@@ -100,7 +100,7 @@ def spans(turn: ServedTurn, messages: Sequence[Message]) -> list[Span]:
 
 
 def assessments(feedback: Feedback) -> list[Assessment]:
-    """Assessments of feedback whose texts are redacted, one of each field; expected outcomes and worlds have none."""
+    """Assessments of redacted feedback, one per field that is set. Expected outcomes and worlds are left out."""
     from mlflow.entities import AssessmentSource, Expectation
     from mlflow.entities import Feedback as Assessed
 
@@ -124,7 +124,7 @@ def assessments(feedback: Feedback) -> list[Assessment]:
 
 
 def _to_page(value: Any) -> Any:
-    """Value of a field as JSON: a text, or a mapping for a correction with calls."""
+    """Value of a field as JSON. A correction becomes a text, or a mapping if it has calls."""
     if not isinstance(value, Message):
         return value
     correction = CorrectedReply.from_message(value)
@@ -132,7 +132,7 @@ def _to_page(value: Any) -> Any:
 
 
 def is_from_page(assessment: Assessment) -> bool:
-    """True for a valid assessment by a person; one made by `assessments` counts once a person has edited it."""
+    """True for a valid assessment by a person. One that `assessments` made counts only after a person has edited it."""
     edited = assessment.last_update_time_ms != assessment.create_time_ms
     own = str(assessment.assessment_id).startswith(_OWN)
     human = assessment.source.source_type == "HUMAN" and assessment.valid is not False
@@ -140,11 +140,12 @@ def is_from_page(assessment: Assessment) -> bool:
 
 
 def feedback_record(assessment: Assessment, info: TraceInfo) -> Feedback:
-    """Record of an assessment of a trace, on its turn, or on the conversation where its metadata name the session.
+    """Feedback record of an assessment: on the trace's turn, or on the conversation if its metadata has a session.
 
-    People with the login of the tracking server may judge every conversation; the mirror hands over an outcome only
-    where its settings say so. The id is derived from that of the assessment and its last update. A trace of something
-    else has its own ids, which no log has. Raises `DataError` for a value that its name does not take.
+    Everybody with a login of the tracking server may judge every conversation. The mirror passes on an outcome only if
+    its settings allow it. The record's id is derived from the assessment's id and its last update. If the trace is not
+    of a served turn, the record gets the trace's own ids, which are in no log. Raises `DataError` if the value does not
+    fit the name.
     """
     session = (assessment.metadata or {}).get(_SESSION)
     turn_id = info.tags.get(TURN_TAG, info.trace_id)
@@ -164,7 +165,7 @@ def feedback_record(assessment: Assessment, info: TraceInfo) -> Feedback:
 
 
 def _value(assessment: Assessment) -> Any:
-    """Value as a record has it: a switch is a rating of 0 or 1, and `yes` and `no` are an outcome."""
+    """Value in the form of a record: a switch becomes a rating of 0 or 1, and `yes` or `no` an outcome."""
     name, value = assessment.name, assessment.value
     if name == "rating" and isinstance(value, bool | int | float) and 0 <= value <= 1:
         return float(value)
@@ -185,13 +186,13 @@ def _value(assessment: Assessment) -> Any:
 
 
 def _split(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-    """Messages of the request, and those from the model's first one on."""
+    """Messages of the request, and the messages from the model's first one to the end."""
     start = next((place for place, message in enumerate(messages) if message.role == "assistant"), len(messages))
     return messages[:start], messages[start:]
 
 
 def _run_calls(replied: Sequence[Message]) -> list[tuple[str, Mapping[str, Any], str]]:
-    """Name, arguments and result of each call that has a result; those of the client's tools have none in the turn."""
+    """Name, arguments and result of each call with a result. Calls of the client's tools have none in the turn."""
     results = [message.content for message in replied if message.role == "tool"]
     calls = [call for message in replied for call in message.tool_calls]
     return [(call.name, call.arguments, result) for call, result in zip(calls, results, strict=False)]
@@ -217,7 +218,7 @@ def _span(turn: ServedTurn, number: int, name: str, attributes: Mapping[str, Any
 
 
 def _usage(turn: ServedTurn) -> dict[str, int]:
-    """Tokens that the last reply was generated from, those of earlier turns included, and generated tokens."""
+    """Input tokens of the last reply, which include earlier turns, and generated tokens."""
     generated = int(turn.loss_mask.sum())
     total = (turn.turns[0].start if turn.turns else 0) + len(turn.token_ids)
     return {"input_tokens": total - generated, "output_tokens": generated, "total_tokens": total}

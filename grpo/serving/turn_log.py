@@ -1,4 +1,7 @@
-"""Log of a service, as its routes and requests use it; `grpo.serving.log` is the one of folders."""
+"""Log of turns and feedback, as the service, its routes and its requests use it.
+
+`grpo.serving.log` implements it in a folder.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,20 @@ class TurnLog(Protocol):
     """Log of turns and feedback."""
 
     async def append(self, record: Record) -> None:
-        """Return when the record is durable."""
+        """Append a record. Returns when it is durable."""
         ...
 
     async def erase(
         self, *, user: str | None = None, conversation_id: str | None = None, ended: int = 0
     ) -> ErasureReceipt | None:
-        """Erase a user, by its name, or a conversation, with all copies; None where nothing was found.
+        """Erase a user by name, or a conversation, with all copies. None if nothing was found.
 
         `ended` is the number of turns in progress that were ended for it.
         """
         ...
 
     def user_hash(self, name: str) -> str:
-        """Hash of a user's name, by which its turns are erased."""
+        """Hash of a user's name, by which the user's turns are found when they are erased."""
         ...
 
     @property
@@ -35,5 +38,5 @@ class TurnLog(Protocol):
         ...
 
     def is_conversation_erased(self, conversation_id: str) -> bool:
-        """True for a conversation that was erased. Raises `DataError` where that cannot be told."""
+        """True if a conversation was erased. Raises `DataError` if the log cannot tell."""
         ...

@@ -1,4 +1,7 @@
-"""Store of answered turns beyond the memory of one server: none, or the one of `grpo.serving.shared_conversations`."""
+"""Store of answered turns outside the memory of one server.
+
+A single server has none (`OneServer`). Several servers share the one in `grpo.serving.shared_conversations`.
+"""
 
 from __future__ import annotations
 
@@ -13,65 +16,67 @@ from grpo.serving.digests import DigestedMessages, DigestedTools
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTurns:
-    """Turns that a request may go on from, which are in memory now."""
+    """Turns that a request may go on from, after they were brought into memory."""
 
     turns: tuple[AnsweredTurn, ...] = ()
     ambiguous: frozenset[str] = frozenset()
-    """Digests that several turns have."""
+    """Digests that more than one turn has, so that a request cannot be joined by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """A request that may go on."""
+    """Request that may go on, with its place."""
 
     place: Continuation
     lease: UUID | None = None
-    """Lease on the turn that it goes on from, and on its answer until that is sent."""
+    """Lease on the turn that the request continues, and on its answer until the answer is sent."""
 
 
 class TurnStore(Protocol):
-    """Store of answered turns, for which `Conversations` is a cache. Raises `APIError` 503 where it does not answer."""
+    """Store of answered turns. `Conversations` is its cache. Raises `APIError` 503 if the store does not answer."""
 
     @property
     def away(self) -> str | None:
-        """Why the store does not answer; None while it does."""
+        """Reason if the store does not answer. None while it answers."""
         ...
 
     @property
     def servers(self) -> int:
-        """Number of servers that share it."""
+        """Number of servers that share the store."""
         ...
 
     async def load_last(self, conversation_id: str, owner: str, asked: DigestedMessages | None = None) -> None:
-        """Bring the last turn of a conversation into memory, or forget it there.
+        """Bring the last turn of a conversation into memory, or forget it there if the store does not have it.
 
-        A turn whose server was killed before its answer was sent is undone where `asked` is the same request again.
+        If the turn's server was killed before it sent the answer, and `asked` is the same request again, the turn is
+        undone.
         """
         ...
 
     async def load_turn(self, turn_id: str, owner: str) -> None:
-        """Bring a turn into memory, or forget it there."""
+        """Bring a turn into memory, or forget it there if the store does not have it."""
         ...
 
     async def load_prefix(
         self, asked: DigestedMessages, owner: str, user: str | None, tools: DigestedTools | None
     ) -> LoadedTurns:
-        """Bring the turns into memory that messages may continue. `tools` are the client's, None for a version's."""
+        """Bring the turns that messages may continue into memory. `tools` is None if the client sends none."""
         ...
 
     async def begin(self, place: Continuation, owner: str, *, by_id: bool) -> Begun | None:
-        """Begin a request at its place; None where another request has gone on from there, so that it is found again.
+        """Begin a request at its place. None if the place has to be looked up again.
 
-        Raises `APIError` 409 for a conversation that is named by its id and of which a turn is in progress.
+        That is the case if the turn there is gone or, with `by_id`, if another turn has followed it. `by_id` means that
+        the request names its conversation. Then `APIError` 409 is raised if a turn of the conversation is in progress.
         """
         ...
 
     async def commit(self, turn: AnsweredTurn, place: Continuation, lease: UUID | None, *, is_last: bool) -> None:
-        """Keep an answered turn. Raises `APIError` 409 where another turn was answered in its place."""
+        """Keep an answered turn. Raises `APIError` 409 if another turn was answered in its place."""
         ...
 
     def release(self, lease: UUID | None) -> None:
-        """End a request, whose answer was sent or whose client is gone."""
+        """End a request after its answer was sent, or after its client has gone."""
         ...
 
     async def forget(self, erasure: Erasure) -> None:
@@ -84,7 +89,7 @@ class TurnStore(Protocol):
 
 
 class OneServer:
-    """No store: the memory of this server is all that there is."""
+    """Store of a single server, which keeps nothing: the conversations are only in the server's memory."""
 
     away: str | None = None
     servers = 1

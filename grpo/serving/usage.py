@@ -1,8 +1,8 @@
-"""Usage of callers: what of their limits is taken, as `grpo.serving.limits` asks for it.
+"""Usage of callers: how much of their limits they have used, as `grpo.serving.limits` asks for it.
 
-Two stores keep it: `LocalUsage` in the memory of one process, with budgets in an SQLite file, and `SharedUsage` of
-`grpo.serving.shared_usage` in the PostgreSQL database of several servers. Each call is one atomic step, so that
-racing requests are never granted more than the limit.
+There are two stores. `LocalUsage` keeps it in the memory of one process, with budgets in an SQLite file. `SharedUsage`
+of `grpo.serving.shared_usage` keeps it in the PostgreSQL database of several servers. Each call is one atomic step, so
+that racing requests are never granted more than the limit.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ WINDOW_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Usage of one caller at one moment, and how long a request of some tokens has to wait."""
+    """Usage of one caller at one moment, and the time that a request with some tokens has to wait."""
 
     requests: int = 0
     """Requests in the window of a minute."""
     tokens: int = 0
     """Tokens in the window."""
     running: int = 0
-    """Requests that run."""
+    """Requests in progress."""
     reset_s: float = 0.0
     """Time until the window is empty."""
     request_wait_s: float = 0.0
-    """Time until one more request fits the window; 0 where it fits now."""
+    """Time until one more request fits the window. 0 if it fits now."""
     tokens_wait_s: float = 0.0
-    """Time until the tokens fit the window; infinite where they are more than the limit."""
+    """Time until the tokens fit the window. Infinite if they are more than the limit."""
     exhausted: str | None = None
-    """First period whose budget is too small for the tokens."""
+    """First period in which the tokens exceed the budget. None if they fit all budgets."""
     used: int = 0
     """Tokens that were used in that period."""
 
     def admits(self, limits: CallerLimits, *, counted: bool) -> bool:
-        """True where a request fits; of one that is `counted` already only its tokens are judged."""
+        """True if a request fits. If it is `counted` already, only its tokens are checked."""
         fits = self.tokens_wait_s <= 0 and self.exhausted is None
         if counted:
             return fits
@@ -53,41 +53,41 @@ class Usage:
 
 @dataclass(slots=True, kw_only=True)
 class Ticket:
-    """A request that counts: among the running ones until it ends, and in the window."""
+    """Request that counts among the running ones until it ends, and in the window of its minute."""
 
     id: UUID = field(default_factory=uuid4)
     caller: Caller
     tokens: int = 0
-    """Tokens that it has taken."""
+    """Tokens that the request has taken."""
     periods: tuple[str, ...] = ()
-    """Periods of whose budgets they were taken."""
+    """Periods of the budgets from which the tokens were taken."""
 
 
 class UsageStore(Protocol):
-    """Store of the usage of all callers. `budgets` are the caller's token budgets by their periods."""
+    """Store of the usage of all callers. `budgets` maps periods to the caller's token budgets."""
 
     async def look(self, caller: Caller, tokens: int, budgets: Mapping[str, int]) -> Usage:
-        """Usage as a request of so many tokens meets it; takes nothing."""
+        """Usage for a request with this number of tokens. Nothing is counted or taken."""
         ...
 
     async def enter(self, ticket: Ticket, tokens: int, budgets: Mapping[str, int]) -> Usage:
-        """Count a request where one of so many tokens fits; it takes none of them yet."""
+        """Count a request if one with this number of tokens fits. It does not take the tokens yet."""
         ...
 
     async def take(self, ticket: Ticket, tokens: int, budgets: Mapping[str, int]) -> Usage:
-        """Take the tokens of a counted request where they fit; its minute begins again."""
+        """Take the tokens of a counted request if they fit. Then its minute begins again."""
         ...
 
     async def settle(self, ticket: Ticket, tokens: int) -> Usage:
-        """End a request that has used so many tokens; the others are given back."""
+        """End a request that has used this number of tokens. The other tokens that it took are given back."""
         ...
 
     async def cancel(self, ticket: Ticket) -> None:
-        """End a request, which leaves the window."""
+        """End a request and take it out of the window, as if it had not come."""
         ...
 
     def charge(self, caller: Caller, tokens: int) -> None:
-        """Count a request in the window that is over already."""
+        """Count a request in the window although it has ended already."""
         ...
 
 
@@ -122,12 +122,12 @@ class _Window:
             self.tokens -= entry.tokens
 
     def wait_for_request(self, limit: int | None, now: float) -> float:
-        """Seconds until one more request fits; at most 0 where it fits now."""
+        """Seconds until one more request fits. Zero or less if it fits now."""
         over = -1 if limit is None else len(self.entries) - limit
         return self.entries[over].expires - now if over >= 0 else 0.0
 
     def wait_for_tokens(self, tokens: int, limit: int | None, now: float) -> float:
-        """Seconds until so many tokens fit, infinite where they are more than the limit."""
+        """Seconds until this number of tokens fits. Infinite if it is more than the limit."""
         if limit is None:
             return 0.0
         if tokens > limit:
@@ -143,13 +143,13 @@ class _Window:
 
 
 class LocalUsage:
-    """Usage in the memory of this process; callers with a budget need `budgets`. `clock` gives seconds."""
+    """Usage in the memory of this process. If a caller has a budget, `budgets` is needed. `clock` gives seconds."""
 
     def __init__(self, budgets: TokenBudgets | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._budgets, self._clock = budgets, clock
         self._windows: OrderedDict[str, _Window] = OrderedDict()
         self._entries: dict[UUID, _Entry] = {}
-        """Entries in windows of the requests that run."""
+        """Window entries of the requests in progress, by the ids of their tickets."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -182,7 +182,7 @@ class LocalUsage:
             if not usage.admits(caller.limits, counted=True):
                 return usage
             if budgets and (exhausted := self._file(caller).take(caller.key_hash, tokens, budgets)) is not None:
-                return self._exhausted(usage, caller, exhausted)  # another process of this machine was first
+                return self._exhausted(usage, caller, exhausted)  # another process of this machine took them first
             window = self._windows[caller.key_hash]
             if (entry := self._entries.get(ticket.id)) is not None:
                 window.remove(entry)
@@ -239,7 +239,7 @@ class LocalUsage:
         return replace(usage, exhausted=period, used=self._file(caller).used(caller.key_hash, period))
 
     def _window(self, caller: Caller, now: float) -> _Window:
-        """Window of a caller; one idle caller is forgotten on the way, so that memory is bounded by active ones."""
+        """Window of a caller. Each call also forgets one idle caller, so that memory is bounded by the active ones."""
         window = self._windows.setdefault(caller.key_hash, _Window())
         self._windows.move_to_end(caller.key_hash)
         window.expire(now)

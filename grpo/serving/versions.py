@@ -1,10 +1,11 @@
-"""Versions that a server answers with: the newest, and earlier ones whose conversations go on.
+"""Versions that a server answers with: the newest, and earlier ones that still have conversations.
 
     alias champion     3 ─────────────────► 4
-    new conversations  3 ───────────────────┤ 4          version 4 is loaded beside 3, then answers
+    new conversations  3 ───────────────────┤ 4          version 4 is loaded while 3 runs, then it answers
     conversations of 3 3 ──────────────────────► idle    3 leaves when they have been idle for a while
 
-A conversation stays with its version. A third version retires the oldest at once, when its running turns have ended.
+A conversation stays with its version. If a third version is loaded, the server retires the oldest one as soon as its
+running turns have ended, without waiting until it is idle.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from grpo.user_failures import is_exception, user_code
 
 logger = logging.getLogger(__name__)
 _RENDERERS = 64
-"""Sets of tools whose renderers are kept."""
+"""Renderers that a version keeps, one for each set of tools."""
 _KEPT_VERSIONS = 2
 _LONGEST_PAUSE_S = 300.0
 _WOKEN_S, _WANT_AGAIN_S = 0.2, 30.0
-"""Times after which a look is repeated at the earliest, and the load of a version that is wanted."""
+"""Shortest time between two looks, and between two loads of a version that other servers have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,13 @@ class EngineSettings:
     prefill_chunk: int = 64
     """Prompt tokens of a conversation that are read in one forward pass."""
     prefix_cache_bytes: int = 2**30
-    """Keys and values of idle conversations."""
+    """Most memory for the keys and values of idle conversations."""
     threads: int | None = None
-    """Threads of a forward pass on the CPU; None is all cores but one, which is the event loop's."""
+    """Threads of a forward pass on the CPU. None uses all cores but one, which is left to the event loop."""
     longest_pass_s: float = 300.0
-    """Time of a forward pass after which its engine process counts as hung, and is replaced."""
+    """If a forward pass takes longer, its engine process counts as hung and is replaced."""
     longest_silence_s: float = 10.0
-    """Silence of an engine process, which sends a heartbeat each second, after which the server is not ready."""
+    """An engine process sends a heartbeat each second. If it is silent for longer, the server is not ready."""
 
 
 class ServedVersion:
@@ -91,23 +92,23 @@ class ServedVersion:
 
     @property
     def stopped(self) -> str | None:
-        """Why the engine has ended by itself; None while it runs, and for a model on another server."""
+        """Reason if the engine has ended by itself. None while it runs, and for a model on another server."""
         engines = [engine for engine in self._samplers.values() if isinstance(engine, Engine)]
         return engines[0].stopped if engines else None
 
     @property
     def silent_s(self) -> float | None:
-        """Seconds since the last heartbeat of the engine process; None for a model on another server."""
+        """Seconds since the last heartbeat of the engine process. None for a model on another server."""
         engines = [engine for engine in self._samplers.values() if isinstance(engine, Engine)]
         return engines[0].silent_s if engines else None
 
     @property
     def answers(self) -> bool:
-        """False while the engine process is silent; what a model on another server does is not known."""
+        """False while the engine process is silent. A model on another server has no heartbeat, so it is True."""
         return (self.silent_s or 0.0) <= self._settings.longest_silence_s
 
     def end_hung(self) -> None:
-        """Stop an engine whose process hangs."""
+        """Stop the engine if its process hangs."""
         for engine in self._samplers.values():
             if isinstance(engine, Engine):
                 engine.end_hung(self._settings.longest_pass_s)
@@ -118,23 +119,27 @@ class ServedVersion:
 
     @property
     def max_context(self) -> int:
-        """Tokens of a conversation at most."""
+        """Most tokens that a conversation may have."""
         limit = self.served.policy.max_context
         return min(limit, self.served.max_context or limit)
 
     def scale(self, concurrency: int) -> None:
-        """Change the number of turns that the engine generates at once; a model on another server has its own."""
+        """Change the number of turns that the engine generates at once. A model on another server is not changed."""
         for engine in self._samplers.values():
             if isinstance(engine, Engine):
                 engine.scale(concurrency)
 
     def stats(self) -> EngineStats | None:
-        """Counters of the engine; None for a model on another server."""
+        """Counters of the engine. None for a model on another server."""
         engine = next(iter(self._samplers.values()), None)
         return engine.stats() if isinstance(engine, Engine) else None
 
     async def _sampler(self, renderer: Renderer) -> Sampler:
-        """One engine for all sets of tools, as it reads tokens; a model on another server has one sampler for each."""
+        """Sampler for a renderer, which is started when it is needed first.
+
+        All sets of tools share one engine, because it reads tokens. A model on another server has one sampler for each
+        set of tools.
+        """
         if self.retired:
             raise PolicyError(f"{self.served.version} is not served any more")
         policy = self.served.policy
@@ -157,7 +162,7 @@ class ServedVersion:
         return self._samplers[key]
 
     def renderer(self, tools: tuple[Tool, ...]) -> Renderer:
-        """Renderer with the tools of the client and of the agent; the last renderers are kept."""
+        """Renderer with the tools of the client and of the agent. The version keeps the last ones that were used."""
         key = json.dumps([tool.to_template() for tool in tools], sort_keys=True)
         renderer = self._renderers.pop(key, None)
         if renderer is None:
@@ -173,7 +178,7 @@ class ServedVersion:
         return renderer
 
     def tool_tokens(self, renderer: Renderer) -> int:
-        """Tokens that the client's tools of a renderer add to a prompt; counted once."""
+        """Tokens that the client's tools of a renderer add to a prompt. They are counted once and remembered."""
         tokens = self._tool_tokens.get(renderer)
         if tokens is None:
             prompt = (Message(role="user", content="x"),)
@@ -183,7 +188,7 @@ class ServedVersion:
 
 
 class Versions:
-    """Versions of one model, the newest of which answers new conversations."""
+    """Versions of one model. The newest answers new conversations."""
 
     def __init__(
         self,
@@ -201,20 +206,20 @@ class Versions:
         self._versions: list[ServedVersion] = []
         self.on_retired: Callable[[ServedVersion], None] = lambda version: None
         self.idle_elsewhere_s: Callable[[ServedVersion], float] = lambda version: float("inf")
-        """Time since another server has used a version; infinite where none has it."""
+        """Time since another server has used a version. Infinite if no other server has it."""
         self._wanted: str | None = None
-        """Version that conversations of other servers are on."""
+        """Version that `want` has asked for, because conversations of other servers use it."""
         self._want_after = clock()
         self._woken = asyncio.Event()
         self.swaps = 0
         self.failed_loads = 0
-        """Attempts to look for or to load a version that failed, and versions whose engines ended by themselves."""
+        """Failed attempts to look for or to load a version, and losses of engines that ended by themselves."""
         self.moved: str | None = None
-        """Sentence about an alias that was moved by hand to another version; None if it was not."""
+        """Sentence about an alias that was moved by hand to another version. None if it was not moved."""
 
     @property
     def current(self) -> ServedVersion | None:
-        """Version of new conversations, the newest whose engine runs; None before the first is loaded."""
+        """Version for new conversations: the newest with a running engine. None if there is none, as at the start."""
         return next((version for version in reversed(self._versions) if version.stopped is None), None)
 
     @property
@@ -223,10 +228,10 @@ class Versions:
         return tuple(self._versions)
 
     async def add(self, served: ServedModel) -> None:
-        """Start a version beside the others; new conversations go to it from now on."""
+        """Start a version while the others go on. From now on new conversations go to it."""
         same = (version for version in self._versions if version.served.version == served.version)
         known = next((version for version in same if version.stopped is None), None)
-        if known is not None:  # the alias is back at a version whose conversations go on
+        if known is not None:  # the alias is back at a version that is still loaded for its conversations
             self._versions.remove(known)
             if served is not known.served:
                 await asyncio.to_thread(release, served)
@@ -239,15 +244,15 @@ class Versions:
         await self.retire_idle()
 
     def want(self, version: str) -> None:
-        """Look for the newest version at once, and load this one as well, which other servers have loaded.
+        """Look for the newest version at once, and also load this one, because other servers have loaded it.
 
-        It is not loaded where two are: a third one is about to be retired by the others as well.
+        If two versions are loaded already, this one is not, because the other servers are about to retire it as well.
         """
         self._wanted = version
         self._woken.set()
 
     async def _load_wanted(self, next_version: Callable[[str], ServedModel | None]) -> None:
-        """Load the version that is wanted, beside the one that answers new conversations."""
+        """Load the wanted version as an older one, so that new conversations stay with the version that they have."""
         name, self._wanted = self._wanted, None
         known = name is None or any(version.served.version == name for version in self._versions)
         if known or len(self._versions) >= _KEPT_VERSIONS or self._clock() < self._want_after:
@@ -267,7 +272,7 @@ class Versions:
         self.concurrency = concurrency
 
     async def retire_idle(self) -> None:
-        """Stop versions without running turns that are idle, or too many."""
+        """Stop versions without running turns if they are idle, or if too many versions are loaded."""
         for index, version in enumerate(self._versions[:-1]):
             too_many = index < len(self._versions) - _KEPT_VERSIONS
             idle = min(self._clock() - version.last_used, self.idle_elsewhere_s(version)) > self._idle_s
@@ -282,10 +287,10 @@ class Versions:
         self._versions.remove(version)
         self.on_retired(version)
         await version.close()
-        gc.unfreeze()  # the next full collection frees cycles of the version's code; see `grpo.serving.garbage`
+        gc.unfreeze()  # so that the next full collection frees the version's code, see `grpo.serving.garbage`
 
     async def _remove_stopped(self) -> bool:
-        """Let go of versions whose engines hang or have ended, killed for memory for example; True for any."""
+        """Let go of versions if their engines hang or have ended, e.g. killed for lack of memory. True if any did."""
         for version in self._versions:
             version.end_hung()
         stopped = [version for version in self._versions if version.stopped is not None and version.running == 0]
@@ -298,21 +303,22 @@ class Versions:
     async def watch(self, next_version: Callable[[str], ServedModel | None], *, every_s: float) -> None:
         """Load each new version that `next_version` finds, given the one that answers, until cancelled.
 
-        It is called on a thread. An error is logged and tried again, later each time, and so is a version whose engine
-        ends soon after it was loaded; the version that answers goes on.
+        `next_version` is called on a thread. If it fails, the error is logged, the version that answers goes on, and
+        the next try comes later each time. A version is retried in the same way if its engine ends soon after the load.
+
         Raises the `GRPOError` of a first version that cannot be loaded, and `FirstVersionError` for other exceptions.
         """
         pause_s, try_at, first = every_s, self._clock(), True
         while True:
             if await self._remove_stopped():
                 self.failed_loads += 1
-                try_at = self._clock() + pause_s - every_s  # at once, unless the one before was lost or failed as well
+                try_at = self._clock() + pause_s - every_s  # at once, unless the version before failed or was lost too
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
             if self._clock() >= try_at:
                 current = self.current
                 try:
                     served = await load(next_version, current.served.version if current else "")
-                    if first:  # before there are turns, which a collection of all that was imported would hold up
+                    if first:  # now, because a collection of all imported modules would hold up turns later
                         gc.collect()
                     if served is not None:
                         with user_code("the version's code", passes=is_exception):
@@ -324,7 +330,7 @@ class Versions:
                     first = False
                 except Exception as error:
                     self.failed_loads += 1
-                    if first:  # the server has nothing to answer with; who has started it may try again
+                    if first:  # the server has nothing to answer with, so it ends and may be started again
                         if isinstance(error, GRPOError):
                             raise
                         raise FirstVersionError(f"no version can be served: {one_line(error)}") from error
@@ -338,7 +344,7 @@ class Versions:
             await self._pause(every_s)
 
     async def _pause(self, every_s: float) -> None:
-        """Wait for the next look, or for a version that is wanted."""
+        """Wait until the next look is due, or until `want` asks for a version."""
         with suppress(TimeoutError):
             async with asyncio.timeout(every_s):
                 await self._woken.wait()

@@ -28,7 +28,7 @@ SplitName = Literal["train", "heldout"]
 
 
 SuccessCriterion = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
-"""A part of success, as in tau-bench's reward basis: the final state, assertions on it, assertions about the
+"""A part of success, as in tau-bench's reward basis: the final state, assertions about the state, assertions about the
 conversation, the calls that were made, the facts that were communicated."""
 NL_ASSERTION = "NL_ASSERTION"
 """The part of success that a language model judges."""
@@ -51,17 +51,17 @@ class Expected(_Record):
     facts: tuple[str, ...] = ()
     """Facts that the agent must communicate."""
     calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and where the source has them, `turn`, the
-    number of the user turn that the call answers, and `compare_args`, the arguments that must be equal."""
+    """Tool calls that solve the task, in order: `{"name", "arguments"}`. If the source has them, also `turn`, the number
+    of the user turn that the call answers, and `compare_args`, the arguments that must be equal."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
     assertions: tuple[str, ...] = ()
-    """Statements about the conversation that must be true; a language model judges them."""
+    """Statements about the conversation that must be true. A language model judges them."""
     required_documents: tuple[str, ...] = ()
     """Documents of the domain's knowledge base that the task needs, by id."""
     reward_basis: Annotated[tuple[SuccessCriterion, ...], Field(min_length=1)] | None = None
-    """Parts of success; None stands for every part that is expected here. `[DB]` without calls and state says that the
-    right outcome is an unchanged world."""
+    """Parts of success. None means every part that is expected here. `[DB]` without calls and state means that the world
+    must stay unchanged."""
 
     @field_validator("calls")
     @classmethod
@@ -86,10 +86,10 @@ class Expected(_Record):
 
     @property
     def basis(self) -> tuple[SuccessCriterion, ...]:
-        """Parts of success; facts and assertions count only where some are expected.
+        """Parts of success. Facts and assertions count only if some are expected.
 
-        The state counts where anything is expected, or where `reward_basis` names it: a scenario that says nothing
-        about its outcome has no basis, so that doing nothing is not a success.
+        The state counts if anything is expected, or if `reward_basis` names it. A scenario that says nothing about its
+        outcome has no basis, because otherwise doing nothing would be a success.
         """
         expected: dict[str, object] = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
         if self.reward_basis is None:
@@ -99,18 +99,18 @@ class Expected(_Record):
 
     @property
     def states_success(self) -> bool:
-        """True if anything here tells a success from a failure; reference replies alone do not."""
+        """True if anything here tells a success from a failure. Reference replies are not enough for that."""
         return self.reward_basis is not None or bool(self.basis)
 
 
 class Origin(_Record):
-    """Who gave a conversation from service, as hashes of the serving log: a share of the evidence is counted by it."""
+    """Sender of a served conversation, as hashes of the serving log, by which the shares of senders are bounded."""
 
     keys: Annotated[tuple[str, ...], Field(min_length=1)] = ("",)
-    """Hashes of the API keys that sent the conversation or a copy of it, the first one first; empty for an unknown key,
-    so that all conversations without a key count as if one key had sent them."""
+    """Hashes of the API keys that sent the conversation or a copy of it, the first one first. An unknown key is an empty
+    text, so that all conversations without a key count as if one key had sent them."""
     user: str = ""
-    """Salted hash of the user's name; empty where the client names none."""
+    """Salted hash of the user's name. Empty if the client names none."""
 
 
 class Metadata(_Record):
@@ -119,22 +119,22 @@ class Metadata(_Record):
     difficulty: Difficulty = "unknown"
     """Group of results besides the category."""
     category: str = Field(default="general", min_length=1, max_length=200)
-    """Group of results, and of the category gate; triage's right team."""
+    """Group of results, and of the category gate. For triage, the right team."""
     source: str = ""
     """Data set or log that it comes from."""
     licence: str = ""
     """Licence of the data."""
     consent: str = ""
-    """Consent of the user whose conversation it was."""
+    """Consent of the user who had the conversation."""
     identity: str = Field(default="", max_length=1_000)
-    """What tells this scenario from the others, where the user's text and the world do not; scenarios of one identity
-    are in one split, and those of two are never near duplicates."""
+    """Name that tells this scenario from others, if the user's text and the world do not. Scenarios with the same
+    identity are in the same split. Scenarios with different identities are never near duplicates."""
     origin: Origin | None = None
-    """Set by the curation of a retraining for each conversation; None for a base scenario."""
+    """Set by the curation of a retraining for each conversation. None for a base scenario."""
 
     @model_serializer(mode="wrap")
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an absent identity and origin: a scenario's hash depends on them only where they are set."""
+        """Leave out an absent identity and origin, so that a scenario's hash depends on them only if they are set."""
         fields: dict[str, Any] = handler(self)
         for name in ("identity", "origin"):
             if not getattr(self, name):
@@ -152,14 +152,14 @@ class Scenario(_Record):
     domain: Domain = "general"
     """Field of the conversation."""
     user_responses: tuple[str, ...] = ()
-    """The user's turns in order; the user begins."""
+    """The user's turns in order. The user begins."""
     goal: str = ""
     """Wishes and knowledge of a simulated user."""
     context: str = ""
     """Background that the agent and the reward may see."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Tools of this world: `{"name", "description", "parameters"}`, and `from_turn`, the number of the user turn from
-    which the tool is available, where that is not the first."""
+    """Tools of this world: `{"name", "description", "parameters"}`. If a tool is not available from the first user turn,
+    `from_turn` is the number of the turn from which it is."""
     world: dict[str, Any] = Field(default_factory=dict)
     """Initial state of the world."""
     expected: Expected = Field(default_factory=Expected)
@@ -167,7 +167,7 @@ class Scenario(_Record):
     metadata: Metadata = Field(default_factory=Metadata)
     """Origin, and the groups that results are counted in."""
     split: SplitName | None = None
-    """The split that the source declares; None leaves it to the hash of text and world."""
+    """The split that the source declares. If None, the hash of text and world decides."""
 
     @field_validator("user_responses")
     @classmethod
@@ -208,7 +208,7 @@ class Scenario(_Record):
 
     @property
     def start(self) -> str:
-        """What an episode starts from, see `episode_start`."""
+        """Start of an episode, see `episode_start`."""
         return episode_start(self.text, self.world, self.metadata.identity)
 
     @property
@@ -218,13 +218,13 @@ class Scenario(_Record):
 
 
 def episode_start(text: str, world: Mapping[str, Any], identity: str = "") -> str:
-    """What an episode starts from: the user's text and the world, or the identity that the source states.
+    """Start of an episode: the user's text and the world, or the identity if the source states one.
 
         text "reach the goal", world {"seed": 7}     reach the goal {"seed": 7}
         identity "level 3"                           level 3, whatever text and world are
 
-    Scenarios with the same start are in the same split. Raises `ValueError` or `RecursionError` for a world that JSON
-    cannot hold.
+    Scenarios with the same start are in the same split. Raises `ValueError` or `RecursionError` if JSON cannot hold the
+    world.
     """
     if identity:
         return f"identity {identity}"

@@ -1,7 +1,8 @@
-"""Settings of a source from its file: candidates by the names of keys or columns, of which the records choose.
+"""Guess the settings of a source from its file.
 
-A look before a run: the first records are read with each candidate, and the one that gives the most scenarios is shown.
-Nothing is guessed in a run itself, whose config states the kind.
+The names of its keys or columns give candidates. The first records are read with each candidate, and the candidate that
+gives the most scenarios is shown. This is only a look before a run: in a run nothing is guessed, because its config
+states the kind.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _IDS = ("id", "ticket", "ticket_id")
 
 
 def guess_source(path: Path) -> Source:
-    """The source that reads the most of a file.
+    """The source that reads the most records of a file.
 
-    Raises `DataError` for a file that is missing or in no known format, and where no candidate reads a record.
+    Raises `DataError` if the file is missing or in no known format, or if no candidate reads a record.
     """
     candidates = [_SOURCE.validate_python(settings) for settings in _candidates(path)]
     if not candidates:
@@ -154,6 +155,6 @@ def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _first(names: Sequence[str], known: Sequence[str]) -> str | None:
-    """The first known name among these, in either case."""
+    """The first known name that is among these, in lower or upper case."""
     by_name = {name.strip().lower().replace(" ", "_"): name for name in reversed(names)}
     return next((by_name[name] for name in known if name in by_name), None)

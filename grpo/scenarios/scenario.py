@@ -51,8 +51,8 @@ class Expected(_Record):
     facts: tuple[str, ...] = ()
     """Facts that the agent must communicate."""
     calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that solve the task, in order: `{"name", "arguments"}`. If the source has them, also `turn`, the number
-    of the user turn that the call answers, and `compare_args`, the arguments that must be equal."""
+    """Tool calls that solve the task, in order: `{"name", "arguments"}`. If the source has them, also `turn`, the
+    number of the user turn that the call answers, and `compare_args`, the arguments that must be equal."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
     assertions: tuple[str, ...] = ()
@@ -60,8 +60,8 @@ class Expected(_Record):
     required_documents: tuple[str, ...] = ()
     """Documents of the domain's knowledge base that the task needs, by id."""
     reward_basis: Annotated[tuple[SuccessCriterion, ...], Field(min_length=1)] | None = None
-    """Parts of success. None means every part that is expected here. `[DB]` without calls and state means that the world
-    must stay unchanged."""
+    """Parts of success. None means every part that is expected here. `[DB]` without calls and state means that the
+    world must stay unchanged."""
 
     @field_validator("calls")
     @classmethod
@@ -107,8 +107,8 @@ class Origin(_Record):
     """Sender of a served conversation, as hashes of the serving log, by which the shares of senders are bounded."""
 
     keys: Annotated[tuple[str, ...], Field(min_length=1)] = ("",)
-    """Hashes of the API keys that sent the conversation or a copy of it, the first one first. An unknown key is an empty
-    text, so that all conversations without a key count as if one key had sent them."""
+    """Hashes of the API keys that sent the conversation or a copy of it, the first one first. An unknown key is an
+    empty text, so that all conversations without a key count as if one key had sent them."""
     user: str = ""
     """Salted hash of the user's name. Empty if the client names none."""
 
@@ -158,8 +158,8 @@ class Scenario(_Record):
     context: str = ""
     """Background that the agent and the reward may see."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Tools of this world: `{"name", "description", "parameters"}`. If a tool is not available from the first user turn,
-    `from_turn` is the number of the turn from which it is."""
+    """Tools of this world: `{"name", "description", "parameters"}`. If a tool is not available from the first user
+    turn, `from_turn` is the number of the turn from which it is."""
     world: dict[str, Any] = Field(default_factory=dict)
     """Initial state of the world."""
     expected: Expected = Field(default_factory=Expected)

@@ -33,8 +33,8 @@ def is_database(uri: str) -> bool:
 def exclusive(uri: str) -> Iterator[None]:
     """Lock a database against other processes while the block runs. A killed process releases the lock.
 
-    The URI of a server is not locked. Raises `ConfigError` if the driver is missing, and `ConnectionError` if PostgreSQL
-    refuses the connection.
+    The URI of a server is not locked. Raises `ConfigError` if the driver is missing, and `ConnectionError` if
+    PostgreSQL refuses the connection.
     """
     if uri.startswith(_SQLITE):
         with file_lock(Path(uri.removeprefix(_SQLITE)).with_suffix(".lock")):

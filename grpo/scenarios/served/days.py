@@ -5,9 +5,9 @@
     feedback/2026-11-21 on d
 
 The conversations of a day are joined without the conversations of other days. If conversations name turns of each
-other, which happens only in a log that `grpo serve` did not write, they form one group that belongs to the day of its
-first turn. So each gets the reasons that it would get if the whole log were joined at once. The digest of a day covers
-exactly its records. Therefore a new day of the log changes its own digest, and the digest of an earlier day only if its
+other, e.g. in a log that `grpo serve` did not write, they form one group that belongs to the day of its first turn. So
+each gets the reasons that it would get if the whole log were joined at once. The digest of a day covers exactly its
+records. Therefore a new day of the log changes its own digest, and the digest of an earlier day only if its
 conversations got turns or feedback.
 """
 

@@ -139,7 +139,7 @@ class ServedLog:
     def turns_of(self, conversations: Set[str]) -> list[ServedTurn]:
         """Turns of these conversations by their time, without erased ones.
 
-        Lines and rows that belong to other conversations are skipped before they are converted, because that is slow.
+        Lines and rows of other conversations are not converted, because conversion is slow.
         """
         names = [name.encode() for name in conversations]
         records: list[Record | Damage] = []
@@ -228,7 +228,7 @@ class ServedLog:
     def part_records(self, part: TablePart | SegmentPart, is_wanted: Callable[[str], bool]) -> Iterator[Record]:
         """Records of the wanted conversations in a part, also erased ones.
 
-        Only their rows are converted, unless the table is damaged. Then it is read row by row instead.
+        In an undamaged table only their rows are converted. Segments and damaged tables are read record by record.
         """
         if isinstance(part, TablePart):
             records = try_call(lambda: _records_of(self.present(part.table), is_wanted, part.segments))

@@ -66,7 +66,8 @@ class ServedConversation:
     id: str
     turns: tuple[ServedTurn, ...]
     judgement: Judgement
-    """Feedback on the conversation. A field that it lacks comes from its turns: the mean rating, the last outcome."""
+    """Feedback on the conversation. If it has no rating, the mean rating of its turns is taken. If it has no `success`,
+    `expected` or `world`, the last one of its turns is taken."""
     turn_judgements: Mapping[str, Judgement]
     """Feedback on single turns, by their id."""
 

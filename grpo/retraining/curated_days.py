@@ -52,7 +52,7 @@ LIGHT = pa.schema(
         ("message", pa.string()),  # of a record that is not a scenario
         ("is_scenario", pa.bool_()),
         ("personal", pa.string()),  # number of distinct values of personal data by kind, as JSON; null for none
-        ("sender", pa.string()),  # hash of the key that sent it; empty where unknown
+        ("sender", pa.string()),  # hash of the key that sent it; empty if unknown
         ("user", pa.string()),
         ("is_served", pa.bool_()),
         ("model", pa.string()),  # null if it is not a conversation of a serving log

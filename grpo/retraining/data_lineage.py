@@ -39,7 +39,7 @@ class _SplitSettings(BaseModel):
 
 
 def training_data(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> TrainingData:
-    """Read the training data of a version from its provenance, without what was erased since."""
+    """Read the training data of a version from its provenance, without scenarios that were erased since."""
     settings = _SplitSettings.model_validate(models.provenance(version).config["scenarios"])
     table = artifacts.remaining(artifacts.folder("scenarios", version.tags["scenarios"]))
     return TrainingData(scenarios=table, validation_fraction=settings.validation_fraction, limit=settings.limit)

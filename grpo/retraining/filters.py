@@ -19,7 +19,7 @@ class IncomingConversation:
 
     scenario: Scenario
     masked: str
-    """User text with personal data masked, as it is compared with others."""
+    """User text with personal data masked, which is compared with the texts of other conversations."""
 
 
 def masked_user_text(scenario: Scenario) -> str:

@@ -21,7 +21,7 @@ class TableTexts(Sequence[str]):
     """Masked user texts of the scenarios of a table, in its order. `ids` has the scenarios' ids."""
 
     def __init__(self, path: Path, *, without: pa.Array | None = None) -> None:
-        """Leave out the scenarios whose ids are in `without`."""
+        """Leave out the scenarios with ids in `without`."""
         self._path = path
         file = open_scenarios(path)
         ids = file.read(["id"]).column(0).combine_chunks()

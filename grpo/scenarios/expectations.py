@@ -162,7 +162,7 @@ def _frames(
     import pandas as pd  # takes half a second, which a dry run does not need
 
     frame = table.to_pandas()
-    frame["split"] = pd.Series(table.column("split").to_pylist(), dtype=object)  # None, not NaN, where undeclared
+    frame["split"] = pd.Series(table.column("split").to_pylist(), dtype=object)  # None, not NaN, if undeclared
     declared = frame.dropna(subset=["split"]).groupby("text_digest")["split"].nunique()
     frame["declared_splits"] = frame["text_digest"].map(declared).fillna(0)
     frame["copies"] = _copies(scenarios_path)

@@ -27,7 +27,7 @@ from grpo.scenarios.readers.record_file import read_objects
 
 _SOURCE: TypeAdapter[Source] = TypeAdapter(Source)
 _TRIED = 200  # records that are read with each candidate
-_LOOKED_AT = 20  # records whose keys are looked at
+_LOOKED_AT = 20  # records that are searched for their keys
 _TABLES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".gz": "jsonl", ".json": "json"}
 _LISTS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat")
@@ -39,7 +39,7 @@ _QUESTIONS = ("question", "query", "instruction", "prompt", "utterance", "text",
 _ANSWERS = ("answer", "response", "reply", "completion", "output")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _PAGES = (("tickets", "zendesk"), ("tickets", "freshdesk"), ("conversations", "intercom"), ("data", "chatwoot"))
-"""Keys of the list in a page of an API, and the help desks whose tickets it may hold."""
+"""Keys of the list in a page of an API, each with a help desk that names its list of tickets so."""
 _IDS = ("id", "ticket", "ticket_id")
 
 

@@ -113,7 +113,7 @@ _THINGS = frozenset(
 )
 """Sibling keys of the `name` of a thing."""
 _SHORTEST = 5
-"""Minimum number of letters and digits of a number; shorter ones would match everywhere."""
+"""Minimum number of letters and digits of a number, because shorter ones would match everywhere."""
 
 
 def find_pii(text: str) -> list[PIISpan]:
@@ -216,7 +216,9 @@ def _is_iban(text: str) -> bool:
 
 
 def _is_card(text: str) -> bool:
-    """Luhn check: every second digit from the right doubled, digit sum a multiple of ten; not one repeated digit.
+    """Luhn check: every second digit from the right is doubled, and the digit sum must be a multiple of ten.
+
+    A number that repeats a single digit is not a card.
 
     4111111111111111 → 8+1+2+1+2+1+2+1+2+1+2+1+2+1+2+1 = 30
     """

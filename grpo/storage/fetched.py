@@ -48,7 +48,7 @@ def forget_unused(copies: Path) -> None:
 
 
 def read_etags(place: Path) -> object:
-    """URI and ETags of the objects that the copy was made from; None if unknown."""
+    """URI and ETags of the objects that the copy was made from. None if unknown."""
     try:
         return json.loads(etags_file(place).read_bytes())
     except (FileNotFoundError, ValueError):

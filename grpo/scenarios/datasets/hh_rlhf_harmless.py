@@ -1,4 +1,4 @@
-"""HH-RLHF, harmlessness: two dialogues with different last replies, of which annotators chose the less harmful one.
+"""HH-RLHF, harmlessness: two dialogues that differ in the last reply. Annotators chose the less harmful one.
 
     "\\n\\nHuman: …\\n\\nAssistant: …"
 

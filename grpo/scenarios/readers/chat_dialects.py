@@ -1,8 +1,8 @@
 """Messages of the dialects of ShareGPT, and calls in Hermes' format, rewritten into OpenAI's messages.
 
     {"from": "human", "value": "Where is order 7?"}                    role user
-    {"from": "function_call", "value": "{\\"name\\": …}"}                role assistant with a call; or a list of calls
-    {"from": "observation", "value": "lost"}                           role tool; results follow in the calls' order
+    {"from": "function_call", "value": "{\\"name\\": …}"}                role assistant with a call, or a list of calls
+    {"from": "observation", "value": "lost"}                           role tool, with results in the calls' order
     {"from": "gpt", "value": "<tool_call>{\\"name\\": …}</tool_call>"}   Hermes: role assistant with a call
     {"from": "tool", "value": "<tool_response>…</tool_response>"}      Hermes: role tool, one result for each element
 

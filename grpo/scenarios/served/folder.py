@@ -1,4 +1,4 @@
-"""Folder of the serving log, and its records as they are read.
+"""Folder of the serving log, and the reader of its records.
 
     segments/20261122T030000-3fa1c0….log             append-only; deleted once it is in Parquet
     turns/2026-11-22/20261122T030000-3fa1c0….parquet     the turns of one segment and day

@@ -3,7 +3,7 @@
 turns       1 ← 2 ← 3        3 has no answered turn after it: one conversation, 1 2 3
 fork        1 ← 2, 1 ← 4     two conversations: 1 2 has the conversation's id, 1 4 has its id and the id of turn 4
 n = 2       1 ← 2a, 1 ← 2b   one conversation: 1 2b if 2b was continued, else 1 2a, choice 0
-feedback    the last value of each field; feedback on the conversation comes before feedback on its turns
+feedback    the last value of each field. Feedback on the conversation comes before feedback on its turns
 
 turns = answered + aborted + failed + erased
 answered = joined + unjoined(reason)

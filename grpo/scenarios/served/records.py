@@ -65,7 +65,7 @@ class ServedTurn:
     reply last."""
     token_ids: NDArray[np.int32]  # [tokens that it adds]
     loss_mask: NDArray[np.bool_]  # [tokens that it adds]
-    sampler_logprobs: NDArray[np.float32]  # [tokens that it adds] 0 outside the loss mask, NaN where unknown
+    sampler_logprobs: NDArray[np.float32]  # [tokens that it adds] 0 outside the loss mask, NaN if unknown
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the client offered: `{"name", "description", "parameters"}`."""
     temperature: float

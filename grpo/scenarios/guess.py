@@ -39,7 +39,7 @@ _QUESTIONS = ("question", "query", "instruction", "prompt", "utterance", "text",
 _ANSWERS = ("answer", "response", "reply", "completion", "output")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _PAGES = (("tickets", "zendesk"), ("tickets", "freshdesk"), ("conversations", "intercom"), ("data", "chatwoot"))
-"""Keys of the list in a page of an API, each with a help desk that names its list of tickets so."""
+"""Keys under which a page of an API has its list of tickets, each with a help desk that uses the key."""
 _IDS = ("id", "ticket", "ticket_id")
 
 

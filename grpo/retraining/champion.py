@@ -29,22 +29,22 @@ from grpo.storage.documents import Document
 from grpo.tables import open_parquet
 
 _ENOUGH_LIVE = 50
-"""Earlier conversations from which on drift is measured against them and not against the scenarios."""
+"""Number of earlier conversations from which drift is measured against them instead of against the scenarios."""
 
 
 class Champion(Document):
-    """The version in service and the data of its training."""
+    """The version in service, and the data that it was trained on."""
 
     name: str
     """Name and version, `support-desk/3`."""
     registered: datetime
     checkpoint: Artifact
     data_lineage: tuple[TrainingData, ...] = Field(min_length=1)
-    """Training data of its weights: its own, then that of each version before it."""
+    """Training data of its weights: its own, then the data of each version that it descends from."""
     conversations: Artifact | None
-    """Conversations known when it was trained; None for a version that was not retrained."""
+    """Conversations known when it was trained. None if it was not made by a retraining."""
     evaluation: Evaluation | None
-    """Its evaluation; None for a run that was interrupted before its report."""
+    """Its evaluation. None if its run was interrupted before its report."""
 
     @property
     def training_data(self) -> TrainingData:
@@ -53,7 +53,7 @@ class Champion(Document):
 
 
 def champion(models: Registry, artifacts: ArtifactStore, model: str, *, follow_alias: bool = False) -> Champion | None:
-    """Read the champion of a registered model; None without one. Raises as `Registry.champion`."""
+    """Read the champion of a registered model, or return None if it has none. Raises like `Registry.champion`."""
     version = models.champion(model, follow_alias=follow_alias)
     if version is None:
         return None
@@ -71,7 +71,8 @@ def champion(models: Registry, artifacts: ArtifactStore, model: str, *, follow_a
 class Challenger(Document):
     """Newest retrained version that was evaluated against the champion, with any verdict.
 
-    Its training data does not count as new: a refused version does not start a retraining on the same data.
+    Its training data does not count as new, because otherwise a refused version would start a retraining on the same
+    data again.
     """
 
     name: str
@@ -84,9 +85,10 @@ class Challenger(Document):
 def last_challenger(
     models: Registry, artifacts: ArtifactStore, model: str, champion: Champion | None
 ) -> Challenger | None:
-    """Find the last challenger of the champion, or the last retrained version without a champion; None without either.
+    """Find the last challenger of the champion, or None if there is none.
 
-    A version that was rolled back was evaluated against the present champion, and counts.
+    Without a champion it is the last retrained version. A version that was rolled back counts if it was evaluated
+    against the present champion.
     """
     for version in reversed(models.versions(model)):
         conversations = version.tags.get(CONVERSATIONS)
@@ -116,9 +118,9 @@ def new_conversations(
 def known_topics(
     artifacts: ArtifactStore, champion: Champion | None, challenger: Challenger | None = None
 ) -> Sequence[str]:
-    """User texts of the conversations of the last challenger, or of the champion without one.
+    """User texts of the conversations of the last challenger, or of the champion if there is no challenger.
 
-    Fewer than 50 are replaced by the texts of the champion's scenarios.
+    If there are fewer than 50, the texts of the champion's scenarios are used instead.
     """
     if champion is None:
         return ()
@@ -135,8 +137,8 @@ def production_metrics(
 ) -> dict[str, list[float]]:
     """Values of each metric in the logged conversations of a version (`support-desk/3`), oldest first.
 
-    `live` is the table that curation has written of the conversations of serving logs; those of conversation logs are
-    read from `sources`. Damaged files are skipped here; curation counts them.
+    Curation has written the conversations of serving logs into the table `live`. Conversation logs are read from
+    `sources`. Damaged files are skipped here, because curation counts them.
     """
     logged = [
         {"id": f"conversation-{item.id}", "time": microseconds(item.time), "reward": item.reward, "rating": item.rating}
@@ -170,7 +172,10 @@ def _registered(models: Registry, version: ModelVersion) -> datetime:
 
 
 def _evaluation(models: Registry, version: ModelVersion) -> Evaluation | None:
-    """Evaluation in the report of a version's run, if one was signed; raises `SignatureError` for another one."""
+    """Signed evaluation of a version, from the report of its run, or None if there is none.
+
+    Raises `SignatureError` if the report has another evaluation than the one that was signed.
+    """
     if EVALUATION_DIGEST not in version.tags:
         return None
     with tempfile.TemporaryDirectory() as folder:

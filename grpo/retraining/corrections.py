@@ -4,7 +4,8 @@
     demonstration       S U1 A1 U2 C                            a line of `sft.demonstrations`, kind jsonl
     preference pair     prompt S U1 A1 U2, C above A2           a line of `dpo.pairs`, or of a `PairFile`
 
-Without the user's consent and the licence a correction is not used. One conversation gets the same pseudonyms in all.
+A correction is used only if the user's consent and the licence allow it. The texts of one conversation get the same
+pseudonyms in all files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class RedactedCorrection:
 
     pair: PreferencePair
     tools: tuple[Tool, ...]
-    """Tools that the conversation was served with, without the agent's own."""
+    """Tools that the client offered, without the agent's own."""
 
     @property
     def demonstration(self) -> tuple[Message, ...]:
@@ -52,7 +53,7 @@ class CorrectionCounts(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corrections:
-    """Corrections that may be used, and the number of the others by reason."""
+    """Corrections that may be used, and the numbers of the other ones by reason."""
 
     used: tuple[RedactedCorrection, ...]
     rejected: Mapping[str, int]
@@ -72,10 +73,11 @@ def collect_corrections(
     trained: Container[str] | None = None,
     max_corrections: int | None = None,
 ) -> Corrections:
-    """Filter the corrections in serving logs by licence and consent, and redact them; with a limit the newest ones.
+    """Filter the corrections in serving logs by licence and consent, and redact them.
 
-    `trained` are the ids of the scenarios of the training split: a correction of another conversation is not used,
-    because it may be held out, or was refused by curation. None uses those of all conversations.
+    `trained` are the ids of the scenarios of the training split. If it is given, corrections of other conversations are
+    not used, because these may be held out, or curation has rejected them. With `max_corrections` only the newest ones
+    are used.
     """
     logs = tuple(joined)
     used: dict[str, RedactedCorrection] = {}
@@ -100,7 +102,7 @@ def collect_corrections(
 
 
 def write_demonstrations(path: Path, used: Sequence[RedactedCorrection]) -> None:
-    """Write a file for `sft.demonstrations`, with ids, by which an erasure finds the conversation."""
+    """Write a file for `sft.demonstrations`, with ids, so that an erasure finds the conversation."""
     _write(
         path,
         ({"id": item.pair.id, "messages": [message.to_template() for message in item.demonstration]} for item in used),
@@ -110,7 +112,7 @@ def write_demonstrations(path: Path, used: Sequence[RedactedCorrection]) -> None
 def write_pairs(path: Path, used: Sequence[RedactedCorrection]) -> None:
     """Write a file for `dpo.pairs`: TRL's conversational preference format with tools, and id, group and category.
 
-    A reward of preference pairs reads it with layout messages, without the pairs that have tool calls.
+    A reward of preference pairs reads it with layout messages, and leaves out pairs with tool calls.
     """
     _write(
         path,

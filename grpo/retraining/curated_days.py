@@ -1,9 +1,9 @@
-"""Conversations of a day, or of a block of another source, after all that can be decided about each by itself.
+"""Conversations of a day, or of a block of another source, after the filters that look at each of them by itself.
 
-    records → schema, required fields, licence, consent, redaction → one row a record
+    records → schema, required fields, licence, consent, redaction → one row per record
 
-A row has the rejection, or the redacted conversation with the shingles of its masked text, by which it is compared with
-the others. A rejected conversation leaves its id, the filter and the reason, never its text.
+A row has the rejection, or else the redacted conversation and the shingles of its masked text, which are used to
+compare it with the others. A rejected conversation leaves its id, the filter and the reason, but never its text.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from grpo.scenarios.table import SCHEMA, scenario_row
 
 LIGHT = pa.schema(
     [
-        ("id", pa.string()),  # of the conversation in a log, else of the scenario; null for a record without one
+        ("id", pa.string()),  # of the conversation in a log, else of the scenario; null if a record has none
         ("time", pa.int64()),  # microseconds since 1970; 0 in other sources than serving logs
-        ("place", pa.string()),  # source and line of a record of another source than a serving log
+        ("place", pa.string()),  # source and line of a record that is not from a serving log
         ("filter", pa.string()),  # the filter that rejected it; null for a redacted conversation
         ("reason", pa.string()),
         ("message", pa.string()),  # of a record that is not a scenario
         ("is_scenario", pa.bool_()),
         ("personal", pa.string()),  # number of distinct values of personal data by kind, as JSON; null for none
-        ("sender", pa.string()),  # hash of the key that sent it; empty where unknown
+        ("sender", pa.string()),  # hash of the key that sent it; empty if unknown
         ("user", pa.string()),
         ("is_served", pa.bool_()),
-        ("model", pa.string()),  # null for what is not a conversation of a serving log
+        ("model", pa.string()),  # null if it is not a conversation of a serving log
         ("reward", pa.float64()),
         ("rating", pa.float64()),
     ]
@@ -72,7 +72,7 @@ _BLOCK = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """A record with what a serving log tells of it."""
+    """A record, with the served conversation if it comes from a serving log."""
 
     record: SourceRecord
     served: ServedConversation | None = None
@@ -91,7 +91,7 @@ def write_rows(
     *,
     counts: Mapping[str, int] | None = None,
 ) -> None:
-    """Write one row a record, in order."""
+    """Write one row per record, in order."""
     filters: tuple[Filter, ...] = (
         SchemaFilter(),
         RequiredFieldsFilter(settings.required_fields),
@@ -148,7 +148,7 @@ def _live(served: ServedConversation) -> dict[str, Any]:
 
 
 def _redact(item: Scenario) -> Redacted | tuple[str, str]:
-    """Redact a conversation; one that is not a valid scenario afterwards is rejected, without its text."""
+    """Redact a conversation. If it is not a valid scenario afterwards, it is rejected without its text."""
     try:
         return Redacted(item)
     except ValidationError as error:
@@ -170,7 +170,7 @@ def _redacted(clean: Redacted, masked: str, sent: Origin) -> dict[str, Any]:
 
 
 def with_origin(scenario: Scenario, origin: Origin) -> Scenario:
-    """The conversation with who gave it."""
+    """The conversation with its sender in `metadata.origin`."""
     return scenario.model_copy(update={"metadata": scenario.metadata.model_copy(update={"origin": origin})})
 
 
@@ -187,7 +187,7 @@ def blocks_of(records: Iterable[SourceRecord]) -> Iterator[list[Conversation]]:
 
 
 def personal_counts(values: Mapping[str | None, int]) -> Counter[str]:
-    """Sum of the numbers of personal data of rows, whose cells `values` counts."""
+    """Sum of the personal data of all rows, by kind. `values` counts the rows by their cell `personal`."""
     total: Counter[str] = Counter()
     for text, rows in values.items():
         for kind, count in (json.loads(text) if text else {}).items():

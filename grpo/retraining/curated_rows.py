@@ -1,6 +1,6 @@
 """Rows of curated days in the order of their records, read from their files a few at a time.
 
-What is kept of each row in memory is its place, id, time and the digest of its text: some 60 bytes.
+Memory holds only the place, the id, the time and the text's digest of each row, about 60 bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from grpo.scenarios.served.record_index import DAY_US, Problem
 from grpo.scenarios.similar_texts import COLUMNS, TextSet
 from grpo.tables import open_parquet
 
-_OPEN = 3  # files whose rows are kept in memory
+_OPEN = 3  # number of files with rows in memory
 _LIGHT = ["id", "time", "filter", "is_scenario", "text", "sender"]
 _TEXTS = [name for name, _ in COLUMNS]
 
@@ -34,7 +34,7 @@ class CuratedSource:
     place: str = ""
     """Name of a serving log in the places of its conversations."""
     folder: Path | None = None
-    """Folder of a serving log; None for another source, whose files are in the order of its records."""
+    """Folder of a serving log. None for another source, which has its files in the order of its records."""
     problems: Sequence[Problem] = ()
     """Lines and rows of a serving log that are not records."""
 
@@ -66,7 +66,7 @@ class CuratedRows:
         return len(self._row)
 
     def repeated_ids(self) -> NDArray[np.bool_]:  # [rows]
-        """True for scenarios whose id an earlier one has."""
+        """True for each scenario with an id that an earlier scenario has."""
         places = np.flatnonzero(self.is_scenario)
         codes = _single(self.ids.take(pa.array(places)).dictionary_encode()).indices.to_numpy()
         repeated = np.zeros(len(self), np.bool_)
@@ -75,7 +75,7 @@ class CuratedRows:
         return repeated
 
     def read(self, rows: NDArray[np.int64], columns: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
-        """Columns of these rows in this order, as many at a time as are in one file one after the other."""
+        """Columns of these rows in this order. Consecutive rows of the same file come together."""
         if not len(rows):
             return
         files = self._file[rows]
@@ -141,5 +141,5 @@ def _order(
 
 
 def _single(column: Any) -> Any:
-    """The one chunk of a column."""
+    """A column as a single chunk."""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -3,12 +3,13 @@
     records ─ schema ─ complete ─ licence ─ consent ─ redaction ─→ redacted ─ contamination ─ duplicates ─→ accepted
                 └───────┴───────────┴─────────┴────────────────────────────────┴───────────────┴───────→ rejected
 
-What can be decided about each conversation by itself, up to its redaction, is computed by the day on which it began and
-kept (`grpo.retraining.curated_days`); so are contamination and duplicates (`grpo.retraining.near_copies`). A day of a
-serving log is computed again when its own records change. Here the rows of all days are written in their order, a few
-thousand at a time.
+The filters up to redaction look at each conversation by itself. Their results are computed for each day on which
+conversations began, and are kept (`grpo.retraining.curated_days`). Contamination and duplicates are kept by day as well
+(`grpo.retraining.near_copies`). A day of a serving log is computed again only if its own records change. Here the rows
+of all days are written in their order, a few thousand at a time.
 
-A rejected conversation leaves its id, the filter and the reason, never its text: without consent nothing is kept.
+A rejected conversation leaves its id, the filter and the reason, but never its text, because without consent nothing
+may be kept.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ from grpo.storage.documents import Document
 from grpo.tables import open_parquet
 
 CONVERSATIONS = "conversations"
-"""Kind of the artifact, and the tag of a version with the digest of the conversations known at its training."""
+"""Kind of the artifact, and the version's tag that has the digest of the conversations known at its training."""
 DAYS = "days"
-"""Kind of the artifacts that have what was computed of single days."""
+"""Kind of the artifacts with the results of single days."""
 ACCEPTED, REDACTED, REJECTED, LIVE = "accepted.parquet", "redacted.parquet", "rejected.parquet", "live.parquet"
 REJECTIONS = pa.schema([("record", pa.string()), ("filter", pa.string()), ("reason", pa.string())])
 LIVE_SCHEMA = pa.schema(
@@ -68,7 +69,7 @@ LIVE_SCHEMA = pa.schema(
         ("rating", pa.float64()),
     ]
 )
-"""Production metrics of the conversations of serving logs, those that were rejected as well."""
+"""Production metrics of the conversations of serving logs, also of rejected ones."""
 _ATTEMPTS = 3
 
 
@@ -95,10 +96,10 @@ def curate_conversations(
     settings: CurationSettings,
     parts: Parts,
 ) -> CurationCounts:
-    """Read, redact and filter conversations; writes the four tables into `folder`.
+    """Read, redact and filter conversations, and write the four tables into `folder`.
 
-    `known` are the training scenarios, `heldout` those that must not leak into training; both are iterated more than
-    once. `parts` keeps what was computed of single days. Raises `BudgetError` when more than
+    `known` are the training scenarios. `heldout` are the scenarios that must not leak into training. Both are iterated
+    more than once. `parts` keeps the results of single days. Raises `BudgetError` if more than
     `settings.max_unreadable_fraction` of the records are unreadable.
     """
     with tempfile.TemporaryDirectory() as scratch:
@@ -114,7 +115,7 @@ def curate_conversations(
 
 
 def _served(source: ServedSource, settings: CurationSettings, parts: Parts, joins: Counter[str]) -> CuratedSource:
-    """Curated days of a serving log; adds the counts of its join."""
+    """Curated days of a serving log. Adds the counts of its join to `joins`."""
     log, reread = ServedLog(local_path(source.path)), set[str]()
     for _ in range(_ATTEMPTS):
         days = LogDays(
@@ -142,7 +143,7 @@ def _curated_day(days: LogDays, number: int, source: ServedSource, settings: Cur
 
 
 def _blocks(source: Source, settings: CurationSettings, scratch: Path) -> CuratedSource:
-    """Curated records of another source, which are not kept."""
+    """Curated records of another source. They are computed in every retraining, because only days are kept."""
     scratch.mkdir()
     paths = []
     for number, block in enumerate(blocks_of(read_records(source))):
@@ -152,7 +153,7 @@ def _blocks(source: Source, settings: CurationSettings, scratch: Path) -> Curate
 
 
 class _Curation:
-    """Rows of all sources, and what becomes of them."""
+    """Rows of all sources, and the tables that they are written to."""
 
     def __init__(self, sources: Sequence[CuratedSource], settings: CurationSettings) -> None:
         self._sources, self._settings = sources, settings
@@ -229,7 +230,7 @@ class _Curation:
     ) -> tuple[int, Counter[str | None]]:
         """Write redacted, accepted and rejected conversations.
 
-        Returns the number of those accepted, and of the redacted ones by their counts of personal data.
+        Returns the number of accepted conversations, and the numbers of redacted ones by their personal data.
         """
         accepted, personal = 0, Counter[str | None]()
         senders, reasons = self._senders(days, decisions), _Reasons(days, decisions)
@@ -258,7 +259,7 @@ class _Curation:
     def _senders(self, days: Sequence[NDArray[np.int64]], decisions: Sequence[Decisions]) -> dict[str, list[str]]:
         """Keys that sent the copies of a conversation, by its id.
 
-        So the copies of one conversation under ten keys are evidence of each of these keys, and not of ten.
+        If ten keys sent copies of one conversation, it stays one conversation that counts for each of these keys.
         """
         rows, senders = self._rows, dict[str, dict[str, None]]()
         for day, decided in zip(days, decisions, strict=True):
@@ -268,7 +269,7 @@ class _Curation:
         return {name: list(keys) for name, keys in senders.items()}
 
     def _accepted(self, table: pa.Table, senders: Mapping[str, Sequence[str]]) -> pa.Table:
-        """Rows of accepted conversations with who gave them, and the keys that sent copies of them."""
+        """Rows of accepted conversations with their senders, also the keys that sent copies of them."""
         rows = table.select(REDACTED_COLUMNS).rename_columns(SCHEMA.names)
         cells = {name: table.column(f"origin_{name}").to_pylist() for name in ("metadata", "hash")}
         for place, name in enumerate(table.column("id").to_pylist()):
@@ -306,7 +307,7 @@ class _Reasons:
         self._next = next(self._upcoming, None)
 
     def until(self, row: int) -> dict[int, tuple[str, str]]:
-        """Filter and reason of each rejected row up to this one that was not asked for before."""
+        """Filter and reason of each rejected row up to this row that no earlier call has returned."""
         reasons = {}
         while self._next is not None and self._next[0] <= row:
             reasons[self._next[0]] = self._next[1]

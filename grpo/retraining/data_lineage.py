@@ -39,7 +39,7 @@ class _SplitSettings(BaseModel):
 
 
 def training_data(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> TrainingData:
-    """Read the training data of a version from its provenance, without what was erased since."""
+    """Read the training data of a version from its provenance, without scenarios that were erased since."""
     settings = _SplitSettings.model_validate(models.provenance(version).config["scenarios"])
     table = artifacts.remaining(artifacts.folder("scenarios", version.tags["scenarios"]))
     return TrainingData(scenarios=table, validation_fraction=settings.validation_fraction, limit=settings.limit)
@@ -48,9 +48,9 @@ def training_data(models: Registry, artifacts: ArtifactStore, version: ModelVers
 def data_lineage(models: Registry, artifacts: ArtifactStore, version: ModelVersion) -> tuple[TrainingData, ...]:
     """Training data of a version's weights: its own, then the data of each version it descends from, newest first.
 
-    It ends at a model that was admitted without a provenance, whose data are unknown. Raises `RegistryError` for such a
-    version itself, and `SignatureError` for an ancestor that is not believed: without its data, the held-out
-    conversations could be among those that were trained on.
+    It ends at a model that was admitted without a provenance, because its data are unknown. Raises `RegistryError` if
+    the version itself is such a model, and `SignatureError` if the signature of an ancestor does not hold, because
+    without the ancestor's data, held-out conversations could be among the data that it was trained on.
     """
     if version.is_model_alone:
         raise RegistryError(

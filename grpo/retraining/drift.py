@@ -1,9 +1,9 @@
 """Topic drift: a kernel two-sample permutation test on the words of two samples of texts.
 
-Each text is a TF-IDF vector of its words and bigrams, of length 1; the statistic is the squared maximum mean
+Each text is a TF-IDF vector of its words and bigrams, of length 1. The statistic is the squared maximum mean
 discrepancy with the linear kernel, ‖mean(a) − mean(b)‖² (Gretton et al. 2012, JMLR 13, eq. 5). The p-value is the share
-of label permutations that reach the observed statistic, exact for any sample size: at level 0.01 the false-alarm rate
-is 1 %.
+of label permutations that reach the observed statistic. It is exact for any sample size, so that at level 0.01 the
+false-alarm rate is 1 %.
 
     known ("red", "red"), new ("blue", "blue"): means (1,0) and (0,1), statistic 2, reached by 2 of 6 permutations
 """
@@ -35,7 +35,7 @@ def compare_topics(
 ) -> TwoSampleTest:
     """Test the hypothesis that `known` and `new` have one distribution, on at most `sample` texts of each.
 
-    Raises `ValueError` when no text has a word.
+    Raises `ValueError` if no text has a word.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer  # a second of import time
 

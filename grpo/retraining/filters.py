@@ -1,4 +1,4 @@
-"""Filters of conversations before training; a rejection has its reason."""
+"""Filters of conversations before training. Each rejection has a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class IncomingConversation:
 
     scenario: Scenario
     masked: str
-    """User text with personal data masked, as it is compared with others."""
+    """User text with personal data masked, which is compared with the texts of other conversations."""
 
 
 def masked_user_text(scenario: Scenario) -> str:
@@ -38,7 +38,7 @@ class Filter(Protocol):
     name: str
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Return the reason of a rejection, or None; the part before a colon is its kind, by which it is counted."""
+        """Return the reason of a rejection, or None. Rejections are counted by the part before the colon."""
         ...
 
 
@@ -69,7 +69,7 @@ class RequiredFieldsFilter:
 
 
 class LicenceFilter:
-    """Reject a conversation whose licence is not in the allow-list."""
+    """Reject a conversation if its licence is not in the allow-list."""
 
     name = "licence"
 
@@ -85,7 +85,7 @@ class LicenceFilter:
 
 
 class ConsentFilter:
-    """Reject a conversation whose user did not consent to training."""
+    """Reject a conversation if its user did not consent to training."""
 
     name = "consent"
 
@@ -93,7 +93,7 @@ class ConsentFilter:
         self._allowed = frozenset(allowed)
 
     def reject(self, incoming: IncomingConversation) -> str | None:
-        """Name the consent; a missing one is never enough."""
+        """Name the consent. A missing consent is never enough."""
         consent = incoming.scenario.metadata.consent
         if not consent:
             return "no consent"

@@ -1,10 +1,10 @@
 """Mixture of conversations and base scenarios, in which each key and each user has a bounded share of both splits.
 
-Whoever has an API key can send any number of conversations, with outcomes and categories of their own. The bounds are
-shares of a whole split, base scenarios included, so that a deployment with one key works, and a flood does not own what
-its candidate is trained on and judged by.
+Whoever has an API key can send any number of conversations, with outcomes and categories of their own. Without bounds,
+one key could decide what the candidate is trained on and judged by. The bounds are shares of a whole split, base
+scenarios included, so that a deployment with only one key still works.
 
-conversation_fraction 0.25, one conversation a key
+conversation_fraction 0.25, one conversation per key
 
     100 base and 30 conversations   →   90 base and 30 conversations
     100 base and 60 conversations   →  100 base and 33 conversations
@@ -41,7 +41,7 @@ class OriginShare(Document):
     """Conversations of one key or user in both splits, with their shares of the whole splits."""
 
     name: str
-    """First digits of the hash; `unknown` without a key."""
+    """First digits of the hash, or `unknown` without a key."""
     train: int
     heldout: int
     train_share: float
@@ -58,7 +58,7 @@ class MixtureCounts(Document):
     left_out: dict[str, int] = Field(default_factory=dict)
     """Conversations in neither split, by split and bound: `heldout, key_fraction`."""
     key_shares: tuple[OriginShare, ...] = ()
-    """The 20 keys with the most conversations; a conversation that several keys sent counts for each."""
+    """The 20 keys with the most conversations. If several keys sent a conversation, it counts for each."""
     user_shares: tuple[OriginShare, ...] = ()
     """The 20 users with the most conversations."""
 
@@ -78,11 +78,11 @@ def mix(
 ) -> MixtureCounts:
     """Write the scenario table of a retraining, with declared splits.
 
-    What a conversation starts from determines its split, which is therefore the same in every retraining. A
-    conversation that a bound leaves out of its split is in neither. Keys take turns: of each key's conversations those
-    in `new_ids` come first, the others in an order drawn by the seed, so that many conversations of one key do not
-    displace the conversations of others. Scenarios that the champion was evaluated on (`judged`, digests of starts)
-    stay held out, and scenarios that its weights were trained on (`trained`) stay in training.
+    The start of a conversation determines its split, which is therefore the same in every retraining. If a bound
+    leaves a conversation out of its split, it is in neither split. Keys take turns, so that many conversations of one
+    key do not displace the conversations of other keys. Among the conversations of a key, those in `new_ids` come
+    first, and within both parts the seed draws the order. Scenarios that the champion was evaluated on (`judged`,
+    digests of starts) stay held out, and scenarios that its weights were trained on (`trained`) stay in training.
     """
 
     def split(scenario: Scenario, otherwise: SplitName) -> SplitName:
@@ -110,7 +110,7 @@ def mix(
     train_bounds = _Bounds("conversation_fraction", settings)
     live_train, left_train = train_bounds.choose(live_train, base=len(train))
     live_heldout, left_heldout = _Bounds("heldout_fraction", settings).choose(live_heldout, base=len(heldout))
-    if live_train and not left_train:  # conversations are the scarcer kind: the base is used in proportion
+    if live_train and not left_train:  # too few conversations: use only as much of the base as keeps their share
         train = sorted(train, key=lambda item: _drawn(item, seed))[: train_bounds.base_needed(live_train)]
     splits: dict[SplitName, list[Scenario]] = {"train": [*train, *live_train], "heldout": [*heldout, *live_heldout]}
     write_scenarios(path, (item.model_copy(update={"split": name}) for name, items in splits.items() for item in items))
@@ -143,10 +143,10 @@ class _Bounds:
         self._key, self._user = settings.key_fraction, settings.user_fraction
 
     def choose(self, conversations: Sequence[Scenario], *, base: int) -> tuple[list[Scenario], Counter[str]]:
-        """Choose the first conversations that stay within the bounds beside `base` scenarios; and count the others.
+        """Choose the first conversations that stay within the bounds next to `base` scenarios, and count the others.
 
-        The largest total is sought from above: conversations that fit into a total make a smaller one, in which fewer
-        fit, until all that were chosen fit.
+        The search starts at the total with all conversations. The conversations that fit into a total make a smaller
+        total, in which fewer fit. This repeats until all chosen conversations fit.
 
             10 base, 40 of one key, .25: 50 → 12 fit, 22 → 5 fit, 15 → 3 fit, 13 → 3 fit
         """
@@ -158,7 +158,7 @@ class _Bounds:
             total = base + len(chosen)
 
     def base_needed(self, chosen: Sequence[Scenario]) -> int:
-        """Smallest number of base scenarios beside which all of these conversations stay within the bounds."""
+        """Smallest number of base scenarios with which all of these conversations stay within the bounds."""
         keys, users = Counter[str](), Counter[str]()
         for item in chosen:
             origin = _origin(item)
@@ -180,7 +180,7 @@ class _Bounds:
         left_out: Counter[str] = Counter()
         for item in conversations:
             origin = _origin(item)
-            user = origin.user  # under all keys, or else ten keys would give a user ten shares
+            user = origin.user  # counted over all keys, because otherwise ten keys would give a user ten shares
             if len(chosen) >= most:
                 left_out[self._name] += 1
             elif any(keys[key] >= of_key for key in origin.keys):
@@ -203,7 +203,7 @@ def _least_total(count: int, share: float) -> int:
 
 
 def _with_origin(scenario: Scenario) -> Scenario:
-    """A conversation with its origin; one without is of an unknown key."""
+    """A conversation with its origin. If it has none, it gets the origin of an unknown key."""
     if scenario.metadata.origin is not None:
         return scenario
     return scenario.model_copy(update={"metadata": scenario.metadata.model_copy(update={"origin": Origin()})})
@@ -214,10 +214,10 @@ def _origin(conversation: Scenario) -> Origin:
 
 
 def _required_heldout(base: Sequence[_Placed], trained: Collection[str]) -> set[str]:
-    """Digests of base scenarios that must be held out so that each large category has one that is.
+    """Digests of base scenarios that must be held out so that each large category has a held-out scenario.
 
-    For each category of `MIN_CATEGORY_SIZE` scenarios without one, the lowest digest that was never trained on.
-    Conversations do not count: their categories are what clients say.
+    If a category with at least `MIN_CATEGORY_SIZE` scenarios has none, it is the lowest digest that was never trained
+    on. Conversations do not count, because clients choose their categories.
     """
     held = {item.metadata.category for item, split in base if split == "heldout"}
     groups: dict[str, list[str]] = {}

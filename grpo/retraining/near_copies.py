@@ -1,11 +1,12 @@
 """Contamination and duplicates among the conversations of a year, decided day by day with bounded memory.
 
     day 1    a, b like a         a passes, b is a duplicate of a
-    day 2    c like b, d         c is compared with a and d, not with b: it passes unless it is like one of these
+    day 2    c like b, d         c is compared with a, but not with b, which did not pass; then d with a and c
 
 A conversation is compared with the held-out scenarios, then with the training scenarios and with the earlier
-conversations that passed. The decisions of a day depend on its own texts and on those that passed before, and are kept
-under the digest of both: a new day is compared once with each earlier one, whose texts are read one day at a time.
+conversations that passed. The decisions of a day depend only on its own texts and on the texts that passed before, and
+they are kept under the digest of both. So a new day is compared only once with each earlier day, and the texts of
+earlier days are read one day at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from grpo.tables import open_parquet
 CONTAMINATION, DUPLICATES = "contamination", "duplicates"
 """Names of the two filters."""
 _PENDING_TEXTS = 20_000
-"""Conversations of days without decisions that are compared with each earlier day at once."""
+"""Largest number of conversations without decisions that are compared with an earlier day at once."""
 _DECISIONS = pa.schema([("filter", pa.string()), ("match", pa.string()), ("similarity", pa.float64())])
 _REFERENCES = pa.schema([("name", pa.string()), *COLUMNS])
 _Best = dict[int, tuple[str, float]]
-"""By the place of a text, the name and the similarity of the text that it is most like."""
+"""For the place of a text, name and similarity of the text that it is most similar to."""
 
 
 class Parts(Protocol):
@@ -45,12 +46,12 @@ class Parts(Protocol):
         """The file with this identity, if there is one."""
 
     def make(self, stage: str, identity: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
-        """The file with this identity, which `write` writes where it is missing."""
+        """The file with this identity. If it is missing, `write` writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DayOfTexts:
-    """Redacted conversations in their order; their texts are read when they are compared."""
+    """Redacted conversations in their order. Their texts are read only when they are compared."""
 
     ids: pa.Array
     digests: NDArray[np.uint64]  # [conversations]
@@ -58,7 +59,7 @@ class DayOfTexts:
     """Texts of the conversations at these places."""
 
     def digest(self, places: NDArray[np.int64] | None = None) -> str:
-        """Digest of ids and texts, of all conversations or of those at these places."""
+        """Digest of ids and texts, of all conversations or only of the conversations at these places."""
         ids, digests = (self.ids, self.digests) if places is None else (self.ids.take(places), self.digests[places])
         names = json.dumps(ids.to_pylist()).encode()
         return hashlib.sha256(names + np.ascontiguousarray(digests, "<u8").tobytes()).hexdigest()
@@ -66,7 +67,7 @@ class DayOfTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """Decisions on the conversations of a day, in their order: filter, match and similarity of those rejected."""
+    """Decisions on the conversations of a day, in their order. A rejected one has filter, match and similarity."""
 
     table: pa.Table
 
@@ -94,7 +95,7 @@ def decide(
     threshold: float,
     parts: Parts,
 ) -> list[Decisions]:
-    """Decisions of all days, oldest first; those that `parts` has are not made again.
+    """Decisions of all days, oldest first. If `parts` has the decisions of a day, they are not made again.
 
     `known` and `heldout` are iterated more than once.
     """
@@ -125,7 +126,7 @@ def decide(
 
 
 class _References:
-    """Scenarios that conversations are compared with; their texts are read when there is something to compare."""
+    """Scenarios that conversations are compared with. Their texts are read only if there is something to compare."""
 
     def __init__(self, scenarios: Iterable[Scenario], parts: Parts) -> None:
         self._scenarios, self._parts = scenarios, parts
@@ -135,7 +136,7 @@ class _References:
         self.digest = digest.hexdigest()
 
     def most_alike(self, texts: TextSet, threshold: float) -> _Best:
-        """For each text the most similar scenario, of several the first."""
+        """For each text the most similar scenario. If several are equally similar, the first."""
         table = open_parquet(self._parts.make("scenario_texts", {"scenarios": self.digest}, self._write)).read()
         names = table.column("name")
         best = _most_alike(SimilarPairs.find(TextSet.read(table), texts, threshold))
@@ -163,7 +164,7 @@ def _decide_block(
     references: tuple[_References, _References],
     threshold: float,
 ) -> Iterator[pa.Table]:
-    """Decisions of consecutive days, which follow on those that are decided."""
+    """Decisions of consecutive days that follow the days in `decided`."""
     texts, places = _distinct([days[number] for number in block])
     known, heldout = references
     alike, judged = known.most_alike(texts, threshold), heldout.most_alike(texts, threshold)
@@ -190,7 +191,10 @@ def _distinct(days: Sequence[DayOfTexts]) -> tuple[TextSet, list[NDArray[np.int6
 
 
 def _add_passed(best: _Best, day: DayOfTexts, passed: NDArray[np.int64], texts: TextSet, threshold: float) -> None:
-    """Compare texts with the conversations of an earlier day that passed; at the same similarity the first counts."""
+    """Compare texts with the conversations of an earlier day that passed, and update the best matches in `best`.
+
+    If two conversations are equally similar to a text, the first one counts.
+    """
     pairs = _most_alike(SimilarPairs.find(day.read(passed), texts, threshold))
     for text, (place, similarity) in pairs.items():
         if text not in best or similarity > best[text][1]:
@@ -198,7 +202,7 @@ def _add_passed(best: _Best, day: DayOfTexts, passed: NDArray[np.int64], texts: 
 
 
 def _most_alike(pairs: SimilarPairs) -> dict[int, tuple[int, float]]:
-    """For each right text the left one with the highest similarity, of several the first."""
+    """For each right text the most similar left text. If several are equally similar, the first."""
     order = np.lexsort((pairs.left, -pairs.similarity, pairs.right))
     rights = pairs.right[order]
     first = order[np.flatnonzero(np.diff(rights, prepend=-1))]
@@ -213,7 +217,7 @@ def _decide_day(
     judged: _Best,
     threshold: float,
 ) -> pa.Table:
-    """Decisions of a day, whose conversations have the texts at `places`."""
+    """Decisions of a day. `places` has the place of each conversation's text in `texts`."""
     own = np.unique(places)
     pairs = SimilarPairs.find(texts.take(own), texts.take(own), threshold)
     others: dict[int, list[tuple[int, float]]] = defaultdict(list)
@@ -240,7 +244,11 @@ def _duplicate_of(
     passed: Mapping[int, int],
     ids: Sequence[str],
 ) -> tuple[str, float] | None:
-    """Most similar earlier conversation that passed, or training scenario, of several the first; None without one."""
+    """Most similar earlier conversation that passed, or training scenario. None if there is none.
+
+    If several are equally similar, a training scenario or conversation of an earlier day comes first, then the earlier
+    conversation of this day.
+    """
     best, first = alike.get(text), -1
     for other, similarity in others.get(text, ()):
         number = passed.get(other)

@@ -24,7 +24,7 @@ class TriggerReport(Document):
     champion: str | None
     """Name and version in service."""
     results: tuple[TriggerResult, ...]
-    """Results of all triggers, fired or not."""
+    """Results of all triggers, also of triggers that did not fire."""
     curation: CurationCounts
 
     @property
@@ -34,7 +34,7 @@ class TriggerReport(Document):
 
     @property
     def drifted(self) -> bool:
-        """True when a trigger fired while a champion is in service."""
+        """True if a trigger fired while a champion is in service."""
         return self.champion is not None and bool(self.fired)
 
     @property
@@ -46,20 +46,20 @@ class TriggerReport(Document):
 
 
 class PendingRetraining(Document):
-    """State of a retraining in progress, from which an interrupted one continues."""
+    """State of a retraining in progress, so that it can continue after an interruption."""
 
     config: RetrainConfig
     triggers: TriggerReport
     mixture: MixtureCounts
     corrections: CorrectionCounts | None = None
-    """None where the config does not learn from corrections."""
+    """None if the config does not learn from corrections."""
     served: ServedCheck | None = None
-    """Check of served log-probabilities; None where no conversations are of the serving log."""
+    """Check of served log-probabilities. None if no conversations come from a serving log."""
     run: PipelineConfig
     """Config of the training run."""
 
     def report(self, verdict: RetrainingVerdict, reason: str, *, version: str | None = None) -> RetrainingReport:
-        """Report of the retraining that this plan has come to; `version` is the name and number of the candidate."""
+        """Report of the retraining of this plan. `version` is the name and number of the candidate."""
         return RetrainingReport(
             name=self.config.name,
             verdict=verdict,
@@ -77,14 +77,14 @@ class RetrainingReport(Document):
 
     name: str
     verdict: RetrainingVerdict
-    """`running` until it ends; it stays where the machine is lost, until the run goes on elsewhere."""
+    """`running` until it ends. If the machine is lost, it stays `running` until the run goes on elsewhere."""
     reason: str
     triggers: TriggerReport | None = None
-    """None where it ended before they were checked."""
+    """None if it ended before they were checked."""
     mixture: MixtureCounts | None = None
     corrections: CorrectionCounts | None = None
-    """None where the config does not learn from corrections."""
+    """None if the config does not learn from corrections."""
     served: ServedCheck | None = None
-    """Check of served log-probabilities; None where no conversations are of the serving log."""
+    """Check of served log-probabilities. None if no conversations come from a serving log."""
     version: str | None = None
     """Name and version of the registered candidate."""

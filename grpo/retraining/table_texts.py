@@ -1,4 +1,4 @@
-"""User texts of a table of scenarios, of which a test draws a few: only those are read."""
+"""User texts of a table of scenarios, each read only on access, because a test draws only a few of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COLUMNS = ["user_responses", "goal"]
 
 
 class TableTexts(Sequence[str]):
-    """Masked user texts of the scenarios of a table, in its order; `ids` are theirs."""
+    """Masked user texts of the scenarios of a table, in its order. `ids` has the scenarios' ids."""
 
     def __init__(self, path: Path, *, without: pa.Array | None = None) -> None:
-        """Leave out the scenarios whose ids are in `without`."""
+        """Leave out the scenarios with ids in `without`."""
         self._path = path
         file = open_scenarios(path)
         ids = file.read(["id"]).column(0).combine_chunks()
@@ -45,7 +45,7 @@ class TableTexts(Sequence[str]):
             return [self[k] for k in range(*place.indices(len(self)))]
         row = self._rows[place]
         group = int(np.searchsorted(self._starts, row, "right")) - 1
-        if group != self._group:  # texts are drawn in order: a group is read once
+        if group != self._group:  # texts are drawn in order, so that a group is read once
             self._table, self._group = open_scenarios(self._path).read_row_group(group, _COLUMNS), group
         turns, goal = (self._table.column(name)[int(row - self._starts[group])].as_py() for name in _COLUMNS)
         return mask_pii(user_text(turns, goal))

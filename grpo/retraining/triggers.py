@@ -1,4 +1,4 @@
-"""Retraining triggers: each is checked and reported with its numbers, whether it fired or not."""
+"""Retraining triggers. Each is checked and reported with its numbers, also if it did not fire."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class ServedVersion:
     """Name and version, as in the conversation log: `support-desk/3`."""
     registered: datetime
     heldout: float | None = None
-    """Held-out mean at its registration; None without a report."""
+    """Held-out mean at its registration. None if it has no report."""
     reevaluated: tuple[float, float] | None = None
-    """Held-out mean of a new evaluation, and its upper bound; None if it was not evaluated again."""
+    """Held-out mean of a new evaluation, and its upper bound. None if it was not evaluated again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,12 @@ class TriggerInputs:
     """State of model and conversations when triggers are checked."""
 
     serving: ServedVersion | None
-    """None without a champion."""
+    """None if there is no champion."""
     now: datetime
     new_conversations: int
     """Accepted conversations since the champion was trained and last challenged."""
     last_evaluated: datetime | None = None
-    """Registration of the last challenger; None without one."""
+    """Registration of the last challenger. None if there was none."""
     known_topics: Sequence[str] = ()
     """User texts up to then."""
     new_topics: Sequence[str] = ()
@@ -74,12 +74,12 @@ def check_triggers(triggers: Sequence[TriggerSettings], inputs: TriggerInputs) -
 
 @singledispatch
 def check_trigger(settings: TriggerSettings, inputs: TriggerInputs) -> TriggerResult:
-    """Check one trigger; a trigger of a new kind registers its function here."""
+    """Check one trigger. A new kind of trigger registers its function here."""
     raise ConfigError(f"no check is registered for {type(settings).__name__}")
 
 
 def no_champion(inputs: TriggerInputs) -> TriggerResult:
-    """Fire until a first version was trained; after its refusal the other triggers decide."""
+    """Fire if no version is in service and none was evaluated yet. If one was refused, the other triggers decide."""
     serving, last_evaluated = inputs.serving, inputs.last_evaluated
     explanation = _NO_CHAMPION if serving is None else f"{serving.name} is in service"
     if serving is None and last_evaluated is not None:
@@ -90,7 +90,7 @@ def no_champion(inputs: TriggerInputs) -> TriggerResult:
 
 @check_trigger.register
 def enough_conversations(settings: NewConversationsSettings, inputs: TriggerInputs) -> TriggerResult:
-    """Fire on enough accepted conversations."""
+    """Fire if enough conversations were accepted."""
     return TriggerResult(
         reason="new_conversations",
         fired=inputs.new_conversations >= settings.min_conversations,
@@ -181,7 +181,7 @@ def heldout_reward(settings: HeldoutRewardSettings, inputs: TriggerInputs) -> Tr
 
 @check_trigger.register
 def age(settings: AgeSettings, inputs: TriggerInputs) -> TriggerResult:
-    """Fire days after the champion was registered or last challenged."""
+    """Fire if enough days have passed since the champion was registered or last challenged."""
     serving, challenged = inputs.serving, inputs.last_evaluated
     start = challenged if challenged is not None else serving.registered if serving is not None else None
     if start is None:

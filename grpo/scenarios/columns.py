@@ -1,4 +1,4 @@
-"""Columns of a scenario: the form in which code written for a data set reads it.
+"""Columns of a scenario, for code that was written for the rows of a data set.
 
 Scenario(id="w1", world={"answer": "crane"}, …)    {"id": "w1", "category": "general", "answer": "crane", …}
 """
@@ -18,13 +18,13 @@ _MOST_SHOWN, _LONGEST_NAME = 40, 60
 
 
 def columns(scenario: Scenario) -> dict[str, Any]:
-    """Fields of a scenario, of its metadata and of its world, by name; the world's come first."""
+    """Fields of a scenario, its metadata and its world, by name. If names repeat, the world's value is taken."""
     fields = scenario.model_dump(exclude={"world", "metadata"})
     return {**fields, **scenario.metadata.model_dump(), **scenario.world}
 
 
 def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that a signature takes by name: all of them where it has `**kwargs`."""
+    """Arguments that a signature takes by name. If it has `**kwargs`, all of them."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(arguments)
@@ -33,13 +33,13 @@ def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
 
 
 def missing_columns(names: Sequence[str], scenario: Scenario | None) -> list[str]:
-    """Those of the names that are not columns of the scenario; all of them without one."""
+    """Names that are not columns of the scenario. Without a scenario, all names."""
     present = {} if scenario is None else columns(scenario)
     return [name for name in names if name not in present]
 
 
 def require_columns(what: str, names: Sequence[str], scenario: Scenario | None) -> None:
-    """Raise `RewardError` where a scenario lacks a column that a reward, named in `what`, has to have."""
+    """Raise `RewardError` if a scenario lacks a column that the reward named in `what` needs."""
     missing = ", ".join(missing_columns(names, scenario))
     if missing and scenario is None:
         raise RewardError(f"{what} takes {missing}, but the episode has come without its scenario")
@@ -51,7 +51,7 @@ def require_columns(what: str, names: Sequence[str], scenario: Scenario | None) 
 
 
 def describe_columns(scenario: Scenario) -> str:
-    """The names of a scenario's columns, those of its world first, for a message."""
+    """The names of a scenario's columns for a message, names of its world first."""
     names = dict.fromkeys((*scenario.world, *columns(scenario)))
     shown = [on_one_line(str(name), longest=_LONGEST_NAME) for name in list(names)[:_MOST_SHOWN]]
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""

@@ -1,10 +1,10 @@
-"""Conversation log: conversations of a served policy with its users, one Parquet file a day and call of `write`.
+"""Conversation log: conversations of a served policy with its users, one Parquet file per day and call of `write`.
 
-    conversations/2026-11-21/3fa1c0….parquet     one row a conversation; files are added, never changed
+    conversations/2026-11-21/3fa1c0….parquet     one row per conversation; files are added, never changed
     conversations/2026-11-22/…
 
-A file is named by its content and renamed into place when it is complete: concurrent writers need no lock, a writer
-that is killed leaves no partial file, and writing the same conversations again changes nothing.
+A file is named by its content and renamed into place when it is complete. Therefore concurrent writers need no lock, a
+writer that is killed leaves no incomplete table, and writing the same conversations again changes nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class LoggedConversation(BaseModel):
     """Model that served it: name and version in the registry, `support-desk/3`."""
     messages: tuple[Message, ...] = Field(min_length=1)
     reward: float | None = None
-    """Reward of the policy's training, where one was computed; None is not 0."""
+    """Reward of the policy's training. None if none was computed, which is not the same as 0."""
     rating: float | None = Field(default=None, ge=0, le=1)
     """The user's rating, 0 worst, 1 best."""
     domain: Domain = "general"
@@ -79,12 +79,12 @@ class LoggedConversation(BaseModel):
     tools: tuple[dict[str, Any], ...] = ()
     """Tools that the agent could call."""
     world: dict[str, Any] = Field(default_factory=dict)
-    """The records that the agent's tools read and changed, as they were at the start."""
+    """State at the start of the conversation of the records that the agent's tools read and changed."""
     expected: Expected = Field(default_factory=Expected)
     """Expected outcome, from a reviewer or from the conversation's end."""
     licence: str = ""
     consent: str = ""
-    """Uses that the user agreed to; empty for none."""
+    """Uses that the user agreed to. Empty for none."""
 
 
 class ConversationLog:
@@ -94,7 +94,7 @@ class ConversationLog:
         self.folder = folder
 
     def write(self, conversations: Iterable[LoggedConversation]) -> tuple[Path, ...]:
-        """Add conversations, one file a day; each file appears complete or not at all."""
+        """Add conversations, one file per day. Each file appears complete or not at all."""
         ordered = sorted(conversations, key=lambda conversation: (conversation.time, conversation.id))
         days = groupby(ordered, key=lambda conversation: conversation.time.astimezone(UTC).date().isoformat())
         return tuple(self._add(day, list(of_day)) for day, of_day in days)
@@ -119,10 +119,11 @@ class ConversationLog:
         return tuple(str(path.relative_to(self.folder)) for path in sorted(self.folder.glob("*/*.parquet")))
 
     def read(self, files: Sequence[str] | None = None) -> Iterator[LogEntry]:
-        """Each conversation with its place; a row that is damaged or not a conversation is an entry with a problem.
+        """Each conversation with its place.
 
-        Damage inside a file ends the file: one entry stands for the lost rows and has their number. Raises `DataError`
-        for a missing one of `files`.
+        If a row is damaged or is not a conversation, its entry has a problem. If a file is damaged inside, one entry
+        with the number of the first lost row stands for the rest of the file. Raises `DataError` if one of `files` is
+        missing.
         """
         for name in self.files() if files is None else files:
             path = self.folder / name
@@ -165,7 +166,7 @@ def _entries(path: Path) -> Iterator[LogEntry]:
 
 
 def read_row(row: dict[str, Any]) -> LoggedConversation:
-    """Parse a row; raises the exceptions of `Message` and `LoggedConversation` where it is not a conversation."""
+    """Parse a row. Raises the exceptions of `Message` and `LoggedConversation` if it is not a conversation."""
     messages = tuple(
         Message(role=part["role"], content=part["content"] or "", tool_calls=calls_from_json(part["tool_calls"]))
         for part in row["messages"] or ()

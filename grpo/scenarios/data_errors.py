@@ -1,11 +1,12 @@
-"""Errors in data of others: any exception that a library raises on it becomes a `DataError` or a record's problem.
+"""Errors in data of others. Any exception of a library becomes a `DataError` or the problem of a record.
 
     one record           try_call(build)            the value, or the exception as a value: the record is quarantined
     a whole source       read_guarded(read, place)  records, or a `DataError` with place and remedy
     a quarantined value  excerpt(value)             text of bounded size, for any value
 
-`try_call` is the only place of ingestion that catches `Exception`: parsers raise `RecursionError`, `OverflowError`,
-`MemoryError`, `UnicodeDecodeError` and types of their own, and objects of a generator may raise any type.
+`try_call` is the only place of ingestion that catches `Exception`. It has to, because parsers raise `RecursionError`,
+`OverflowError`, `MemoryError`, `UnicodeDecodeError` and types of their own, and objects of a generator may raise any
+type.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def try_call(build: Callable[[], T]) -> T | Exception:
 def read_guarded(read: Callable[[], Iterable[T]], place: str) -> Iterator[T]:
     """Read a source lazily.
 
-    Raises `DataError` for any exception but a transient one (`ConnectionError`, `TimeoutError`), which a retry of the
-    stage may fix.
+    An exception becomes a `DataError`, unless it is an error of this package, or a transient one (`ConnectionError`,
+    `TimeoutError`) that a retry of the stage may fix.
     """
     count = 0
     records = _unless_broken(try_call(lambda: iter(read())), place, count)
@@ -58,7 +59,10 @@ def _unless_broken(value: T | Exception, place: str, count: int) -> T:
 
 
 def error_text(error: Exception) -> str:
-    """Type and message of an exception, shortened; the message alone where it is written for readers."""
+    """Type and message of an exception, shortened.
+
+    The type is left out for `ValueError` and `DataError`, because their messages are written for readers.
+    """
     text = try_call(lambda: excerpt(str(error)))
     message = _NOT_SHOWN if isinstance(text, Exception) else text
     return message if type(error) in (ValueError, DataError) else f"{type(error).__name__}: {message}".rstrip(": ")
@@ -82,7 +86,7 @@ def first_validation_error(error: ValidationError) -> str:
 
 
 def excerpt(value: Any, limit: int = EXCERPT_CHARS) -> str:
-    """First characters of a text, or of a value as JSON; the excerpt ends at a value that JSON cannot hold.
+    """First characters of a text, or of a value as JSON. If JSON cannot hold a part of it, the excerpt ends there.
 
     {"id": "a", "world": {(1, 2): 3}}  →  {"id": "a", "world": { … not JSON: TypeError: keys must be str, …
     """
@@ -108,6 +112,6 @@ def _gather(value: Any, limit: int, parts: list[str]) -> None:
 
 
 def _name(value: Any) -> str:
-    """An object's own text without its address in memory, which differs from run to run."""
+    """An object's own text without its address in memory, because that differs from run to run."""
     text = try_call(lambda: _ADDRESS.sub("", str(value)))
     return f"<{type(value).__name__}>" if isinstance(text, Exception) else text

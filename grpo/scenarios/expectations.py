@@ -1,17 +1,17 @@
 """Data gate: a Great Expectations suite on a table of scenarios, with Data Docs.
 
-It checks faults that a table of valid scenarios can still have. A failed expectation stops the run; a failed one of
-severity "warning" is logged and shown.
+It checks faults that a table of valid scenarios can still have. If an expectation fails, the run stops. If its severity
+is "warning", it is only logged and shown.
 
-    scenarios     one row a scenario    a start declared both train and heldout; copies (warning)
-    heldout       one row a scenario    near duplicates of training texts with the same world
-    sources       one row a source      scenarios without an expected outcome (warning)
-    categories    one row a category    shares and missing categories against the last version (warning)
+    scenarios     one row per scenario    a start declared both train and heldout; copies (warning)
+    heldout       one row per scenario    near duplicates of training texts with the same world
+    sources       one row per source      scenarios without an expected outcome (warning)
+    categories    one row per category    shares and missing categories against the last version (warning)
 
-What an episode starts from is compared: the user's text and the world. Scenarios of a generated world whose texts are
-alike and whose worlds differ, in a seed for example, are different tasks.
+Starts of episodes are compared: the user's text and the world. If two scenarios have similar texts but different
+worlds, e.g. another seed of a generated world, they are different tasks.
 
-The near-duplicate check compares all held-out with all training scenarios of the same world, in blocks.
+The near-duplicate check compares all held-out scenarios with all training scenarios of the same world, in blocks.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from great_expectations.expectations.expectation import Expectation
 
 NEAR_DUPLICATE = 0.9
-"""Jaccard similarity from which on two texts are near duplicates."""
+"""Jaccard similarity at and above which two texts are near duplicates."""
 MAX_LEAKED_FRACTION = 0.1
 """Largest fraction of held-out scenarios that may have a near duplicate in training."""
 MAX_COPIED_FRACTION = 0.05
 """Fraction of scenarios with a copy above which there is a warning."""
 MAX_MISSING_FRACTION = 0.05
-"""Fraction of a source's scenarios without an expected outcome above which there is a warning; 1 is allowed."""
+"""Fraction of a source's scenarios without an expected outcome above which there is a warning. 1 is allowed."""
 MAX_SHARE_CHANGE = 0.2
 """Change of a category's share since the last version above which there is a warning."""
 
@@ -106,9 +106,9 @@ def validate(
 ) -> SuiteResult:
     """Run the suite on a table of scenarios and write its Data Docs, one page that loads nothing from other hosts.
 
-    Without a `validation_fraction` only declared splits are compared; without a readable `previous_path`, the table of
-    the last version, categories are not compared. Raises `DataError` that names each failed expectation with the ids of
-    the first rows, after the docs are written.
+    Without a `validation_fraction` only declared splits are compared. `previous_path` is the table of the last version.
+    If it is missing or cannot be read, categories are not compared. If expectations fail, the docs are written first.
+    Then `DataError` is raised, which names each failed expectation with the ids of the first rows.
     """
     frames = _frames(scenarios_path, validation_fraction, previous_path)
     suites = _run(_suites(), frames)
@@ -162,7 +162,7 @@ def _frames(
     import pandas as pd  # takes half a second, which a dry run does not need
 
     frame = table.to_pandas()
-    frame["split"] = pd.Series(table.column("split").to_pylist(), dtype=object)  # None, not NaN, where undeclared
+    frame["split"] = pd.Series(table.column("split").to_pylist(), dtype=object)  # None, not NaN, if undeclared
     declared = frame.dropna(subset=["split"]).groupby("text_digest")["split"].nunique()
     frame["declared_splits"] = frame["text_digest"].map(declared).fillna(0)
     frame["copies"] = _copies(scenarios_path)
@@ -175,7 +175,7 @@ def _frames(
     if previous_path is not None:
         try:
             before = Counter(open_scenarios(previous_path).read(columns=[_CATEGORY]).column(_CATEGORY).to_pylist())
-        except DataError as error:  # of a schema version before this one, for example
+        except DataError as error:  # e.g. an older schema version
             logger.warning("categories are not compared with the last version: %s", error)
         else:
             frames["categories"] = _categories_frame(Counter(frame[_CATEGORY]), before)
@@ -194,7 +194,7 @@ def _copies(path: Path) -> list[int]:
 
 
 def _settings(path: Path) -> list[str]:
-    """World, as a digest, or stated identity of each scenario: texts are compared where it is the same."""
+    """Digest of each scenario's world, or of its identity. Texts are compared only if these digests are equal."""
     return [
         hashlib.sha256(
             episode_start("", from_json(world), from_json(metadata).get("identity", "")).encode()
@@ -205,7 +205,7 @@ def _settings(path: Path) -> list[str]:
 
 
 def _heldout_frame(frame: pd.DataFrame, validation_fraction: float | None) -> pd.DataFrame:
-    """Held-out scenarios with the similarity of the nearest training text in the same world, 0 where none is near."""
+    """Held-out scenarios with the similarity of the nearest training text in the same world, or 0 if none is near."""
     import pandas as pd
 
     ordered = frame.sort_values(["text_digest", "id"])
@@ -229,9 +229,9 @@ def _texts(frame: pd.DataFrame) -> list[str]:
 
 
 def _sources_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sources with the fraction of scenarios that expect nothing, and the first of them; 0 for one that has no other.
+    """Sources with the fraction of scenarios that expect nothing, and the first of these scenarios.
 
-    A source without a name is `(unnamed)`.
+    The fraction is 0 if no scenario of the source expects anything. A source without a name is `(unnamed)`.
     """
     import pandas as pd
 
@@ -265,7 +265,7 @@ def _categories_frame(now: Counter[str], before: Counter[str]) -> pd.DataFrame:
 
 
 def _run(suites: Mapping[str, list[Expectation]], frames: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
-    """Validate each frame; returns the results of the expectations on it."""
+    """Validate each frame, and return the results of its expectations."""
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
     import great_expectations as gx
 
@@ -291,7 +291,7 @@ def _run(suites: Mapping[str, list[Expectation]], frames: Mapping[str, pd.DataFr
 
 
 def _render(suites: Mapping[str, list[Any]]) -> str:
-    """The page of the Data Docs. Great Expectations' own pages load scripts, styles and pictures from seven hosts."""
+    """The page of the Data Docs, instead of Great Expectations' own pages, which load files from seven hosts."""
     template = Template(_PAGE.read_text(encoding="utf-8"), autoescape=True, undefined=StrictUndefined)
     rows = {
         name: [

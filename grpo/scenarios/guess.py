@@ -1,7 +1,8 @@
-"""Settings of a source from its file: candidates by the names of keys or columns, of which the records choose.
+"""Guess the settings of a source from its file.
 
-A look before a run: the first records are read with each candidate, and the one that gives the most scenarios is shown.
-Nothing is guessed in a run itself, whose config states the kind.
+The names of its keys or columns give candidates. The first records are read with each candidate, and the candidate that
+gives the most scenarios is shown. This is only a look before a run: in a run nothing is guessed, because its config
+states the kind.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from grpo.scenarios.readers.record_file import read_objects
 
 _SOURCE: TypeAdapter[Source] = TypeAdapter(Source)
 _TRIED = 200  # records that are read with each candidate
-_LOOKED_AT = 20  # records whose keys are looked at
+_LOOKED_AT = 20  # records that are searched for their keys
 _TABLES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".gz": "jsonl", ".json": "json"}
 _LISTS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat")
@@ -38,14 +39,14 @@ _QUESTIONS = ("question", "query", "instruction", "prompt", "utterance", "text",
 _ANSWERS = ("answer", "response", "reply", "completion", "output")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _PAGES = (("tickets", "zendesk"), ("tickets", "freshdesk"), ("conversations", "intercom"), ("data", "chatwoot"))
-"""Keys of the list in a page of an API, and the help desks whose tickets it may hold."""
+"""Keys under which a page of an API has its list of tickets, each with a help desk that uses the key."""
 _IDS = ("id", "ticket", "ticket_id")
 
 
 def guess_source(path: Path) -> Source:
-    """The source that reads the most of a file.
+    """The source that reads the most records of a file.
 
-    Raises `DataError` for a file that is missing or in no known format, and where no candidate reads a record.
+    Raises `DataError` if the file is missing or in no known format, or if no candidate reads a record.
     """
     candidates = [_SOURCE.validate_python(settings) for settings in _candidates(path)]
     if not candidates:
@@ -154,6 +155,6 @@ def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _first(names: Sequence[str], known: Sequence[str]) -> str | None:
-    """The first known name among these, in either case."""
+    """The first known name that is among these, in lower or upper case."""
     by_name = {name.strip().lower().replace(" ", "_"): name for name in reversed(names)}
     return next((by_name[name] for name in known if name in by_name), None)

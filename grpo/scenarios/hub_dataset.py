@@ -3,8 +3,8 @@
 {kind: hub, id: acme/tickets}                                       split train of the default subset, newest commit
 {kind: hub, id: acme/tickets, revision: v2, subset: de, split: test}
 
-Subsets and splits are those that `datasets` finds: in the head of README.md, else by the names of the files. Only files
-of the split are fetched, and no code of the repository is run. The commit stands for the content.
+Subsets and splits are the same as in `datasets`: from the head of README.md, or else from the names of the files. Only
+files of the split are fetched, and no code of the repository is run. The commit identifies the content.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SHOWN = 300  # characters of a list of names
 
 
 def pin_source(source: HubDataSource) -> HubDataSource:
-    """Pin a source to the commit that its revision names now. Raises as `grpo.storage.hub.pin`."""
+    """Pin a source to the commit that its revision names now. Raises like `grpo.storage.hub.pin`."""
     return source.model_copy(update={"revision": pin(_repository(source)).revision})
 
 
 def pin_sources(settings: ScenarioSettings) -> ScenarioSettings:
-    """Settings whose data sets on the hub are pinned. Raises as `grpo.storage.hub.pin`."""
+    """Pin all data sets on the hub in the settings. Raises like `grpo.storage.hub.pin`."""
     sources = tuple(pin_source(part) if isinstance(part, HubDataSource) else part for part in settings.sources)
     return settings if sources == settings.sources else settings.model_copy(update={"sources": sources})
 
@@ -47,8 +47,8 @@ def pin_sources(settings: ScenarioSettings) -> ScenarioSettings:
 def fetch_split(source: HubDataSource) -> list[Path]:
     """Fetch the files of the split in their order, or take them from the cache.
 
-    Raises `DataError` for a data set, subset or split that does not exist, or of files in other formats,
-    `ArtifactError` for a file that is not the hub's, and as `grpo.storage.hub.pin`.
+    Raises `DataError` if the data set, subset or split does not exist or has files in other formats, `ArtifactError` if
+    a file differs from the hub's digest, and otherwise like `grpo.storage.hub.pin`.
     """
     repository = pin(_repository(source))
     files = {name: file for name, file in list_files(repository).items() if _is_inside(name)}
@@ -99,14 +99,14 @@ def _split_files(source: HubDataSource, repository: HubRepository, files: dict[s
             matches = try_call(partial(resolve_pattern, pattern, str(base)))
             if isinstance(matches, Exception):
                 if declared is None:
-                    continue  # of all patterns by which `datasets` finds a split one has matched
+                    continue  # one of the patterns of `datasets` has matched, so others may match nothing
                 raise DataError(f"{repository}: {_CARD} names {excerpt(pattern)}, which it does not have") from matches
             resolved += [Path(match).relative_to(root).as_posix() for match in matches]
     return [name for name in dict.fromkeys(resolved) if name != _CARD]
 
 
 def _subset(source: HubDataSource, repository: HubRepository, files: dict[str, HubFile]) -> dict[str, Any]:
-    """Settings of the subset in the head of README.md; empty where it declares none."""
+    """Settings of the subset in the head of README.md. Empty if it declares none."""
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import metadata_load
 

@@ -46,12 +46,12 @@ class SourceCounts(BaseModel):
     scripted: int = 0
     """Scenarios with `user_responses`."""
     goals: int = 0
-    """Scenarios with a goal alone."""
+    """Scenarios with only a goal."""
     with_tools: int = 0
     with_replay: int = 0
     """Scenarios with recorded calls, which the environment `replay` answers."""
     left_out: dict[str, int] = {}
-    """Parts of records that are in no scenario, each with the reason: scenarios whose record has it."""
+    """Number of scenarios by the part of their record that was left out, each part with the reason."""
 
 
 class IngestCounts(BaseModel):
@@ -63,7 +63,7 @@ class IngestCounts(BaseModel):
     scenarios: int
     quarantined: int
     reasons: dict[str, int]
-    """Quarantined records by kind of reason, most frequent first; numbers in a reason are written N."""
+    """Quarantined records by kind of reason, most frequent first. Numbers in a reason are written N."""
     sources: tuple[SourceCounts, ...]
     """Counts of each source, in their order."""
 
@@ -78,11 +78,11 @@ def ingest(
 ) -> IngestCounts:
     """Read every record of the sources into the table of scenarios, or into quarantine with a reason.
 
-    Of two records with the same id the first is used. Memory does not grow with the sources. With `most` only so many
-    records of each source are read, for a look before a run.
+    If two records have the same id, the first is used. Memory does not grow with the sources. With `most` only that
+    many records of each source are read, for a look before a run.
 
-    Raises `DataError` for a source that is missing or empty and for sources without a usable record, and `BudgetError`
-    when more than `max_quarantined_fraction` of the records are quarantined, if all of them were read.
+    Raises `DataError` if a source is missing or empty, or if no record of all sources is usable. Raises `BudgetError`
+    if more than `max_quarantined_fraction` of the records are quarantined, but only if all records were read.
     """
     tally = _Tally()
     with (
@@ -107,7 +107,7 @@ def ingest(
 
 
 class SeenIds:
-    """Ids with their places, in a temporary file on disk: memory does not grow with their number."""
+    """Ids with their places, in a temporary file on disk, so that memory does not grow with their number."""
 
     def __init__(self) -> None:
         self._database = sqlite3.connect("", isolation_level=None)  # SQLite deletes a nameless database on closing

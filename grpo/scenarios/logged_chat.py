@@ -8,11 +8,11 @@
     assistant "It is lost."                  expected.responses[0]                  the same
     user "Then I want my money back."        user_responses[1]                      goal, fact that is told on request
 
-The agent's greeting before the first user turn is part of the context. Calls are replayed by the environment `replay`;
-they are not `expected.calls`, because a log does not show that they were right. A file to learn from is another matter:
-a record that ends with a call shows the call to make, which becomes `expected.calls`.
+The agent's greeting before the first user turn is part of the context. The environment `replay` replays the calls.
+They are not `expected.calls`, because a log does not show that they were right. In a file to learn from, however, a
+record that ends with a call shows the call to make, so that call becomes `expected.calls`.
 
-Reasoning does not belong to a reference reply, and a turn of weight 0, which is not to be learned, is not a reference.
+Reasoning is not part of a reference reply. A turn of weight 0 is not a reference, because it must not be learned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
 from grpo.scenarios.readers.speaker_turns import merge_speaker_turns, user_turns_and_replies
 
 MAX_MESSAGES = 2_000
-"""Messages of a chat at most, and tool calls of one message."""
+"""Largest number of messages of a chat, and of tool calls of one message."""
 _SHOWN = 80  # characters of a value in a reason
 
 
@@ -42,24 +42,24 @@ class LoggedCall:
     name: str
     arguments: Mapping[str, Any]
     id: str | None = None
-    """Name by which its result refers to it; None in formats where results follow in order."""
+    """Name by which its result refers to it. None if the format has results in the order of calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedMessage:
-    """Message of a log; developer messages are system messages."""
+    """Message of a log. Developer messages are system messages."""
 
     role: Role
     content: str
     calls: tuple[LoggedCall, ...] = ()
     answers: str | None = None
-    """Id of the call whose result a tool's message is."""
+    """Id of the call that a tool's message is the result of."""
     name: str | None = field(default=None, compare=False)
-    """Name of the speaker, where several share a role."""
+    """Name of the speaker, if several share a role."""
     weight: int = field(default=1, compare=False)
-    """0 for a turn of the agent that is not to be learned."""
+    """0 for a turn of the agent that must not be learned."""
     reasoning: str | None = field(default=None, compare=False)
-    """Reasoning before the reply; logs of the same turn may lack it."""
+    """Reasoning before the reply. Not compared, because another log of the same turn may lack it."""
     ignored: tuple[str, ...] = field(default=(), compare=False)
     """Fields that were not read, each with the reason."""
 
@@ -72,7 +72,7 @@ class LoggedChat:
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools of a scenario: `{"name", "description", "parameters"}`."""
     ends_with_expected_call: bool = False
-    """True for a file to learn from, whose last message may be the call to make; False for a log."""
+    """True for a file to learn from, in which the last message may be the call to make. False for a log."""
     ignored: tuple[str, ...] = ()
     """Fields outside of messages that were not read, each with the reason."""
 
@@ -91,9 +91,9 @@ class LoggedChat:
 def chat_fields(chat: LoggedChat, *, users: LoggedUsers) -> dict[str, Any]:
     """Fields of a scenario: its user, context, tools, recorded calls and reference replies.
 
-    Tools that were called and not declared get schemas inferred from their calls. Raises `ValueError` for a chat
-    without a user turn or with over 2,000 messages, for a call without a result or a result without a call, for a
-    system message after the beginning, and for two speakers of one role.
+    If a tool was called but not declared, its schema is inferred from its calls. Raises `ValueError` if the chat has no
+    user turn or over 2,000 messages, a call without a result or a result without a call, a system message after the
+    beginning, or two speakers of one role.
     """
     if len(chat.messages) > MAX_MESSAGES:
         raise ValueError(f"over-long chat: {len(chat.messages)} messages, at most {MAX_MESSAGES}")
@@ -120,7 +120,7 @@ def chat_fields(chat: LoggedChat, *, users: LoggedUsers) -> dict[str, Any]:
 
 
 def _answer(message: LoggedMessage) -> str:
-    """Text of a message, for the agent without its reasoning."""
+    """Text of a message. The agent's reasoning is left out."""
     return split_reasoning(message.content)[1] if message.role == "assistant" else message.content
 
 
@@ -142,7 +142,7 @@ def _refuse_several_speakers(messages: Sequence[LoggedMessage]) -> None:
 
 
 def _split_expected_call(chat: LoggedChat, *, user_turns: int) -> tuple[Sequence[LoggedMessage], list[dict[str, Any]]]:
-    """Messages without calls at the end that are to be learned, and these calls."""
+    """Messages without the calls at the end that are to be learned, and these calls."""
     last = chat.messages[-1]
     if not chat.ends_with_expected_call or not last.calls:
         return chat.messages, []
@@ -154,7 +154,7 @@ def _split_expected_call(chat: LoggedChat, *, user_turns: int) -> tuple[Sequence
 def user_fields(lines: Sequence[tuple[str, str]], *, users: LoggedUsers) -> dict[str, Any]:
     """The user of a scenario, from lines of `user` and `assistant`: `user_responses`, or a `goal` in the user's words.
 
-    Raises `ValueError` for a chat without a user turn.
+    Raises `ValueError` if the chat has no user turn.
     """
     turns, _ = user_turns_and_replies(lines, "user")
     if not turns:
@@ -170,7 +170,7 @@ def user_fields(lines: Sequence[tuple[str, str]], *, users: LoggedUsers) -> dict
 def order_results(messages: Sequence[LoggedMessage]) -> list[int]:
     """Positions of the messages, with the results of each turn in the order of its calls.
 
-    Raises `ValueError` for a result of another call.
+    Raises `ValueError` if a result does not belong to a call of its turn.
     """
     keys: list[tuple[int, int]] = []
     pending: list[tuple[LoggedCall, int]] = []
@@ -185,10 +185,10 @@ def order_results(messages: Sequence[LoggedMessage]) -> list[int]:
 
 
 def record_calls(messages: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
-    """Calls in order, as `{"name", "arguments", "turn", "result"}`; a result that is JSON is its value.
+    """Calls in order, as `{"name", "arguments", "turn", "result"}`. If a result is JSON, its value is taken.
 
-    Raises `ValueError` for a call whose result does not follow before the next message of the user or the agent, and
-    for a result of another call.
+    Raises `ValueError` if the result of a call does not follow before the next message of the user or the agent, or if
+    a result belongs to no pending call.
     """
     recorded: list[dict[str, Any]] = []
     pending: list[tuple[LoggedCall, dict[str, Any]]] = []
@@ -212,7 +212,7 @@ def record_calls(messages: Sequence[LoggedMessage]) -> list[dict[str, Any]]:
 
 
 def _answered(pending: Sequence[tuple[LoggedCall, Any]], message: LoggedMessage, number: int) -> int:
-    """Index of the call that a result answers: by its id, or the first one."""
+    """Index of the call that a result answers: the call with its id, or the first one if the result names no id."""
     for index, (call, _) in enumerate(pending):
         if message.answers is None or call.id == message.answers:
             return index
@@ -239,7 +239,7 @@ def _context(messages: Sequence[LoggedMessage], lines: Sequence[tuple[str, str]]
 
 
 def json_value(text: str) -> Any:
-    """Value of a JSON text that is written so again; any other text as it is, such as `1.10`."""
+    """Value of a JSON text, unless it is a plain value that JSON would write differently, e.g. `1.10` stays a text."""
     try:
         value = from_json(text, allow_inf_nan=False)
     except ValueError:
@@ -254,7 +254,7 @@ class ChatOrigin:
     id: str
     source: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """The log's own; of it `category`, `licence` (or `license`) and `consent` are read, where they are text."""
+    """The log's own metadata. `category`, `licence` (or `license`) and `consent` are read from it if they are text."""
 
     def fields(self) -> dict[str, Any]:
         """Fields `id` and `metadata` of the scenario."""

@@ -1,7 +1,7 @@
-"""Occurrences of known values in texts, in time that grows as the length of the texts does.
+"""Occurrences of known values in texts, in time that grows in proportion to the length of the texts.
 
-A pattern of all values as alternatives would try each of them at each character, so that a text of many values takes
-the square of its length. Here a value is looked up by the first word of the text that it could begin with.
+A pattern of all values as alternatives would try each value at each character, so that a text with many values would
+take time in the square of its length. Here each word of the text is looked up among the first words of the values.
 
     values   anna@example.org, anna, and of digits 4155550132
     text     Anna, write to ANNA@example.org or call (415) 555-0132.
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 _TOKEN = re.compile(r"\w+|\W")
 _LONGEST = 320
-"""Characters of a value that is looked up inside of texts; a longer one is compared with whole texts."""
+"""Longest value that is looked up inside of texts. A longer value is only compared with whole texts."""
 _LONGEST_NUMBER = 64
 _PREFIX = 2
-"""Characters + and ( in front of a number at most."""
+"""Largest number of the characters + and ( in front of a number."""
 _GAP = 4
-"""Separators between two digits or letters of a number at most: 415-555-0132, (415) 555 0132."""
+"""Largest number of separators between two digits or letters of a number: 415-555-0132, (415) 555 0132."""
 _FOLDED = {ord("ı"): "i", ord("ſ"): "s"}
 
 
@@ -35,9 +35,10 @@ class Occurrence(NamedTuple):
 
 
 class KnownValues:
-    """Values that are searched as words, whatever their case.
+    """Values that are searched as words, in any case.
 
-    `texts` are folded texts, which are found with their separators, `numbers` compact ones, which are found with any.
+    `texts` are folded values, which must occur with their own separators. `numbers` are compact values, which may occur
+    with any separators.
     """
 
     def __init__(self, *, texts: Collection[str], numbers: Collection[str]) -> None:
@@ -55,7 +56,7 @@ class KnownValues:
         return values | {occurrence.value for occurrence in self._whole_text(folded)}
 
     def find(self, text: str) -> Iterator[Occurrence]:
-        """Occurrences in a text without overlaps: of two the first one, of two at one place the longest value."""
+        """Occurrences in a text without overlaps. The first one wins, and at the same place the longest value."""
         folded, end = fold(text), 0
         whole = self._whole_text(folded)
         if whole:
@@ -101,7 +102,8 @@ class KnownValues:
 
 
 def fold(text: str) -> str:
-    """Lower-case letters, one for each: `İ` becomes `i`, which `str.lower` expands to two characters."""
+    """Lower-case letters, one for each letter, e.g. `İ` becomes `i`, although `str.lower` makes two characters of
+    it."""
     if text.isascii():
         return text.lower()
     return "".join(letter.lower()[0] for letter in text).translate(_FOLDED)
@@ -126,7 +128,7 @@ def _head(value: str) -> str:
 
 
 def _number_stops(folded: str, start: int, length: int) -> list[int]:
-    """Ends of the first letters and digits from `start` on, with a few separators between two of them."""
+    """Ends of the first letters and digits from `start`, which may have a few separators between them."""
     stops: list[int] = []
     for position in range(start, min(len(folded), start + length * (_GAP + 1))):
         if folded[position].isalnum():

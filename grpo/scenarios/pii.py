@@ -15,8 +15,9 @@
 Not covered: names without an introduction, places without a street, foreign numbers without a prefix, towns, postcodes,
 birthdays, and keys in other languages than English. Precision and recall are in docs/retraining.md.
 
-The texts are foreign, and of any length, so that the time must grow as their length does: no pattern may scan a run of
-characters once for each of its positions. Repetitions are bounded, and words of more than 40 letters are not names.
+The texts come from strangers and may have any length, so the time may grow only in proportion to the length. Therefore
+no pattern scans a run of characters once for each of its positions. Repetitions are bounded, and words of more than 40
+letters are not names.
 """
 
 from __future__ import annotations
@@ -112,12 +113,12 @@ _THINGS = frozenset(
 )
 """Sibling keys of the `name` of a thing."""
 _SHORTEST = 5
-"""Minimum number of letters and digits of a number; shorter ones would match everywhere."""
+"""Minimum number of letters and digits of a number, because shorter ones would match everywhere."""
 
 
 def find_pii(text: str) -> list[PIISpan]:
-    """Find personal data in a text, in order without overlaps; the first kind of the table above takes precedence."""
-    covered = bytearray(len(text))  # 1 where a span is: a candidate is compared with the characters that it covers
+    """Find personal data in a text, in order without overlaps. If spans overlap, the first kind in the table wins."""
+    covered = bytearray(len(text))  # 1 for each character of a span, so that a check costs only a candidate's length
     spans: list[PIISpan] = []
     for kind, start, stop in _candidates(text):
         if not any(covered[start:stop]):
@@ -127,7 +128,7 @@ def find_pii(text: str) -> list[PIISpan]:
 
 
 def mask_pii(text: str) -> str:
-    """Replace each span of personal data by its kind.
+    """Replace each span of personal data with its kind.
 
     "Write to anna@example.org" → "Write to [email]"
     """
@@ -189,10 +190,10 @@ def _candidates(text: str) -> Iterator[tuple[PIIKind, int, int]]:
 
 
 def _emails(text: str) -> Iterator[tuple[int, int]]:
-    """Spans of e-mail addresses: the domain is searched, and the local part is read backwards from its @.
+    """Spans of e-mail addresses. The domain is searched first, and the local part is read backwards from its @.
 
-    A pattern that begins with the local part would scan a run of letters once from each of them. A run that is longer
-    than a local part may be is not one.
+    A pattern that begins with the local part would scan a run of letters again from each of its letters. If a run is
+    longer than a local part may be, it is not one.
     """
     end = 0
     for match in _DOMAIN.finditer(text):
@@ -215,7 +216,9 @@ def _is_iban(text: str) -> bool:
 
 
 def _is_card(text: str) -> bool:
-    """Luhn check: every second digit from the right doubled, digit sum a multiple of ten; not one repeated digit.
+    """Luhn check: every second digit from the right is doubled, and the digit sum must be a multiple of ten.
+
+    A number that repeats a single digit is not a card.
 
     4111111111111111 → 8+1+2+1+2+1+2+1+2+1+2+1+2+1+2+1 = 30
     """

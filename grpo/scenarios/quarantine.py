@@ -20,12 +20,12 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineReason:
-    """Reason that a record is not used."""
+    """Reason why a record is not used."""
 
     message: str
     """The reason with the record's own values."""
     kind: str
-    """The reason without them, by which records are counted."""
+    """The reason without these values, so that records can be counted by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +56,9 @@ class ParsedRecords(Generic[Item]):
 
 
 def parse_records(records: Iterable[SourceRecord], model: type[Item]) -> ParsedRecords[Item]:
-    """Build an item of each record, or quarantine it; of two with the same id the first is used.
+    """Build an item of each record, or quarantine it. If two records have the same id, the first is used.
 
-    Raises `DataError` for an empty source.
+    Raises `DataError` if the source is empty.
     """
     items: list[Item] = []
     quarantined: list[QuarantinedRecord] = []
@@ -78,7 +78,7 @@ def parse_records(records: Iterable[SourceRecord], model: type[Item]) -> ParsedR
 
 
 def parse_record(record: SourceRecord, model: type[Item]) -> Item | QuarantineReason:
-    """Build the item of a record, or say why it is not one."""
+    """Build the item of a record, or return the reason why it is not an item."""
     if record.data is None:
         return reason_from_problem(record.problem or "no data")
     item = try_call(lambda: model.model_validate(record.data))
@@ -86,17 +86,17 @@ def parse_record(record: SourceRecord, model: type[Item]) -> Item | QuarantineRe
 
 
 def duplicate_id(name: object) -> QuarantineReason:
-    """Reason of a record whose id an earlier one has."""
+    """Reason for a record with an id that an earlier record has."""
     return reason_from_problem(f"duplicate id: {name}")
 
 
 def reason_from_problem(problem: str) -> QuarantineReason:
-    """Reason of a record that a reader could not read; the text before the colon is the kind."""
+    """Reason for a record that a reader could not read. The text before the colon is the kind."""
     return QuarantineReason(message=excerpt(problem), kind=excerpt(problem.partition(":")[0]))
 
 
 def reason_from_error(error: Exception) -> QuarantineReason:
-    """Reason of a record that cannot be validated, or stored: the first error.
+    """Reason for a record that cannot be validated or stored, which is its first error.
 
     user_responses: user turn 1 is empty → kind `user_responses: user turn N is empty`
     """

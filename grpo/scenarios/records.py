@@ -28,19 +28,19 @@ class SourceRecord:
     data: dict[str, Any] | None
     """The fields of a scenario, not validated."""
     raw: str = ""
-    """The record's text in a text source; empty where `data` has the same content."""
+    """The record's text in a text source. Empty if `data` has the same content."""
     problem: str | None = None
-    """Reason that the record cannot be read. The text before a colon is the same for all records with this reason."""
+    """Reason why the record cannot be read. The text before a colon is the same for all records with this reason."""
     ignored: tuple[str, ...] = ()
     """Parts of the record that are not in `data`, each with the reason."""
 
 
 Converted = dict[str, Any] | tuple[dict[str, Any], tuple[str, ...]]
-"""Fields that a record is converted to, and the parts that were left out, where a format has some."""
+"""Fields that a record is converted to. If parts were left out, these as well."""
 
 
 def record_name(path: Path, record: SourceRecord) -> str:
-    """Id of a record without one: file, place and digest, so that files of one name in two folders do not collide."""
+    """Id of a record without an id: file, place and digest, so that files with the same name do not collide."""
     digest = hashlib.sha256(json.dumps(record.data, sort_keys=True, default=str).encode(errors="replace")).hexdigest()
     return f"{path.stem}-{record.line}-{digest[:6]}"
 
@@ -52,10 +52,10 @@ Published = TypeVar("Published", bound=BaseModel)
 def convert_records(
     records: Iterable[SourceRecord], published: type[Published], fields: Callable[[Published, int], dict[str, Any]]
 ) -> Iterator[SourceRecord]:
-    """Validate each record as `published`, and replace its data by the fields that `fields` makes of it.
+    """Validate each record as `published`, and replace its data with the fields that `fields` makes from it.
 
-    `fields` takes the validated record and its line; an exception that it raises becomes the record's problem. Records
-    that could not be read are passed on.
+    `fields` takes the validated record and its line. If it raises an exception, that becomes the record's problem.
+    Records that could not be read are passed on.
     """
     for record in records:
         yield convert_record(record, partial(_validated_fields, published, fields, record.line))
@@ -82,7 +82,7 @@ def convert_record(record: SourceRecord, fields: Callable[[dict[str, Any]], Conv
 
 
 def read_all_records(records: Iterable[SourceRecord], published: type[Published]) -> list[Published]:
-    """Read records that all others need, for example a schema.
+    """Read records that all others need, e.g. a schema.
 
     Raises `DataError` with the place of the first record that is not as published.
     """
@@ -101,8 +101,8 @@ def read_all_records(records: Iterable[SourceRecord], published: type[Published]
 def declare_splits(train: Iterable[SourceRecord], heldout: Iterable[SourceRecord]) -> Iterator[SourceRecord]:
     """The training part of a source, then its held-out part, each scenario with its split.
 
-    A held-out scenario that starts as a training one does has leaked: its split stays open, and the hash of the start
-    assigns both to the same split.
+    If a held-out scenario has the same start as a training scenario, it has leaked. Its split stays open, so that it
+    follows the training scenario with the same start.
     """
     train_starts = set()
     for record in train:
@@ -117,12 +117,12 @@ def declare_splits(train: Iterable[SourceRecord], heldout: Iterable[SourceRecord
 
 
 def difficulty_by_count(count: int, *, easy: int, medium: int) -> Difficulty:
-    """Difficulty by a number of steps or calls: up to `easy`, up to `medium`, more."""
+    """Difficulty by a number of steps or calls: easy up to `easy`, medium up to `medium`, else hard."""
     return "easy" if count <= easy else "medium" if count <= medium else "hard"
 
 
 def _start(data: dict[str, Any]) -> str:
-    """Digest of `Scenario.start` of a record that is not validated yet."""
+    """Digest of `Scenario.start` for a record that is not validated yet."""
     text = normalize("\n".join((*data.get("user_responses", ()), data.get("goal", ""))))
     start = episode_start(text, data.get("world", {}), data.get("metadata", {}).get("identity", ""))
     return hashlib.sha256(start.encode(errors="replace")).hexdigest()

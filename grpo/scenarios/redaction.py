@@ -3,9 +3,9 @@
     text   Mail anna@example.org about 4711, I am Anna Bell.   →   Mail person1@example.com about 4711, I am Kim [name].
     world  {"anna@example.org": {"first_name": "Anna"}}        →   {"person1@example.com": {"first_name": "Kim"}}
 
-A value in the world or in the expected calls gets one pseudonym everywhere, so that the user's texts still match the
-records; any other value becomes its kind in brackets. Order numbers and identifiers stay. A pseudonym depends on the
-scenario's id, so two scenarios cannot be linked by it.
+A value in the world or in the expected calls gets the same pseudonym everywhere, so that the user's texts still match
+the records. Any other value becomes its kind in brackets. Order numbers and identifiers stay. A pseudonym depends on
+the scenario's id, so that two scenarios cannot be linked by it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _ATTEMPTS = 100
 
 
 class Redacted:
-    """Redacted scenario; `counts` has its distinct values of personal data by kind.
+    """Redacted scenario. `counts` has the number of its distinct values of personal data by kind.
 
-    Raises `ValidationError` for an invalid result: placeholders may be longer than the values that they replace.
+    Raises `ValidationError` if the result is invalid, e.g. too long, because a placeholder may be longer than the value
+    that it replaces.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -55,8 +56,8 @@ class Redacted:
         self.scenario = self._apply(scenario) if kinds else scenario
 
     def _find(self) -> dict[str, PIIKind]:
-        """Values in their comparable form with their kinds; names word by word."""
-        arguments = [call.get("arguments") for call in self._records[1]]  # the name of a call is that of its tool
+        """Values in their comparable form with their kinds. Names are split into words."""
+        arguments = [call.get("arguments") for call in self._records[1]]  # `name` of a call names a tool, not a person
         values: list[tuple[PIIKind, str]] = []
         for text in (*self._texts, *(text for record in self._records for text in _strings(record))):
             values += [(span.kind, text[span.start : span.stop]) for span in find_pii(text)]
@@ -70,7 +71,7 @@ class Redacted:
         return kinds
 
     def _unused(self, value: str, kind: PIIKind, number: int) -> str:
-        """A pseudonym that no other value of the scenario has: two records must not become one."""
+        """A pseudonym that no other value of the scenario has, because otherwise two records could become one."""
         candidates = (self._pseudonym(value, kind, number, attempt) for attempt in range(_ATTEMPTS + 1))
         return next((candidate for candidate in candidates if candidate not in self._used), f"[{kind} {number}]")
 
@@ -126,7 +127,7 @@ class Redacted:
         )
 
     def _substitute(self, value: str, original: str) -> str:
-        """Replacement of a value; a number keeps its separators."""
+        """Replacement of a value. A number keeps its separators."""
         text = self._substitutes[value]
         if self._kinds[value] not in _NUMBERS or text.startswith("["):
             return text
@@ -136,9 +137,9 @@ class Redacted:
 
 
 def redact_messages(name: str, messages: Sequence[Message]) -> list[Message]:
-    """Redact messages with the pseudonyms of one scenario; values in calls keep their form.
+    """Redact messages with the pseudonyms of one scenario, so that values in calls keep their form.
 
-    Raises `ValidationError` as `Redacted`.
+    Raises `ValidationError` like `Redacted`.
     """
     calls = [{"name": call.name, "arguments": dict(call.arguments)} for part in messages for call in part.tool_calls]
     texts = tuple(message.content for message in messages)
@@ -154,7 +155,7 @@ def redact_messages(name: str, messages: Sequence[Message]) -> list[Message]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Texts in a record: keys, values, and integers, which a user may spell digit by digit."""
+    """Texts in a record: keys, values, and also integers, because a user may spell them digit by digit."""
     if isinstance(value, str):
         yield value
     elif _is_number(value):
@@ -169,5 +170,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _is_number(value: Any) -> bool:
-    """True for an integer that could be a telephone or a card; more digits than 4,300 cannot be written as text."""
+    """True for an integer that could be a telephone or a card number.
+
+    Integers are bounded, because Python does not write an integer of more than 4,300 digits as text.
+    """
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST

@@ -3,7 +3,7 @@
     preference pair    prompt, chosen reply, rejected reply
     labelled reply     prompt, if there was one, reply, label or score
 
-Messages are text; the learner tokenizes them. A data set's pairs and labels are read by `read_NAME_pairs` and
+Messages are text, because the learner tokenizes them. A data set's pairs and labels are read by `read_NAME_pairs` and
 `read_NAME_labels` in `grpo/scenarios/datasets/NAME.py`.
 """
 
@@ -32,7 +32,7 @@ class _RewardExample(BaseModel):
 
     id: str = Field(min_length=1)
     group: str = Field(min_length=1)
-    """The common subject of several records; a split keeps the records of one group together."""
+    """The common subject of several records. All records of one group go into the same split."""
     prompt: tuple[Message, ...] = Field(min_length=1)
     category: str = Field(min_length=1)
     source: str
@@ -65,9 +65,9 @@ class LabelledReply(_RewardExample):
     prompt: tuple[Message, ...] = ()
     reply: Message
     label: str = Field(min_length=1)
-    """Label as in the source, for example `Unsafe`."""
+    """Label as in the source, e.g. `Unsafe`."""
     score: float | None = Field(default=None, allow_inf_nan=False)
-    """Higher is better, in the units of the source; None where the labels have no order."""
+    """Higher is better, in the units of the source. None if the labels have no order."""
 
     @field_validator("reply")
     @classmethod
@@ -76,9 +76,9 @@ class LabelledReply(_RewardExample):
 
 
 def read_pairs(kind: PairKind, path: Path, parts: Sequence[str] = ()) -> ParsedRecords[PreferencePair]:
-    """Read the preference pairs of the data set in the folder `path`; `parts` as in `PublishedSource`.
+    """Read the preference pairs of the data set in the folder `path`, with `parts` as in `PublishedSource`.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     return parse_records(
         read_guarded(lambda: dataset_reader(kind, "_pairs")(path, parts), f"{path} ({kind})"), PreferencePair
@@ -86,9 +86,9 @@ def read_pairs(kind: PairKind, path: Path, parts: Sequence[str] = ()) -> ParsedR
 
 
 def read_labels(kind: LabelKind, path: Path, parts: Sequence[str] = ()) -> ParsedRecords[LabelledReply]:
-    """Read the labelled replies of the data set in the folder `path`; `parts` as in `PublishedSource`.
+    """Read the labelled replies of the data set in the folder `path`, with `parts` as in `PublishedSource`.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     return parse_records(
         read_guarded(lambda: dataset_reader(kind, "_labels")(path, parts), f"{path} ({kind})"), LabelledReply
@@ -98,7 +98,7 @@ def read_labels(kind: LabelKind, path: Path, parts: Sequence[str] = ()) -> Parse
 def read_pair_file(settings: PairFile) -> ParsedRecords[PreferencePair]:
     """Read preference pairs from a user's file, by the columns in `settings`.
 
-    Raises `DataError` for a file that is missing, broken or empty, or lacks a column.
+    Raises `DataError` if the file is missing, broken or empty, or lacks a column.
     """
     return parse_records(read_guarded(lambda: read_pair_records(settings), settings.path), PreferencePair)
 
@@ -106,13 +106,13 @@ def read_pair_file(settings: PairFile) -> ParsedRecords[PreferencePair]:
 def read_label_file(settings: LabelFile) -> ParsedRecords[LabelledReply]:
     """Read labelled replies from a user's file, by the columns in `settings`.
 
-    Raises `DataError` for a file that is missing, broken or empty, or lacks a column.
+    Raises `DataError` if the file is missing, broken or empty, or lacks a column.
     """
     return parse_records(read_guarded(lambda: read_label_records(settings), settings.path), LabelledReply)
 
 
 def _not_empty(reply: Message) -> Message:
-    """Return the reply; raises `ValueError` for one without text and tool calls."""
+    """Return the reply. Raises `ValueError` if it has neither text nor tool calls."""
     if not reply.content.strip() and not reply.tool_calls:
         raise ValueError("reply is empty")
     return reply

@@ -28,7 +28,7 @@ SplitName = Literal["train", "heldout"]
 
 
 SuccessCriterion = Literal["DB", "ENV_ASSERTION", "NL_ASSERTION", "ACTION", "COMMUNICATE"]
-"""A part of success, as in tau-bench's reward basis: the final state, assertions on it, assertions about the
+"""A part of success, as in tau-bench's reward basis: the final state, assertions about the state, assertions about the
 conversation, the calls that were made, the facts that were communicated."""
 NL_ASSERTION = "NL_ASSERTION"
 """The part of success that a language model judges."""
@@ -86,10 +86,10 @@ class Expected(_Record):
 
     @property
     def basis(self) -> tuple[SuccessCriterion, ...]:
-        """Parts of success; facts and assertions count only where some are expected.
+        """Parts of success. Facts and assertions count only if some are expected.
 
-        The state counts where anything is expected, or where `reward_basis` names it: a scenario that says nothing
-        about its outcome has no basis, so that doing nothing is not a success.
+        The state counts if anything is expected, or if `reward_basis` names it. A scenario that says nothing about its
+        outcome has no basis, because otherwise doing nothing would be a success.
         """
         expected: dict[str, object] = {"NL_ASSERTION": self.assertions, "COMMUNICATE": self.facts}
         if self.reward_basis is None:
@@ -99,18 +99,18 @@ class Expected(_Record):
 
     @property
     def states_success(self) -> bool:
-        """True if anything here tells a success from a failure; reference replies alone do not."""
+        """True if anything here tells a success from a failure. Reference replies are not enough for that."""
         return self.reward_basis is not None or bool(self.basis)
 
 
 class Origin(_Record):
-    """Who gave a conversation from service, as hashes of the serving log: a share of the evidence is counted by it."""
+    """Sender of a served conversation, as hashes of the serving log, by which the shares of senders are bounded."""
 
     keys: Annotated[tuple[str, ...], Field(min_length=1)] = ("",)
-    """Hashes of the API keys that sent the conversation or a copy of it, the first one first; empty for an unknown key,
-    so that all conversations without a key count as if one key had sent them."""
+    """Hashes of the API keys that sent the conversation or a copy of it, the first one first. An unknown key is an
+    empty text, so that all conversations without a key count as if one key had sent them."""
     user: str = ""
-    """Salted hash of the user's name; empty where the client names none."""
+    """Salted hash of the user's name. Empty if the client names none."""
 
 
 class Metadata(_Record):
@@ -134,7 +134,7 @@ class Metadata(_Record):
 
     @model_serializer(mode="wrap")
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an absent identity and origin: a scenario's hash depends on them only where they are set."""
+        """Leave out an absent identity and origin, so that a scenario's hash depends on them only if they are set."""
         fields: dict[str, Any] = handler(self)
         for name in ("identity", "origin"):
             if not getattr(self, name):
@@ -208,7 +208,7 @@ class Scenario(_Record):
 
     @property
     def start(self) -> str:
-        """What an episode starts from, see `episode_start`."""
+        """Start of an episode, see `episode_start`."""
         return episode_start(self.text, self.world, self.metadata.identity)
 
     @property
@@ -218,13 +218,13 @@ class Scenario(_Record):
 
 
 def episode_start(text: str, world: Mapping[str, Any], identity: str = "") -> str:
-    """What an episode starts from: the user's text and the world, or the identity that the source states.
+    """Start of an episode: the user's text and the world, or the identity if the source states one.
 
         text "reach the goal", world {"seed": 7}     reach the goal {"seed": 7}
         identity "level 3"                           level 3, whatever text and world are
 
-    Scenarios with the same start are in the same split. Raises `ValueError` or `RecursionError` for a world that JSON
-    cannot hold.
+    Scenarios with the same start are in the same split. Raises `ValueError` or `RecursionError` if JSON cannot hold the
+    world.
     """
     if identity:
         return f"identity {identity}"

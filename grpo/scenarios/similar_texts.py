@@ -1,7 +1,7 @@
-"""Similar texts of two sets, in arrays, for as many as a serving log has in a year.
+"""Similar texts of two sets, in arrays that can hold all texts of a serving log in a year.
 
-A text is kept as its shingles and the keys of its bands, 32 bits each, about 600 bytes. Two texts are compared if a key
-of theirs is alike; a key that is alike by chance only costs time.
+A text is kept as its shingles and the keys of its bands, 32 bits each, about 600 bytes. Two texts are compared only if
+they share a key. If they share one by chance, that only costs time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from grpo.scenarios.near_duplicates import BANDS, band_keys, shingles
 COLUMNS = [("text", pa.uint64()), ("bands", pa.binary(4 * BANDS)), ("shingles", pa.list_(pa.uint32()))]
 """Columns of a table of texts: the digest of the shingles, the keys of the bands, and the shingles."""
 _MOST_PAIRS = 2**24
-"""Pairs of which it is looked up at once whether a key is alike: a byte each."""
+"""Pairs that are checked for a shared key at once, one byte each."""
 _MOST_COMPARED = 2**19
-"""Pairs whose bits are compared at once: about 100 bytes each."""
+"""Pairs with bits that are compared at once, about 100 bytes each."""
 _ROUNDING = 1e-9
 
 
@@ -57,7 +57,7 @@ class TextSet:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> TextSet:
-        """Texts as they are."""
+        """Set of these texts, with their shingles and keys computed."""
         cells = zip(*map(text_cells, texts), strict=True)
         arrays = [pa.array(column, kind) for column, (_, kind) in zip(cells, COLUMNS, strict=False)]
         empty = [pa.array([], kind) for _, kind in COLUMNS]
@@ -103,7 +103,7 @@ class SimilarPairs:
 
     @classmethod
     def find(cls, left: TextSet, right: TextSet, threshold: float) -> SimilarPairs:
-        """All pairs of a left and a right text with this similarity at least, ordered by the right and the left one."""
+        """All pairs of a left and a right text with at least this similarity, ordered by right and then left text."""
         blocks = [_NO_PAIRS, *_blocks(left, right, threshold)]
         lefts, rights = (np.concatenate([block[side] for block in blocks]) for side in (0, 1))
         order = np.lexsort((lefts, rights))
@@ -127,7 +127,7 @@ def _blocks(left: TextSet, right: TextSet, threshold: float) -> Iterator[_Pairs]
 
 
 def _alike(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.bool_]:  # [left, right]
-    """Pairs that have the key of a band in common."""
+    """True for pairs that have the key of a band in common."""
     alike = np.zeros((len(left), len(right)), np.bool_)
     for band in range(BANDS):
         order = np.argsort(left[:, band])
@@ -142,10 +142,10 @@ def _alike(left: NDArray[np.uint32], right: NDArray[np.uint32]) -> NDArray[np.bo
 def _possible(
     left: TextSet, right: TextSet, lefts: NDArray[np.int64], rights: NDArray[np.int64], threshold: float
 ) -> NDArray[np.bool_]:  # [pairs]
-    """Pairs that the bits of their shingles do not exclude.
+    """True for pairs that the bits of their shingles do not exclude.
 
-    Each bit in which two texts differ is of a shingle that one of them lacks: of texts with sizes a and b, and d such
-    bits, the similarity is at most (a + b - d) / (a + b + d).
+    Each bit in which two texts differ comes from a shingle that one of them lacks. If the texts have sizes a and b and
+    differ in d bits, their similarity is at most (a + b - d) / (a + b + d).
     """
     bits_left, bits_right = _bits(left), _bits(right)
     possible = np.empty(len(lefts), np.bool_)
@@ -167,7 +167,7 @@ def _bits(texts: TextSet) -> NDArray[np.uint64]:  # [texts, 4]
 def _compared(
     left: TextSet, right: TextSet, lefts: NDArray[np.int64], rights: NDArray[np.int64], threshold: float
 ) -> _Pairs:
-    """The similar ones of these pairs, which are ordered by the right text."""
+    """The similar ones among these pairs. The pairs must be ordered by the right text."""
     sizes_left, sizes_right = np.diff(left.starts)[lefts], np.diff(right.starts)[rights]
     shared = np.zeros(len(lefts), np.int64)
     bounds = [*np.flatnonzero(np.diff(rights, prepend=-1)), len(rights)]

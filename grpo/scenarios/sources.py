@@ -56,7 +56,7 @@ _TRACE_READERS = {"langsmith": read_langsmith, "langfuse": read_langfuse}
 
 
 def dataset_reader(name: str, items: str = "") -> DatasetReader:
-    """Reader of a published data set by its name: of its scenarios, or of `_pairs` or `_labels`."""
+    """Reader of a published data set: of its scenarios, or if `items` is `_pairs` or `_labels`, of these."""
     module = importlib.import_module(f"grpo.scenarios.datasets.{name}")
     reader: DatasetReader = getattr(module, f"read_{name}{items}")
     return reader
@@ -65,8 +65,8 @@ def dataset_reader(name: str, items: str = "") -> DatasetReader:
 def read_records(source: Source) -> Iterator[SourceRecord]:
     """Read a source lazily.
 
-    Raises `DataError` for a source that is missing, cannot be read, or holds no record. A log may be empty: the policy
-    may not have served a conversation yet.
+    Raises `DataError` if the source is missing, cannot be read, or holds no record. Only a log may be empty, because
+    the policy may not have served a conversation yet.
     """
     place = source_name(source)
     record = None
@@ -117,7 +117,7 @@ def _read(source: Source) -> Iterator[SourceRecord]:
 
 
 def _read_hub(source: HubDataSource) -> Iterator[SourceRecord]:
-    """Records of the files of a split, which are fetched first; a conversation may have rows in several files."""
+    """Records of the files of a split, which are fetched first. A conversation may have rows in several files."""
     paths = fetch_split(source)
     if source.messages is not None:
         cells = (read_table_cells(source, FORMATS[path.suffix], path, source.csv) for path in paths)
@@ -128,10 +128,10 @@ def _read_hub(source: HubDataSource) -> Iterator[SourceRecord]:
 
 
 def content_hash(sources: Sequence[Source]) -> str:
-    """Content hash of all files that these sources read; `grpo.identity.code` digests functions and tasksets.
+    """Content hash of all files that these sources read. `grpo.identity.code` digests functions and tasksets.
 
-    The commit stands for the content of a data set on the hub. Raises `DataError` for a file, folder or data set that
-    is missing, and `ConnectionError` for a hub that does not answer.
+    A data set on the hub is identified by its commit. Raises `DataError` if a file, folder or data set is missing, and
+    `ConnectionError` if the hub does not answer.
     """
     digest = hashlib.sha256()
     for source in sources:

@@ -18,10 +18,10 @@ from grpo.scenarios.scenario import SplitName
 from grpo.scenarios.table import open_scenarios
 
 MIN_CATEGORY_SIZE = 20
-"""Training scenarios from which on a category must have held-out ones."""
+"""Number of training scenarios from which a category must have held-out ones."""
 
 HELDOUT_SHARE = 0.25
-"""Share of what a generator can make that it holds out, by digest."""
+"""Share of its scenarios that a generator holds out, by digest."""
 
 
 class CategoryCount(BaseModel):
@@ -43,16 +43,16 @@ class Split(BaseModel):
     categories: dict[str, CategoryCount]
     """Scenarios in each split, by category."""
     excluded: dict[str, str] = {}
-    """Scenarios in neither split, as the environment cannot play them: the reason by id."""
+    """Scenarios in neither split, because the environment cannot play them: the reason by id."""
 
 
 def assign_split(digest: str, *, declared: SplitName | None = None, share: float) -> SplitName:
-    """The split that a source declares, or else the one that the digest of the scenario's start gives.
+    """The split that a source declares, or else the split that the digest of the scenario's start gives.
 
         digest 3fff…, share 0.25 → 0.2499… < 0.25 → heldout
 
-    The same text in the same world is in the same split in every table and under any category, and each category is
-    split in proportion, as digests do not depend on categories.
+    The same text in the same world is in the same split in every table and under any category. Each category is split
+    in proportion, because digests do not depend on categories.
     """
     if declared is not None:
         return declared
@@ -62,13 +62,14 @@ def assign_split(digest: str, *, declared: SplitName | None = None, share: float
 def split(
     scenarios_path: Path, *, validation_fraction: float, limit: int | None, excluded: Mapping[str, str] | None = None
 ) -> Split:
-    """Split a table of scenarios; `limit` keeps that many in each split, the first by hash.
+    """Split a table of scenarios. `limit` keeps that many in each split, the first by hash.
 
-    A scenario without a declared split follows a declared one with the same start; an excluded one is in neither split.
+    If a scenario declares no split, but another one with the same start does, it follows that one. An excluded scenario
+    is in neither split.
 
-    Raises `DataError` for an empty split, and for a category of at least 20 scenarios with none held out, conversations
-    of a retraining not counted: their categories are what clients say. At a fraction of 1 only declared training
-    scenarios are trained on.
+    Raises `DataError` if a split is empty, or if a category of at least 20 scenarios has none held out. Conversations
+    of a retraining do not count for that, because clients choose their categories. At a fraction of 1 only scenarios
+    that declare the training split are trained on, and the training split may be empty.
     """
     excluded = excluded or {}
     rows = [row for row in _read(scenarios_path) if row.id not in excluded]
@@ -90,10 +91,10 @@ def split(
 
 
 def validation_split(scenarios_path: Path, splits: Split, *, share: float) -> Split:
-    """Split the training scenarios once more: a share of them is the validation split, in `heldout` of the result.
+    """Split the training scenarios once more. A share of them is the validation split, in `heldout` of the result.
 
-    Hyperparameters are chosen on it, so that the held-out split stays unseen. The same start is in one split.
-    Raises `DataError` for an empty split.
+    Hyperparameters are chosen on it, so that the held-out split stays unseen. Scenarios with the same start are in the
+    same split. Raises `DataError` if a split is empty.
     """
     train: list[_Row] = []
     heldout: list[_Row] = []
@@ -115,7 +116,7 @@ def validation_split(scenarios_path: Path, splits: Split, *, share: float) -> Sp
 
 
 class _Row(NamedTuple):
-    """Columns of a scenario that decide its split; rows sort by digest."""
+    """Columns of a scenario that decide its split. Rows sort by digest."""
 
     text_digest: str
     id: str

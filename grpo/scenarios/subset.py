@@ -12,9 +12,9 @@ _FORMATS = {".jsonl": "jsonl", ".json": "json", ".parquet": "parquet", ".csv": "
 
 
 def select_scenarios(config: PipelineConfig, scenarios_file: str | None, num_episodes: int | None) -> PipelineConfig:
-    """The config with the scenarios of this file and at most so many held-out episodes.
+    """The config with the scenarios of this file and at most `num_episodes` held-out episodes.
 
-    Raises `ConfigError` for an unknown file format, and for fewer episodes than `evaluation.samples`.
+    Raises `ConfigError` if the file format is unknown, or if there are fewer episodes than `evaluation.samples`.
     """
     scenarios = config.scenarios
     if scenarios_file is not None:

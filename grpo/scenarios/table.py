@@ -28,7 +28,7 @@ _BATCH_ROWS = 4096
 _PLAIN = ("id", "topic", "domain", "user_responses", "goal", "context", "split")
 _JSON = ("tools", "world", "expected", "metadata")
 DERIVED_COLUMNS = ("hash", "text_digest", "category", "difficulty")
-"""Columns that are computed from the others; `text_digest` is `start_digest`: of the text, and of the world if any."""
+"""Columns that are computed from the others. `text_digest` is `start_digest`, which covers the text and the world."""
 
 SCHEMA = pa.schema(
     [
@@ -58,7 +58,7 @@ TableRow = tuple[Any, ...]
 
 
 class _ParquetFile(ABC):
-    """Parquet file that is written in row groups; leaving its block without an error writes the last one."""
+    """Parquet file that is written in row groups. If its block ends without an error, the last group is written."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._writer = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=_dictionaries(schema))
@@ -76,11 +76,11 @@ class _ParquetFile(ABC):
 
     @abstractmethod
     def _flush(self) -> None:
-        """Write the rows that wait, as a row group."""
+        """Write the rows that were added since the last row group."""
 
 
 class TableWriter(_ParquetFile):
-    """Rows into a Parquet file, a row group at a time; memory is bounded by one row group."""
+    """Writer of rows into a Parquet file, which keeps at most one row group in memory."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         super().__init__(path, schema)
@@ -88,7 +88,7 @@ class TableWriter(_ParquetFile):
         self._bytes = 0
 
     def add(self, row: TableRow, size: int = 0) -> None:
-        """Append one row, its cells in the schema's order; `size` is roughly its bytes."""
+        """Append one row with its cells in the schema's order. `size` is roughly its bytes."""
         self._rows.append(row)
         self._bytes += size
         if len(self._rows) == _ROWS or self._bytes >= _BYTES:
@@ -103,7 +103,7 @@ class TableWriter(_ParquetFile):
 
 
 class BatchWriter(_ParquetFile):
-    """Tables into a Parquet file, in row groups of some thousand rows."""
+    """Writer of tables into a Parquet file, in row groups of some thousand rows."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         super().__init__(path, schema)
@@ -123,13 +123,13 @@ class BatchWriter(_ParquetFile):
 
 
 def _dictionaries(schema: pa.Schema) -> list[str]:
-    """Columns with a dictionary: of values that do not repeat it only takes space."""
+    """Columns with a dictionary. If the values of a column do not repeat, a dictionary only takes space."""
     distinct = {"id", "hash", "text_digest", "raw", "user_responses"}
     return [name for name in schema.names if name not in distinct]
 
 
 def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> int:
-    """Write scenarios in row groups; returns their number."""
+    """Write scenarios in row groups, and return their number."""
     count = 0
     with TableWriter(path, SCHEMA) as table:
         for scenario in scenarios:
@@ -141,8 +141,8 @@ def write_scenarios(path: Path, scenarios: Iterable[Scenario]) -> int:
 def scenario_row(scenario: Scenario) -> tuple[TableRow, int]:
     """A scenario's row in `SCHEMA`, and roughly its size in bytes.
 
-    Raises `ValueError` for values in its world, tools or calls that JSON cannot hold: NaN, infinities, integers of more
-    than 4,300 digits, depths of more than 200, objects.
+    Raises `ValueError` if its world, tools or calls have values that JSON cannot hold: NaN, infinities, integers of
+    more than 4,300 digits, depths of more than 200, objects.
     """
     metadata, tools, world, text = scenario.metadata, _json(scenario.tools), _json(scenario.world), scenario.text
     expected = _json(scenario.expected)
@@ -167,14 +167,14 @@ def scenario_row(scenario: Scenario) -> tuple[TableRow, int]:
 
 
 def start_digest(scenario: Scenario) -> str:
-    """Digest of what an episode starts from (`Scenario.start`), first 16 hex digits."""
+    """Digest of the start of an episode (`Scenario.start`), first 16 hex digits."""
     return hashlib.sha256(scenario.start.encode()).hexdigest()[:16]
 
 
 def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[Scenario]:
-    """Read scenarios back in the table's order, all of them or those with these ids.
+    """Read scenarios back in the table's order, all of them or only the scenarios with these ids.
 
-    Raises `DataError` for a missing or truncated file, another schema, or an id that is not in the table.
+    Raises `DataError` if the file is missing or truncated, has another schema, or lacks one of the ids.
     """
     file = open_scenarios(path)
     wanted = None if ids is None else pa.array(sorted(set(ids)), pa.string())
@@ -194,7 +194,7 @@ def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[S
 
 
 class TableScenarios:
-    """Scenarios of a table with these ids, which are read at each iteration, as `read_scenarios` does."""
+    """Scenarios of a table with these ids. Each iteration reads them again, by `read_scenarios`."""
 
     def __init__(self, path: Path, ids: Collection[str]) -> None:
         self._path, self._ids = path, ids
@@ -204,7 +204,7 @@ class TableScenarios:
 
 
 def open_scenarios(path: Path) -> pq.ParquetFile:
-    """Open a table of scenarios; raises `DataError` for another table or another schema version."""
+    """Open a table of scenarios. Raises `DataError` if it is another table, or has another schema version."""
     file = open_parquet(path)
     version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != SCHEMA_VERSION:
@@ -218,7 +218,7 @@ def is_scenario_table(schema: pa.Schema) -> bool:
 
 
 def _json(value: Any) -> str:
-    """JSON that is read back unchanged; raises `ValueError` where that cannot be."""
+    """JSON that is read back unchanged. Raises `ValueError` if that is impossible."""
     if not value:
         return "{}" if isinstance(value, dict) else "[]"
     content = to_json(value, inf_nan_mode="constants")
@@ -227,7 +227,7 @@ def _json(value: Any) -> str:
 
 
 def scenario_from_row(row: dict[str, Any]) -> Scenario:
-    """Scenario of a row. Raises `ValidationError` and `ValueError` for one that is not a scenario."""
+    """Scenario of a row. Raises `ValidationError` or `ValueError` if the row is not a scenario."""
     cells = {name: row[name] for name in _PLAIN} | {name: from_json(row[name]) for name in _JSON}
     return Scenario.model_validate(cells)
 

@@ -10,11 +10,11 @@ _LEAST, _MOST = -(10**15), 10**15  # milliseconds of years from 29,700 BC to 33,
 
 
 def instant(value: Any) -> float:
-    """Seconds since 1970 of a time, or the number itself; a time without an offset is in UTC.
+    """Seconds since 1970 of a time, or the number itself. A time without an offset is in UTC.
 
         2026-11-20T09:00:00+02:00 → 1795330800.0      2026-11-20 07:00:00 UTC → 1795330800.0      17 → 17.0
 
-    Raises `ValueError` for a text that is neither an ISO 8601 time nor a number.
+    Raises `ValueError` if a text is neither an ISO 8601 time nor a number.
     """
     if isinstance(value, datetime):
         return (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()

@@ -33,7 +33,8 @@ def masked(text: str, *, known: str = "") -> str:
 class MaskedRecord(logging.LogRecord):
     """Log record with masked passwords and escaped control characters in message and traceback.
 
-    Line breaks of its arguments, which may be texts of anybody, are escaped; those of the message itself stay.
+    Line breaks in its arguments are escaped, because anybody may have written these texts. Line breaks in the message
+    itself stay.
     """
 
     def getMessage(self) -> str:
@@ -67,7 +68,7 @@ def holds_password(text: str) -> bool:
 
 
 def without_login(uri: str) -> tuple[str, tuple[str, str] | None]:
-    """Split a URI into one without credentials and the decoded (user, password), or None without a password.
+    """Split a URI into a URI without credentials and the decoded (user, password), or None if it has no password.
 
     http://me:p%40ss@host:5000/x → http://host:5000/x, (me, p@ss)
     """

@@ -19,22 +19,22 @@ from grpo.storage.files import storage_errors
 from grpo.storage.locks import file_lock
 
 _ADVISORY_LOCK = 0x6772706F
-"""ASCII of `grpo`: an advisory lock of PostgreSQL is a number within one database."""
+"""ASCII of `grpo`, because PostgreSQL names an advisory lock by a number within one database."""
 _POLL_S = 0.1
 _SQLITE = "sqlite:///"
 
 
 def is_database(uri: str) -> bool:
-    """Return True for the URI of a database, False for that of a server."""
+    """Return True for the URI of a database, and False for the URI of a server."""
     return uri.startswith(("sqlite:", "postgresql"))
 
 
 @contextmanager
 def exclusive(uri: str) -> Iterator[None]:
-    """Lock a database against other processes while the block runs; a killed process releases the lock.
+    """Lock a database against other processes while the block runs. A killed process releases the lock.
 
-    No lock for the URI of a server. Raises `ConfigError` for a missing driver, `ConnectionError` when PostgreSQL
-    refuses the connection.
+    The URI of a server is not locked. Raises `ConfigError` if the driver is missing, and `ConnectionError` if
+    PostgreSQL refuses the connection.
     """
     if uri.startswith(_SQLITE):
         with file_lock(Path(uri.removeprefix(_SQLITE)).with_suffix(".lock")):
@@ -47,9 +47,9 @@ def exclusive(uri: str) -> Iterator[None]:
 
 
 def upgrade_tracking(uri: str) -> None:
-    """Create MLflow's tables, or migrate them to the installed MLflow; take a backup before a migration.
+    """Create MLflow's tables, or migrate them to the installed MLflow. Take a backup before a migration.
 
-    Raises `ConfigError` for an unusable database.
+    Raises `ConfigError` if the database cannot be used.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -62,9 +62,10 @@ def upgrade_tracking(uri: str) -> None:
 
 
 def make_tracking(uri: str) -> bool:
-    """Create a missing SQLite file with MLflow's tables atomically; returns True if it was created.
+    """Create a missing SQLite file with MLflow's tables, and return True if it was created.
 
-    MLflow cannot continue with incomplete tables, as after a full disk. Call it inside of `exclusive`.
+    The file appears complete or not at all, because MLflow cannot continue with incomplete tables, e.g. after a full
+    disk. Call it inside of `exclusive`.
     """
     path = Path(uri.removeprefix(_SQLITE))
     if not uri.startswith(_SQLITE) or path.exists():
@@ -86,7 +87,7 @@ def make_tracking(uri: str) -> bool:
 def _upgrade(uri: str) -> None:
     from mlflow.db import commands as mlflow_db
 
-    mlflow_db(["upgrade", uri], standalone_mode=False)  # in this process: the URI must not show in a process list
+    mlflow_db(["upgrade", uri], standalone_mode=False)  # in this process, so that no process list shows the URI
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""Small JSON documents by name beside the artifacts of a store: results of stages, references to checkpoints.
+"""Small JSON documents by name, in the store of the artifacts: results of stages, references to checkpoints.
 
-They name the artifacts that stages use, so they are signed (`grpo.storage.signing`): whoever can write to the store can
-write any weights into it, and a digest beside them. One that was changed, truncated or copied to another name is
-refused, and its stage computes again. Only JSON is read.
+They name the artifacts that stages use. They are signed (`grpo.storage.signing`), because whoever can write to the
+store can write any weights into it together with their digest. If a document was changed, truncated or copied to
+another name, it is refused and its stage computes again. Only JSON is read.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from grpo.storage.objects import ObjectFolder, open_uri
 from grpo.storage.signing import KEY, Unverified, sign, verify
 
 _MOST_BYTES = 64 * 2**20
-"""Maximum size; a larger file was not written by this module."""
+"""Maximum size. A larger file was not written by this module."""
 _KIND = "store document"
 _LISTED = re.compile(r"(?:[\w.]+-)?[0-9a-f]{64}")
-"""Name in its folder of a document that is listed: the sha256 of what it is about, after the name of its stage."""
+"""Name of a listed document in its folder: the sha256 of its subject, which may follow the name of its stage."""
 
 
 class Document(BaseModel):
-    """Base of immutable documents; unknown fields are an error."""
+    """Base of immutable documents. An unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -43,9 +43,9 @@ class DocumentStore:
         self._objects = None if isinstance(file_system, LocalFileSystem) else ObjectFolder(file_system, self._root)
 
     def read(self, name: str) -> Any:
-        """Read the document `name`; None for a missing one.
+        """Read the document `name`, or return None if it is missing.
 
-        Raises `ArtifactError` for one that is not signed under this name by this key.
+        Raises `ArtifactError` if it is not signed under this name with this process's key.
         """
         content = self._bytes(name)
         if content is None:
@@ -71,9 +71,9 @@ class DocumentStore:
             write_atomically(Path(self._root) / f"{name}.json", text)
 
     def sign(self, name: str, *, dry_run: bool = False) -> bool:
-        """Sign a document that an earlier version wrote, if its digest holds; False for any other one.
+        """Sign a document that an earlier version wrote, if its digest holds. Otherwise return False.
 
-        With `dry_run` it is not changed.
+        With `dry_run` the document is not changed.
         """
         try:
             envelope = json.loads(self._bytes(name) or b"")
@@ -94,9 +94,9 @@ class DocumentStore:
             (Path(self._root) / f"{name}.json").unlink(missing_ok=True)
 
     def names(self, folder: str, *, depth: int = 1) -> list[str]:
-        """Names of the documents in a folder, sorted; with `depth` 2 those in the folders below it.
+        """Names of the documents in a folder, sorted. With `depth` 2, of the documents in its subfolders instead.
 
-        A file of another name or at another depth is not a document of this store, and is left out.
+        If a file has another kind of name or is at another depth, it is not a document of this store and is left out.
         """
         if self._objects is not None:
             paths = list(self._objects.etags(folder))
@@ -133,7 +133,7 @@ class DocumentStore:
 
 
 def is_document_name(name: str) -> bool:
-    """True for a name that documents of a store have: a folder, and in it the digest of what it is about."""
+    """True if documents of a store are named like this: a folder, and in it the digest of the document's subject."""
     return "/" in name and _LISTED.fullmatch(name.rpartition("/")[2]) is not None
 
 

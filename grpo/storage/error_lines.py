@@ -1,10 +1,10 @@
-"""Log of a service: one error is one line, and errors that repeat are counted, as are uvicorn's warnings.
+"""Log of a service. One error is one line, and repeated errors and repeated warnings of uvicorn are counted.
 
     2026-11-25 16:20:01 ERROR grpo.serving.streams: a turn failed: EngineStopped: the engine process ended with exit
         code -9 (engine.py:160, submit)                                                        (one line in the log)
     2026-11-25 16:21:01 ERROR grpo.serving.streams: 212 more times in 60 s: a turn failed: EngineStopped: …
 
-Addresses of objects differ each time, so they are left out of what is compared: `<TCPTransport closed=True 0x…>`.
+Addresses of objects differ each time, so they are not compared: `<TCPTransport closed=True 0x…>`.
 With GRPO_DEBUG=1 tracebacks are written as well. Texts of others (users, models, user code) are escaped, see
 `grpo.errors.printable`.
 """
@@ -35,7 +35,7 @@ def one_line(error: BaseException) -> str:
 
 
 class OneLineFormatter(logging.Formatter):
-    """One line of a record: an exception is its type, message and place, and line breaks are escaped."""
+    """Formatter of a record as one line, with type, message and place of an exception, and escaped line breaks."""
 
     def __init__(self) -> None:
         super().__init__(_FORMAT)
@@ -52,7 +52,7 @@ class OneLineFormatter(logging.Formatter):
     def body(self, record: logging.LogRecord) -> str:
         """Message with the exception, if there is one."""
         message = record.getMessage().strip()
-        if message.startswith("Traceback (most recent call last)"):  # as uvicorn logs a lifespan that fails
+        if message.startswith("Traceback (most recent call last)"):  # uvicorn logs a failed lifespan like this
             message = message.rpartition("\n")[2]
         text = printable(message).replace("\n", "\\n")
         error = record.exc_info[1] if record.exc_info else None
@@ -64,7 +64,7 @@ class OneLineFormatter(logging.Formatter):
 
 
 class CountingHandler(logging.StreamHandler[Any]):
-    """Handler that writes an error, or a warning of uvicorn, once a minute, with the number of its repetitions."""
+    """Handler that writes an error, or a warning of uvicorn, once per minute with the number of its repetitions."""
 
     def __init__(self, stream: Any = None) -> None:
         super().__init__(stream)
@@ -91,7 +91,7 @@ class CountingHandler(logging.StreamHandler[Any]):
         super().close()
 
     def _write_counts(self, until: float) -> None:
-        """Write how often the errors came again whose minute has ended."""
+        """Write the number of repetitions of each error that was first logged at or before `until`."""
         while self._counts and (oldest := next(iter(self._counts.items())))[1][0] <= until:
             key, (_, count) = oldest
             del self._counts[key]

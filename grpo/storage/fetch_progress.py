@@ -1,4 +1,4 @@
-"""Progress of a download from the hub, reported as that of a stage."""
+"""Progress of a download from the hub, reported like the progress of a stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fetch_bar(size: int) -> type[tqdm]:
     total, lock, fetched = max(1, round(size / _MB)), threading.Lock(), [0]
 
     class FetchBar(tqdm):
-        """Bar that counts the bytes which were written."""
+        """Bar that counts the bytes that were written."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self._counts = str(options.get("desc", "")).startswith("Reconstructing")

@@ -22,7 +22,7 @@ _ETAGS = ".etags"
 def user_temp_folder() -> Path:
     """Private folder of this user below TMPDIR, for uploads to and downloads from an object store.
 
-    Raises `StorageError` for an existing folder of another user or with other permissions.
+    Raises `StorageError` if the folder exists and belongs to another user or has other permissions.
     """
     folder = Path(tempfile.gettempdir()) / f"grpo-{os.getuid()}"
     with storage_errors(str(folder)):
@@ -34,12 +34,12 @@ def user_temp_folder() -> Path:
 
 
 def etags_file(place: Path) -> Path:
-    """File beside a copy that says which objects it was made from."""
+    """File next to a copy that names the objects it was made from."""
     return place.with_name(f"{place.name}{_ETAGS}")
 
 
 def forget_unused(copies: Path) -> None:
-    """Remove copies that were not used for a week; they are downloaded again on demand."""
+    """Remove copies that were not used for a week. They are downloaded again on demand."""
     for etags in copies.glob(f"*{_ETAGS}"):
         with suppress(FileNotFoundError):  # another process removes it, too
             if time.time() - etags.stat().st_mtime > _ABANDONED_S:
@@ -48,7 +48,7 @@ def forget_unused(copies: Path) -> None:
 
 
 def read_etags(place: Path) -> object:
-    """URI and ETags of the objects that the copy was made from; None if unknown."""
+    """URI and ETags of the objects that the copy was made from. None if unknown."""
     try:
         return json.loads(etags_file(place).read_bytes())
     except (FileNotFoundError, ValueError):

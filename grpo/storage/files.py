@@ -32,7 +32,7 @@ _ERROR_TEXTS = {
 def storage_errors(place: str) -> Iterator[None]:
     """Turn a full disk, a read-only store and missing permissions into a `StorageError` with the remedy.
 
-    Also when a library wraps the system's error in its own type, as `SafetensorError` and `OperationalError`.
+    This also works if a library wraps the system's error in its own type, e.g. `SafetensorError` or `OperationalError`.
     """
     try:
         yield
@@ -45,9 +45,10 @@ def storage_errors(place: str) -> Iterator[None]:
 
 
 def storage_error(error: BaseException, place: str) -> StorageError | None:
-    """Return the `StorageError` for an error caused by a full disk at any depth, or by missing permissions; else None.
+    """Return the `StorageError` if an error was caused by a full disk or by missing permissions, else None.
 
-    A missing permission counts only for files in `place` or without a name: unreadable sources are other errors.
+    A full disk counts at any depth of the causes. A missing permission counts only if the file is in `place` or has no
+    name, because a source that cannot be read is another error.
     """
     for cause in causes(error):
         number = _number(cause)
@@ -68,7 +69,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def write_atomically(path: Path, content: str, *, mode: int = 0o666) -> None:
-    """Write a text file atomically: a reader sees the old content or the new one.
+    """Write a text file atomically, so that a reader sees either the old content or the new one.
 
     The file has `mode`, less the umask, from its creation on.
     """
@@ -114,7 +115,7 @@ _digests: dict[tuple[str, tuple[tuple[str, int, int], ...]], str] = {}
 
 
 def _number(error: BaseException) -> int | None:
-    """Error number of the system; for a full disk also from the message alone."""
+    """Error number of the system. If the error has none, a full disk is recognized by the message."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     text = str(error)

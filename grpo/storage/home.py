@@ -17,7 +17,8 @@ _UNSAFE = "?#%\\"
 def home() -> Path:
     """Return the folder of GRPO_HOME, by default `runs` below the working folder.
 
-    Raises `ConfigError` for characters that break URIs: a database at `sqlite:///a?b/x.db` would be in `a`.
+    Raises `ConfigError` if it has characters that break URIs, because a database at `sqlite:///a?b/x.db` would be in
+    `a`.
     """
     folder = Path(os.environ.get("GRPO_HOME") or "runs").expanduser().resolve()
     unsafe = sorted({character for character in str(folder) if character in _UNSAFE or not character.isprintable()})
@@ -34,13 +35,13 @@ _OTHERS = 0o077
 
 
 def keep_private() -> None:
-    """Let this process and those that it starts write files that their owner alone can read."""
+    """Let this process, and processes that it starts, write files that only their owner can read."""
     os.umask(_OTHERS)
 
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """`keep_private` while the block runs."""
+    """Apply `keep_private` while the block runs."""
     before = os.umask(_OTHERS)
     try:
         yield
@@ -49,9 +50,9 @@ def private_files() -> Iterator[None]:
 
 
 def tighten(folder: Path, *, dry_run: bool = False) -> int:
-    """Take the permissions of group and others from a folder and all that is below; returns the number of changes.
+    """Remove the permissions of group and others from a folder and everything in it, and return the number of changes.
 
-    With `dry_run` the changes are counted only. Links are not followed, and what belongs to another user is left alone.
+    With `dry_run` the changes are only counted. Links are not followed, and files of other users are not changed.
     """
     changed = 0
     for path in (folder, *folder.rglob("*")):

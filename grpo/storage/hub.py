@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 OFFLINE = "GRPO_HUB_OFFLINE"
-"""Variable with the user's choice of HF_HUB_OFFLINE: commands set that one for all packages, and fetch what a config
-names nevertheless."""
+"""Variable with the user's choice of HF_HUB_OFFLINE. Commands set HF_HUB_OFFLINE for all packages, but still fetch what
+a config names unless the user has chosen to be offline."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads its variables
 _MOST_FILES = 20_000
@@ -35,7 +35,7 @@ _lifted = threading.RLock()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubRepository:
-    """A model or a data set on the hub at a branch, tag or commit; without one, at the newest commit of main."""
+    """A model or a data set on the hub at a branch, tag or commit. Without a revision, the newest commit of main."""
 
     repo: str
     revision: str | None = None
@@ -48,7 +48,7 @@ class HubRepository:
 
     @property
     def error(self) -> type[PolicyError | DataError]:
-        """Class of the errors of a repository that cannot be used."""
+        """Class of the errors that are raised if the repository cannot be used."""
         return PolicyError if self.kind == "model" else DataError
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class HubFile:
     name: str
     size: int
     sha256: str | None
-    """Digest of a large file; None for one that git holds itself."""
+    """Digest of a large file. None if git holds the file itself."""
     git_sha1: str | None
 
 
@@ -76,10 +76,10 @@ def is_offline() -> bool:
 
 
 def pin(repository: HubRepository) -> HubRepository:
-    """Pin a repository to the commit that its revision names now; offline, to the one when it was fetched.
+    """Pin a repository to the commit that its revision names now, or if offline, named when it was fetched.
 
-    Raises `PolicyError`, for a data set `DataError`, for a repository or revision that does not exist, is private or
-    gated, or is not in the cache offline, and `ConnectionError` for a hub that does not answer.
+    Raises `PolicyError`, for a data set `DataError`, if the repository or revision does not exist, is private or gated,
+    or is not in the cache while offline, and `ConnectionError` if the hub does not answer.
     """
     if repository.is_pinned:
         return repository
@@ -88,14 +88,14 @@ def pin(repository: HubRepository) -> HubRepository:
     with _online(repository) as api:
         name, revision, kind = repository.repo, repository.revision, repository.kind
         commit = api.repo_info(name, revision=revision, repo_type=kind, timeout=_ANSWER_S).sha
-        api.resolve_revision(name, revision=revision, repo_type=kind)  # writes it down for a later run that is offline
+        api.resolve_revision(name, revision=revision, repo_type=kind)  # cached for a later run that is offline
     if commit is None or _COMMIT.fullmatch(commit) is None:
         raise repository.error(f"{repository}: {endpoint()} names no commit but {commit!r}; check HF_ENDPOINT")
     return replace(repository, revision=commit)
 
 
 def list_files(repository: HubRepository) -> dict[str, HubFile]:
-    """Files of a commit, by path, from the cache where they were listed before. Raises as `pin`."""
+    """Files of a commit, by path. If they were listed before, they come from the cache. Raises like `pin`."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -133,7 +133,7 @@ def list_files(repository: HubRepository) -> dict[str, HubFile]:
 
 
 def download(repository: HubRepository, files: Sequence[HubFile]) -> Path:
-    """Folder of these files of a pinned repository in the cache; the missing ones are fetched. Raises as `pin`."""
+    """Fetch the missing ones of these files of a pinned repository, and return its folder. Raises like `pin`."""
     from huggingface_hub import constants, snapshot_download
 
     from grpo.storage.fetch_progress import fetch_bar  # imports tqdm
@@ -166,7 +166,7 @@ def download(repository: HubRepository, files: Sequence[HubFile]) -> Path:
 def verify(repository: HubRepository, file: HubFile, path: Path) -> None:
     """Compare a file with the digest that the hub lists.
 
-    Raises `ArtifactError` for a different one, which is removed from the cache.
+    Raises `ArtifactError` if it differs. The file is then removed from the cache.
     """
     from huggingface_hub.utils.sha import git_hash
 
@@ -229,7 +229,7 @@ def endpoint() -> str:
 
 @contextmanager
 def _online(repository: HubRepository) -> Iterator[HfApi]:
-    """Requests to the hub about a repository that was named; packages get back their own state of offline."""
+    """Allow requests to the hub about a repository that the user named, then restore the packages' offline state."""
     from huggingface_hub import HfApi, constants
 
     with _lifted, hub_errors(str(repository), repository.repo, repository.kind), _cache_errors(constants.HF_HUB_CACHE):
@@ -242,7 +242,7 @@ def _online(repository: HubRepository) -> Iterator[HfApi]:
 
 @contextmanager
 def _cache_errors(cache: str) -> Iterator[None]:
-    """Name the variable that moves the cache where it cannot be written."""
+    """If the cache cannot be written, name the variable that moves it."""
     try:
         with storage_errors(cache):
             yield

@@ -1,4 +1,4 @@
-"""Errors of the Hugging Face hub, with their remedy; no message repeats a token or a text of the server."""
+"""Errors of the Hugging Face hub, with their remedy. No message repeats a token or a text of the server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def hub_errors(address: str, repo: str, kind: Literal["model", "dataset"]) -> It
 def _answer(
     error: HfHubHTTPError, address: str, repo: str, kind: Literal["model", "dataset"]
 ) -> PolicyError | DataError | ConnectionError:
-    """Error for an answer of the hub that is a refusal or a failure."""
+    """Error for an answer in which the hub refuses or fails."""
     from huggingface_hub import constants, errors, get_token
 
     hub, status = constants.ENDPOINT, error.response.status_code

@@ -1,4 +1,4 @@
-"""File locks between processes and threads of one machine; the kernel releases the lock of a killed process."""
+"""File locks between processes and threads of one machine. The kernel releases the lock of a killed process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LOCK = ".lock"
 def file_lock(path: Path) -> FileLock:
     """Create a blocking lock on a file of a local disk.
 
-    Acquiring it raises `NotImplementedError` on a file system without `flock`: a soft lock would outlive a killed
-    process. Threads that share the object share the lock; use one object per thread to exclude other threads.
+    Acquiring it raises `NotImplementedError` if the file system has no `flock`, because a soft lock would outlive a
+    killed process. Threads that share the object share the lock. To exclude other threads, use one object per thread.
     """
     with storage_errors(str(path.parent)):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def file_lock(path: Path) -> FileLock:
 def scratch_path(parent: Path) -> Iterator[Path]:
     """Yield a new path below `parent` for a file or folder, removed on exit.
 
-    Each path is locked by its process; paths of killed processes are removed by the next call.
+    Each path is locked by its process, so that the next call can remove the paths of killed processes.
     """
     with storage_errors(str(parent)):
         parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def remove(path: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the paths below a folder whose process has ended."""
+    """Remove the paths below a folder if the process that made them has ended."""
     for place in parent.iterdir():
         if place.suffix == _LOCK:
             continue

@@ -1,10 +1,12 @@
-"""Homes that were moved, renamed or copied: what MLflow's database says about the place of its files.
+"""Homes that were moved, renamed or copied: addresses of files in MLflow's database.
 
-MLflow stores absolute addresses, such as `file:///old/runs/mlartifacts/grpo`, and writes new models to them. A home
-whose database names another place is refused until `grpo migrate --moved` has rewritten these addresses; of a copy only
-the copy's own database is touched. Everything else in a home is found by digest or from the home.
+MLflow stores absolute addresses, such as `file:///old/runs/mlartifacts/grpo`, and writes new models to them. If the
+database of a home names another place, the home is refused until `grpo migrate --moved` has rewritten these addresses.
+If the home is a copy, only the copy's own database is changed. Everything else in a home is found by digest or by a
+path relative to the home.
 
-Not the home's: an experiment that was created with an address of another form, as `s3://…` or `file:///data/logs`.
+An experiment with an address of another form, e.g. `s3://…` or `file:///data/logs`, is left as it is, because its files
+are not in the home.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ _FILE = "file://"
 
 
 def former_place(database: Path) -> Path | None:
-    """Home that the database of this home names as its own; None for one that stays where it was, or is not there."""
+    """Home that the database of this home names as its own. None if the home was not moved, or has no database."""
     return next(iter(_former_places(database)), None)
 
 
 def check_not_moved(uri: str) -> None:
-    """Raise `ConfigError` for the database of this home where it names another one as its own."""
+    """Raise `ConfigError` if this is the database of this home, and it names another home as its own."""
     if uri == f"sqlite:///{home()}/mlflow.db" and (former := former_place(home() / "mlflow.db")) is not None:
         raise ConfigError(f"{moved(former)}; {MIGRATE}")
 
@@ -48,14 +50,15 @@ MIGRATE = "run grpo migrate --moved, which lets its records name the new place"
 
 
 def moved(former: Path) -> str:
-    """What a moved home is refused with, before the remedy."""
+    """Error message for a moved home, without the remedy."""
     return f"this home was moved or copied from {former} to {home()}, and MLflow would write models to {former}"
 
 
 def rewrite_places(database: Path) -> list[Path]:
-    """Let MLflow's database name this home; returns the places that it named before.
+    """Let MLflow's database name this home, and return the places that it named before.
 
-    Call it inside of `grpo.storage.databases.exclusive`. One transaction: a killed process leaves all or nothing.
+    Call it inside of `grpo.storage.databases.exclusive`. All addresses change in one transaction, so that a killed
+    process changes all or none.
     """
     former = _former_places(database)
     if not former:
@@ -81,7 +84,7 @@ def in_this_home(document: Any) -> Any:
 
     /old/runs/artifacts/model/3fa1    →    /new/runs/artifacts/model/3fa1
     """
-    former = sorted(former_homes(), key=len, reverse=True)  # of two that lie in each other the inner one
+    former = sorted(former_homes(), key=len, reverse=True)  # if one is inside of another, the inner one comes first
     return _in_place(document, former) if former else document
 
 
@@ -98,7 +101,7 @@ def _in_place(value: Any, former: list[str]) -> Any:
 
 
 def missing_models(database: Path) -> list[str]:
-    """Addresses in this home of registered models that have no files: they were left in another place."""
+    """Addresses in this home of registered models without files, because these were left in another place."""
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
         rows = connection.execute("SELECT artifact_location FROM logged_models").fetchall()
     own = f"{_FILE}{home()}/{ARTIFACTS}/"
@@ -115,7 +118,7 @@ def _former_places(database: Path) -> list[Path]:
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=30)) as connection:
         try:
             rows = connection.execute("SELECT experiment_id, name, artifact_location FROM experiments").fetchall()
-        except sqlite3.DatabaseError:  # no tables yet, or damaged: MLflow says so when it opens it
+        except sqlite3.DatabaseError:  # no tables yet, or damaged: MLflow reports it when it opens the database
             return []
     places = dict.fromkeys(place for row in rows for place in _home_of(*map(str, row)))
     return [place for place in places if Path(os.path.realpath(place)) != home()]

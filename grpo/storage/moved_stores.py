@@ -16,7 +16,7 @@ from grpo.storage.home import home
 
 
 def present_address(store: str) -> str:
-    """Address of the store that has the content of `store` now; itself where it was not moved."""
+    """Address of the store that has the content of `store` now, which is `store` itself if it was not moved."""
     moves, passed = _moves(), {store}
     while (address := moves.get(store)) is not None and address not in passed:
         store = address
@@ -25,7 +25,10 @@ def present_address(store: str) -> str:
 
 
 def note_move(source: str, target: str) -> None:
-    """Write down that the content of a store is in another one now, so that a move back is one as well."""
+    """Record that the content of a store is in another one now.
+
+    If the target was moved away before, that record is removed, so that a store can be moved back.
+    """
     moves = {before: after for before, after in _moves().items() if before != target}
     write_atomically(_record(), json.dumps({**moves, source: target}, indent=1))
 

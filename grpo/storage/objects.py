@@ -1,6 +1,6 @@
 """Folder of an object store: ordered uploads, downloads by name, and errors with remedies.
 
-Credentials come from the environment alone (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, or a
+Credentials come only from the environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, or a
 role of the machine), so that URIs, configs, cache keys and logs never contain them.
 """
 
@@ -29,7 +29,7 @@ _BUSY = (errno.EIO, errno.EBUSY, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETI
 def open_uri(uri: str) -> tuple[Any, str]:
     """Return the file system of a URI, and the path in it.
 
-    Raises `ConfigError` for a URI with credentials, of an unknown protocol, or that needs a missing package.
+    Raises `ConfigError` if the URI has credentials or an unknown protocol, or needs a package that is missing.
     """
     refuse_credentials(uri)
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
@@ -47,8 +47,8 @@ def open_uri(uri: str) -> tuple[Any, str]:
 class ObjectFolder:
     """Objects below one URI.
 
-    Raises `ConnectionError` for an unreachable store, which a retry can fix, and `StorageError` for refused credentials
-    or a missing bucket.
+    Raises `ConnectionError` if the store cannot be reached, which a retry can fix, and `StorageError` if it refuses the
+    credentials or the bucket is missing.
     """
 
     def __init__(self, file_system: Any, root: str) -> None:
@@ -57,31 +57,31 @@ class ObjectFolder:
         self._root = root
 
     def etags(self, name: str) -> dict[str, str]:
-        """ETags of the objects at or below `name`, by relative path; a different ETag means different content."""
+        """ETags of the objects at or below `name`, by relative path. A different ETag means different content."""
         top = f"{self._root}/{name}"
         with self._errors():
             objects = self._fs.find(top, detail=True)
         return {path[len(top) :].lstrip("/"): _etag(info) for path, info in sorted(objects.items())}
 
     def read(self, name: str) -> bytes:
-        """Read one object. Raises `FileNotFoundError` for a missing one."""
+        """Read one object. Raises `FileNotFoundError` if it is missing."""
         with self._errors():
             return bytes(self._fs.cat_file(f"{self._root}/{name}"))
 
     def download(self, name: str, files: Sequence[str], folder: Path) -> None:
-        """Download these objects below `name` into a folder. Raises `FileNotFoundError` for a missing one."""
+        """Download these objects below `name` into a folder. Raises `FileNotFoundError` if one is missing."""
         for file in files:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
         with self._errors():
             self._fs.get([f"{self._root}/{name}/{file}" for file in files], [str(folder / file) for file in files])
 
     def download_file(self, name: str, place: Path) -> None:
-        """Download one object. Raises `FileNotFoundError` for a missing one."""
+        """Download one object. Raises `FileNotFoundError` if it is missing."""
         with self._errors():
             self._fs.get_file(f"{self._root}/{name}", str(place))
 
     def upload(self, folder: Path, name: str, files: Sequence[str], *, last: str) -> None:
-        """Upload the files of a folder below `name`, then `last`, whose presence marks them complete."""
+        """Upload the files of a folder below `name`, and then `last`. If `last` is present, the others are complete."""
         top = f"{self._root}/{name}"
         with self._errors(writing=True):
             for file in files:
@@ -89,7 +89,7 @@ class ObjectFolder:
             self._fs.put_file(str(folder / last), f"{top}/{last}")
 
     def upload_file(self, path: Path, name: str) -> None:
-        """Upload one file; object stores write it atomically."""
+        """Upload one file. Object stores write it atomically."""
         with self._errors(writing=True):
             self._fs.put_file(str(path), f"{self._root}/{name}")
 

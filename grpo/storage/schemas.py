@@ -17,22 +17,23 @@ class Schema:
     """Migration of a database."""
 
     current: str | None
-    """Revision of the database; None for one without tables."""
+    """Revision of the database, or None if it has no tables."""
     newest: str
     """Revision of the installed package."""
 
     @property
     def change(self) -> str | None:
-        """What a migration does, as words; None where it has nothing to do."""
+        """Description of what a migration does, or None if it has nothing to do."""
         if self.current is None:
             return "is created"
         return None if self.current == self.newest else f"is migrated from {self.current} to {self.newest}"
 
 
 def schema(name: str, uri: str, scripts: ScriptDirectory) -> Schema:
-    """Schema of the database at `uri`, which is only read; `scripts` are the migrations of its package.
+    """Schema of the database at `uri`, which is only read. `scripts` are the migrations of its package.
 
-    Raises `ConfigError` for a database that cannot be opened, and for one of a newer package, which cannot go back.
+    Raises `ConfigError` if the database cannot be opened, or if a newer package migrated it, because a migration cannot
+    be undone.
     """
     from alembic.runtime.migration import MigrationContext
     from alembic.util import CommandError

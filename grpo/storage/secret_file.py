@@ -10,9 +10,9 @@ from grpo.storage.locks import file_lock
 
 
 def read_secret(file: Path, make: Callable[[], str]) -> str:
-    """Read the line of a file, which `make` gives it on first use; concurrent processes get the same line.
+    """Read the line of a file. On first use `make` makes the line, and concurrent processes get the same one.
 
-    A mode that lets others read the file is corrected. Raises `StorageError` where the home may not be written.
+    If the file's mode lets others read it, the mode is corrected. Raises `StorageError` if the home may not be written.
     """
     with storage_errors(str(file)), file_lock(file.with_suffix(".lock")):
         if not file.exists():

@@ -1,4 +1,4 @@
-"""Files that ship with the package: configs, scenario packs, rubrics, models; `grpo://models/desk_clerk` names one."""
+"""Files that ship with the package: configs, scenario packs, rubrics, models. Example: `grpo://models/desk_clerk`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def package_folder(name: str) -> Path:
-    """Folder of an installed package, which is not imported. Raises `ConfigError` for one that is missing."""
+    """Folder of an installed package, which is not imported. Raises `ConfigError` if the package is missing."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"package {name} is missing; install {DISTRIBUTION} again")
@@ -20,20 +20,23 @@ def package_folder(name: str) -> Path:
 
 
 def shipped_folder() -> Path:
-    """Folder of the shipped files: inside of the package where it was installed from a wheel, else the checkout's."""
+    """Folder of the shipped files: inside of the package if it was installed from a wheel, else in the checkout."""
     installed = _PACKAGE / "data"
     return installed if installed.is_dir() else _PACKAGE.parent / "data"
 
 
 def local_file(path: str | Path) -> Path:
-    """Path of a file that ships, or the path itself; `pathlib` makes one slash of the two in an address."""
+    """Path of a shipped file, or the path itself.
+
+    An address with only one slash is accepted, because `pathlib` turns the two slashes into one.
+    """
     collapsed = SCHEME.removesuffix("/")
     text = str(path)
     return shipped_file(SCHEME + text.removeprefix(collapsed).lstrip("/")) if text.startswith(collapsed) else Path(path)
 
 
 def shipped_file(address: str) -> Path:
-    """Path of `grpo://configs/quickstart.yaml`. Raises `ConfigError` for a file that does not ship."""
+    """Path of an address such as `grpo://configs/quickstart.yaml`. Raises `ConfigError` if the file does not ship."""
     folder = shipped_folder()
     path = (folder / address.removeprefix(SCHEME)).resolve()
     if not path.is_relative_to(folder) or not path.exists():

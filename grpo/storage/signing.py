@@ -1,14 +1,14 @@
-"""Signatures of documents that lie where others can write: in a model registry, or in an artifact store.
+"""Signatures of documents in places where others can write: in a model registry, or in an artifact store.
 
-Such a document decides which weights are trained and served and which code is imported, so it is believed only with the
-HMAC-SHA256 of a key that the registry and the store do not have:
+Such a document decides which weights are trained and served and which code is imported. Therefore it is trusted only if
+it has an HMAC-SHA256 by a key that the registry and the store do not have:
 
-    GRPO_SIGNING_KEY                 where several machines share a registry or a store
-    GRPO_HOME/services/signing.key   otherwise: made on first use, readable by its owner alone
+    GRPO_SIGNING_KEY                 if several machines share a registry or a store
+    GRPO_HOME/services/signing.key   otherwise: made on first use, readable only by its owner
 
 The text of a signed document is `{"document": …, "key": …, "mac": …}`. `key` names the key without giving it away, so
-that a document of another key is distinguished from one that was changed. The MAC covers the kind of the document too:
-the signature of a promotion is not that of a version.
+that a document that was signed with another key is distinguished from a document that was changed. The MAC also covers
+the kind of the document, so that the signature of a promotion does not hold for a version.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ KEY = "GRPO_SIGNING_KEY"
 """Variable with the key."""
 _SHORTEST = 32
 _MOST_CHARACTERS = 100_000
-"""Longest text that is parsed; MLflow's longest tag."""
+"""Longest text that is parsed, which is the length of MLflow's longest tag."""
 
 Fault = Literal["is not signed", "was changed after it was signed", "was signed with another key"]
 
 
 class Unverified(Exception):
-    """A document whose signature does not hold; the caller knows what the document is, and names the remedy."""
+    """The signature of a document does not hold. The caller knows what the document is, and names the remedy."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault)
@@ -49,15 +49,15 @@ def key_file() -> Path:
 
 
 def key_name() -> str:
-    """Name of the key of this process, which does not give it away; empty without a key."""
+    """Name of the key of this process, which does not give the key away. Empty if there is no key."""
     key = _key(make=False)
     return "" if key is None else _name(key)
 
 
 def sign(kind: str, document: Mapping[str, Any]) -> str:
-    """Text of a document with its signature, by the key of this home, which is made if there is none.
+    """Text of a document with its signature by the key of this process, which is made if there is none.
 
-    Raises `ConfigError` for an invalid key, `StorageError` where the home may not be written.
+    Raises `ConfigError` if the key is invalid, and `StorageError` if the home may not be written.
     """
     key = _key(make=True)
     assert key is not None
@@ -75,7 +75,7 @@ def verify(kind: str, text: str | None, *, longest: int = _MOST_CHARACTERS) -> d
     document: dict[str, Any] = signed["document"]
     try:
         expected = _mac(key, kind, document)
-    except RecursionError:  # levels that the parser has taken and the writer does not
+    except RecursionError:  # the parser accepts deeper nesting than the writer
         raise Unverified("was changed after it was signed") from None
     if not hmac.compare_digest(signed["mac"].encode(errors="replace"), expected.encode()):
         raise Unverified("was changed after it was signed")
@@ -85,14 +85,14 @@ def verify(kind: str, text: str | None, *, longest: int = _MOST_CHARACTERS) -> d
 def canonical(document: Any) -> str:
     """JSON with one spelling for equal documents: keys are sorted, and there are no blanks.
 
-    Characters of other scripts stand for themselves: as escapes they would be six characters each, and a registry
-    bounds the length of a text.
+    Characters of other scripts are not escaped, because an escape takes six characters and a registry bounds the length
+    of a text.
     """
     return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _parsed(text: str | None, longest: int) -> dict[str, Any] | None:
-    """Signed document, of which nothing is believed yet; None for any other text."""
+    """Signed document that is not verified yet, or None if the text is not a signed document."""
     if text is None or len(text) > longest:
         return None
     try:
@@ -118,9 +118,9 @@ def _name(key: bytes) -> str:
 
 
 def _key(*, make: bool) -> bytes | None:
-    """Key of the environment, else that of the home; None where there is none and none is to be made.
+    """Key of the environment, or else the key of the home. None if there is none and `make` is False.
 
-    Concurrent processes make one key.
+    If several processes make the key at once, all get the same key.
     """
     if given := os.environ.get(KEY):
         return _validated(given, place=KEY)
@@ -131,7 +131,7 @@ def _key(*, make: bool) -> bytes | None:
 
 
 def _validated(text: str, *, place: str) -> bytes:
-    """The key, if it is long enough; else raise `ConfigError`, which does not repeat it."""
+    """The key, if it is long enough. Otherwise raise `ConfigError`, which does not repeat the key."""
     if len(text) < _SHORTEST:
         raise ConfigError(
             f"the signing key in {place} has {len(text)} characters, and needs at least {_SHORTEST}: `openssl rand "

@@ -1,14 +1,14 @@
 """ABCD: customer service dialogues with the agent's actions, as the knowledge base prescribes them.
 
     scenario.personal, order, product    → world
-    the customer's lines                  → user_responses; consecutive lines are one turn
+    the customer's lines                  → user_responses, with consecutive lines as one turn
     the agent's lines after it            → expected.responses
     targets of the actions                → expected.calls, values in the order of the agent's input
     ontology.json                         → tools
     kb.json                               → context: the actions of this kind of request
 
-An order's products are a Python literal in a string. Left out: the agent's opening, the
-delexicalised turns and the ranking candidates, and guidelines.json, whose titles are not the sub-flows' names.
+An order's products are a Python literal in a string. The agent's opening, the delexicalised turns and the ranking
+candidates are left out. So is guidelines.json, because its titles are not the names of the sub-flows.
 
 https://github.com/asappresearch/abcd, MIT
 """
@@ -59,7 +59,7 @@ class _Ontology(BaseModel):
 def read_abcd_sample(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the conversations of the parts (default `abcd_sample`), one record each.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     places = find_parts(
         folder, parts or ("abcd_sample",), {"abcd_sample": ("abcd_sample.json", "data/abcd_sample.json")}

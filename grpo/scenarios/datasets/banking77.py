@@ -1,6 +1,6 @@
 """BANKING77: questions of an online bank's customers, with one of 77 intents.
 
-White space around a question is cut off, a line break in it stays.
+White space around a question is removed, but a line break inside it stays.
 
 https://github.com/PolyAI-LDN/task-specific-datasets, CC-BY-4.0
 """
@@ -27,9 +27,9 @@ class _Question(BaseModel):
 
 
 def read_banking77(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `train`), one record a question; the category must be one of `categories.json`.
+    """Read the parts (default `train`), one record per question. The category must be in `categories.json`.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     yield from read_parts(find_parts(folder, parts or ("train",), _PARTS), _read)
 

@@ -1,17 +1,17 @@
 """BFCL multi-turn: a user's requests in order, stateful services, and the expected calls.
 
     question        → user_responses
-    initial_config  → world, by service; a service without a configuration starts empty
-    ground_truth    → expected.calls; `turn` is the number of the request that a call answers
-    function docs   → tools of the services involved, less the excluded ones
-    missed_function → `from_turn` of these tools: they come in a turn that is empty in the data; its text, as in the
-                      benchmark's own harness, announces more tools
+    initial_config  → world, by service. A service without a configuration starts empty
+    ground_truth    → expected.calls. `turn` is the number of the request that a call answers
+    function docs   → tools of the services involved, without the excluded tools
+    missed_function → `from_turn` of these tools: they come in a turn that is empty in the data. As in the benchmark's
+                      own harness, its text announces more tools
 
     "sort('final_report.pdf')"  →  {"name": "sort", "arguments": {"file_name": "final_report.pdf"}, "turn": 2}
 
-The calls are Python in a string: they are parsed, not run, and arguments without a name get it from the docs.
-The docs' types are Python's (`dict`, `float`, `tuple`); they become JSON Schema's. The code of the services is not in
-the data. The parts share their requests: tasks of two parts in one table are near duplicates.
+The calls are Python in a string. They are parsed, not run, and arguments without a name get their name from the docs.
+The docs use Python's types (`dict`, `float`, `tuple`), which become types of JSON Schema. The code of the services is
+not in the data. Two parts in one table have near duplicates, because all parts share their requests.
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0
 """
@@ -47,7 +47,7 @@ _DOCS = {
     "VehicleControlAPI": "vehicle_control",
 }
 _MAIN = ("GorillaFileSystem", "TradingBot", "TravelAPI", "VehicleControlAPI")
-"""Services that are a task's category; every task has one of them."""
+"""Services that give a task its category. Every task has one of them."""
 _TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
 
@@ -66,7 +66,7 @@ class _Task(BaseModel):
 
     @property
     def requests(self) -> list[str]:
-        """The user's turns; an empty one that adds functions gets `_MORE_TOOLS`."""
+        """The user's turns. An empty turn that adds functions gets the text `_MORE_TOOLS`."""
         turns = ["\n".join(message.content for message in turn) for turn in self.question]
         return [_MORE_TOOLS if not text and turn in self.missed_function else text for turn, text in enumerate(turns)]
 
@@ -90,7 +90,7 @@ class _Doc(BaseModel):
 def read_bfcl_multi_turn(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
     """Read the tasks of the parts (default `base`), one record each.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     for part in find_parts(folder, parts or ("base",), _PARTS):
         yield from _read(part)
@@ -129,7 +129,7 @@ def _read(part: DatasetPart) -> Iterator[SourceRecord]:
                 if name not in task.excluded_function
             ],
             "world": {**{name: {} for name in task.involved_classes}, **task.initial_config},
-            # no call in the published answer: an unchanged world is the right outcome
+            # if the published answer has no call, the world must stay unchanged
             "expected": {"calls": calls} if calls else {"reward_basis": ["DB"]},
             "metadata": {
                 "category": next((name for name in _MAIN if name in task.involved_classes), "other"),
@@ -143,7 +143,7 @@ def _read(part: DatasetPart) -> Iterator[SourceRecord]:
 
 
 def _parse(text: str, docs: Mapping[str, _Doc]) -> dict[str, Any]:
-    """`cd(folder='a')` → name and arguments; `ValueError` for anything but a call with literal arguments."""
+    """`cd(folder='a')` → name and arguments. Raises `ValueError` if it is not a call with literal arguments."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -167,7 +167,7 @@ def _tool(doc: _Doc, turn: int) -> dict[str, Any]:
 
 
 def _schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON Schema of Python's type names, with nested schemas."""
+    """JSON Schema of a schema with Python's type names, also in nested schemas."""
     converted = dict(schema)
     if "type" in converted:
         converted["type"] = _TYPES.get(converted["type"], converted["type"])

@@ -4,8 +4,8 @@
             Q colloquial, E abbreviated, K keywords, W rude   → medium
             none of them                                      → easy
 
-The files begin with a byte order mark. Entities are left out: their offsets refer to the utterance before its case
-was changed.
+The files begin with a byte order mark. Entities are left out, because their offsets refer to the utterance before its
+case was changed.
 
 https://github.com/bitext/customer-support-intent-detection-training-dataset, CDLA-Sharing-1.0
 """
@@ -37,9 +37,9 @@ class _Utterance(BaseModel):
 
 
 def read_bitext_customer_service(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `train` and `dev`), one record an utterance.
+    """Read the parts (default `train` and `dev`), one record per utterance.
 
-    Raises `DataError` for a file that is missing or lacks a column.
+    Raises `DataError` if a file is missing or lacks a column.
     """
     yield from read_parts(find_parts(folder, parts or ("train", "dev"), _PARTS), _read)
 

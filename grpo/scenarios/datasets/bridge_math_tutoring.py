@@ -2,11 +2,11 @@
 
     the student's turns in c_h          → user_responses
     lesson, the tutor before them       → context
-    c_r_, the expert's reply            → expected.responses;  chosen
-    c_r, the novice's reply             → rejected
-    e, the kind of error                → category; an annotator's own words are `other`
+    c_r_, the expert's reply            → expected.responses, and chosen in pairs
+    c_r, the novice's reply             → rejected in pairs
+    e, the kind of error                → category, or `other` if an annotator used other words
 
-A moment that several experts revised has several records. A record with an empty student turn is quarantined.
+If several experts revised a moment, it has several records. If a student turn is empty, the record is quarantined.
 
 https://github.com/rosewang2008/bridge, MIT
 """
@@ -48,9 +48,9 @@ class _Moment(BaseModel):
 
 
 def read_bridge_math_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `train` and `validation`), one scenario a moment.
+    """Read the parts (default `train` and `validation`), one scenario per moment.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     places = find_parts(folder, parts or _DEFAULT, _PARTS)
     yield from read_parts(
@@ -59,7 +59,10 @@ def read_bridge_math_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterat
 
 
 def read_bridge_math_tutoring_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the same moments as pairs, the expert's reply over the novice's; a chat in several parts is in one split."""
+    """Read the same moments as pairs, in which the expert's reply is chosen and the novice's is rejected.
+
+    If a chat has moments in a training part and in a held-out part, all of them go into the training split.
+    """
     places = find_parts(folder, parts or _DEFAULT, _PARTS)
     moments = [item for part in places if part.split == "train" for item in read_document(part.path)]
     in_train = {str(item.get("c_id")) for item in moments if isinstance(item, dict)}

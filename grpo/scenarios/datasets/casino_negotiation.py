@@ -3,13 +3,14 @@
 The camper with the first line is the user, the other one the agent.
 
     the user's priorities and reasons     → goal
-    the agent's                           → context
+    the agent's priorities and reasons    → context
     supplies, points, both priorities     → world
     the deal and the points of both       → expected.state
     the dialogue to the agent's last line → a labelled reply: the user's satisfaction, the agent's points
 
-A package of high, medium and low priority is worth 5, 4 and 3 points, walking away 5; a record whose points do not
-follow from its deal is quarantined. Difficulty counts the priorities that both share (none, one, all three).
+A package of high, medium and low priority is worth 5, 4 and 3 points, and walking away is worth 5. If the points of a
+record do not follow from its deal, it is quarantined. Difficulty counts the priorities that both share (none, one, all
+three).
 
 https://github.com/kushalchawla/CaSiNo, CC-BY-4.0
 """
@@ -74,16 +75,18 @@ class _Dialogue(BaseModel):
 
 
 def read_casino_negotiation(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `train` and `valid`), one record a dialogue.
+    """Read the parts (default `train` and `valid`), one record per dialogue.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     places = find_parts(folder, parts or _DEFAULT, _PARTS)
     yield from read_parts(places, lambda part: convert_records(read_json(part.path), _Dialogue, _scenario))
 
 
 def read_casino_negotiation_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the same dialogues as labelled replies: the user's satisfaction, and the agent's points as score."""
+    """Read the same dialogues as labelled replies, with the user's satisfaction as label and the agent's points as
+    score.
+    """
     for part in find_parts(folder, parts or _DEFAULT, _PARTS):
         for record in convert_records(read_json(part.path), _Dialogue, _label):
             if record.data is not None:

@@ -1,13 +1,13 @@
-"""CIMA: a student translates an English phrase into Italian with a tutor's help; several tutors wrote the last reply.
+"""CIMA: a student translates an English phrase into Italian with a tutor, and several tutors wrote the last reply.
 
-    past_convo: tutor, student, tutor, …   the student's turns → user_responses; the tutor's opening → context
-    tutorResponses                         → expected.responses;  labelled replies
-    tutorActions                           → a reply's label, for example `hint+question`
+    past_convo: tutor, student, tutor, …   the student's turns → user_responses, the tutor's opening → context
+    tutorResponses                         → expected.responses, and labelled replies
+    tutorActions                           → a reply's label, e.g. `hint+question`
     studentActions                         → category: the student's last action
     words and grammar rules                → context
 
-One object holds the exercises by id. Its `grammarRules` are JSON in a string, in a third of the exercises followed
-by the rest of another document; student actions are the strings "True" and "False", tutor actions booleans.
+One object holds the exercises by id. Their `grammarRules` are JSON in a string. In a third of the exercises the rest of
+another document follows it. Student actions are the strings "True" and "False", but tutor actions are booleans.
 
 https://github.com/kstats/CIMA, CC-BY-2.5
 """
@@ -48,15 +48,15 @@ class _Exercise(BaseModel):
 
 
 def read_cima_tutoring(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the exercises of the parts (default `dataset`), one record each, `line` being its number.
+    """Read the exercises of the parts (default `dataset`), one record each. `line` is the exercise's number.
 
-    Raises `DataError` for a file that is missing or has no exercises.
+    Raises `DataError` if the file is missing or has no exercises.
     """
     return convert_records(_exercises(folder, parts), _Exercise, _scenario)
 
 
 def read_cima_tutoring_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the tutors' replies, one record each; an unreadable exercise is one record."""
+    """Read the tutors' replies, one record each. If an exercise cannot be read, it gives one record."""
     for record in convert_records(_exercises(folder, parts), _Exercise, _replies):
         if record.data is None:
             yield record
@@ -132,13 +132,13 @@ def _replies(exercise: _Exercise, _: int) -> dict[str, Any]:
 
 
 def _actions(names: tuple[str, ...], flags: tuple[bool, ...] | list[bool]) -> str:
-    """The names whose flag is set, joined; raises `ValueError` unless there are as many flags as names."""
+    """Names with a set flag, joined by `+`. Raises `ValueError` unless there are as many flags as names."""
     chosen = [name for name, flag in zip(names, flags, strict=True) if flag]
     return "+".join(chosen) or "other"
 
 
 def _rules(text: str) -> list[str]:
-    """The rules without their explanations; text after the list is ignored."""
+    """The rules without their explanations. Text after the list is ignored."""
     try:
         rules, _ = json.JSONDecoder().raw_decode(text)
     except ValueError as error:

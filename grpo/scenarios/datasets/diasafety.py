@@ -1,7 +1,7 @@
 """DiaSafety: a user's message, a chatbot's reply, and a label of its safety in this context.
 
-The published parts are the splits. Some contexts are in both parts, with other replies: the held-out split measures
-new replies, not new contexts. The texts are offensive.
+The published parts are the splits. Some contexts are in both parts, with other replies, so that the held-out split
+measures new replies but not new contexts. The texts are offensive.
 
 https://github.com/thu-coai/DiaSafety, Apache-2.0
 """
@@ -32,9 +32,9 @@ class _LabelledExchange(BaseModel):
 
 
 def read_diasafety_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `train` and `val`), one record a reply. An unsafe reply scores 0, a safe one 1.
+    """Read the parts (default `train` and `val`), one record per reply. An unsafe reply scores 0, a safe one 1.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     for part in find_parts(folder, parts or ("train", "val"), _PARTS):
         yield from convert_records(read_json(part.path), _LabelledExchange, partial(_label, part))

@@ -36,9 +36,9 @@ class _Problem(BaseModel):
 
 
 def read_gsm8k(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `train`), one record a problem; an answer must end in `#### <number>`.
+    """Read the parts (default `train`), one record per problem. An answer must end in `#### <number>`.
 
-    Raises `DataError` for a missing file.
+    Raises `DataError` if a file is missing.
     """
     yield from read_parts(find_parts(folder, parts or ("train",), _PARTS), _read)
 

@@ -1,9 +1,9 @@
-"""HH-RLHF, harmlessness: two dialogues with different last replies; annotators chose the less harmful one.
+"""HH-RLHF, harmlessness: two dialogues that differ in the last reply. Annotators chose the less harmful one.
 
     "\\n\\nHuman: …\\n\\nAssistant: …"
 
-Two assistant turns in a row, in some dialogues, stay two. Quarantined: an empty last reply, and a pair that differs
-before it. The texts are offensive.
+If a dialogue has two assistant turns in a row, they stay two. A pair is quarantined if a last reply is empty, or if the
+dialogues differ before it. The texts are offensive.
 
 https://github.com/anthropics/hh-rlhf, MIT
 """
@@ -36,9 +36,9 @@ class _Pair(BaseModel):
 
 
 def read_hh_rlhf_harmless_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default every `*.jsonl` and `*.jsonl.gz` of the folder), one record a pair.
+    """Read the parts (default every `*.jsonl` and `*.jsonl.gz` of the folder), one record per pair.
 
-    Raises `DataError` for a folder without such files, and for a damaged file.
+    Raises `DataError` if the folder has no such files, or if a file is damaged.
     """
     every = sorted((*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")))
     paths = [part.path for part in find_parts(folder, parts, _PARTS)] if parts else every

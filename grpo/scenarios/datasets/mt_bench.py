@@ -48,9 +48,9 @@ class _Answer(BaseModel):
 
 
 def read_mt_bench(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `question`), one record a question.
+    """Read the parts (default `question`), one record per question.
 
-    Raises `DataError` for a missing file and for broken reference answers.
+    Raises `DataError` if a file is missing or the reference answers are broken.
     """
     (references,) = find_parts(folder, ("reference_answer",), _FILES)
     answers = {

@@ -1,14 +1,14 @@
 """MultiDoGO: the customers' turns of crowd-sourced service conversations.
 
-One row a customer's turn; turn numbers have gaps for the agent's turns:
+Each row is one turn of the customer. Turn numbers have gaps, because the agent's turns are not in the data:
 
     conversationId  turnNumber  utterance        intent
     9b7b…           0           hai              openinggreeting          → user_responses ("hai", "my mouse …")
     9b7b…           4           my mouse broke   reportbrokensoftware     → category reportbrokensoftware
 
-In the files annotated at sentence level a row is a sentence, numbered within its turn; the sentences of a turn are
-joined by a space. Each level has its own partition into parts, so a conversation may be in `dev` at one level and in
-`train` at the other.
+In the files annotated at sentence level, each row is a sentence with a number within its turn. The sentences of a turn
+are joined by a space. Each level has its own partition into parts, so a conversation may be in `dev` at one level and
+in `train` at the other.
 
 https://github.com/awslabs/multi-domain-goal-oriented-dialogues-dataset, CDLA-Permissive-1.0
 """
@@ -56,7 +56,7 @@ def find_multidogo(
 ) -> list[DatasetPart]:
     """Find the files of these domains and parts: `<level>/<domain>/<part>.tsv`, or the publisher's paths.
 
-    Raises `DataError` that names all missing ones.
+    Raises `DataError` that names all missing files.
     """
     published = f"splits_annotated_at_{level}_level"
     places = (level, published, f"paper_splits/{published}", f"data/paper_splits/{published}")
@@ -71,10 +71,10 @@ def find_multidogo(
 def read_multidogo(
     folder: Path, *, domains: Sequence[str], parts: Sequence[str], level: MultiDoGOLevel = "turn"
 ) -> Iterator[SourceRecord]:
-    """Read the files of these domains and parts, one record a conversation, at the line of its first turn.
+    """Read the files of these domains and parts, one record per conversation, at the line of its first turn.
 
-    The rows of a conversation are consecutive; rows of it further down are another record with the same id. Raises
-    `DataError` for a file that is missing or lacks a column.
+    The rows of a conversation are consecutive. If more rows of it follow further down, they are another record with the
+    same id. Raises `DataError` if a file is missing or lacks a column.
     """
     required = _COLUMNS if level == "turn" else (*_COLUMNS, _SENTENCE)
     for part in find_multidogo(folder, level, domains, parts):
@@ -105,9 +105,9 @@ def _record(source: str, domain: str, conversation: str, rows: list[CsvRow]) -> 
 
 
 def _order(rows: list[CsvRow]) -> list[list[CsvRow]]:
-    """Turns by number, each its sentences by number; a row without a sentence number is a whole turn.
+    """Turns by number, each with its sentences by number. A row without a sentence number is a whole turn.
 
-    Raises `ValueError` for a broken row, a number that is not finite, and a number of two rows.
+    Raises `ValueError` if a row is broken, a number is not finite, or two rows have the same number.
     """
     turns: dict[float, dict[float, CsvRow]] = {}
     for row in rows:
@@ -134,6 +134,6 @@ def _number(row: CsvRow, column: str, what: str) -> float:
 
 
 def _category(turns: list[CsvRow]) -> str:
-    """First intent other than a courtesy; several intents of a turn are joined by `<div>`."""
+    """First intent other than a courtesy. In the data, several intents of a turn are joined by `<div>`."""
     intents = (intent for row in turns for intent in row.cells["intent"].split("<div>"))
     return next((intent for intent in intents if intent and intent not in _COURTESIES), "general")

@@ -1,7 +1,7 @@
 """PandaLM's test set: two replies to an instruction, compared by three annotators (1, 2, or 0 for a tie).
 
-The reply of the majority is chosen; a record without a majority for one reply is quarantined, and so are the six whose
-reply is a JSON boolean and those with an empty one.
+The reply that the majority prefers is chosen. A record is quarantined if there is no majority for one reply, if a reply
+is a JSON boolean (six records), or if a reply is empty.
 
 https://github.com/WeOpenML/PandaLM, Apache-2.0
 """
@@ -38,9 +38,9 @@ class _Comparison(BaseModel):
 
 
 def read_pandalm_pairs(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `testset-v1`), one record a comparison, `line` being its number.
+    """Read the parts (default `testset-v1`), one record per comparison. `line` is the comparison's number.
 
-    Raises `DataError` for a missing or broken file.
+    Raises `DataError` if a file is missing or broken.
     """
     for part in find_parts(folder, parts or ("testset-v1",), _PARTS):
         yield from convert_records(read_json(part.path), _Comparison, _pair)

@@ -3,7 +3,7 @@
 A part is searched under its path in the publisher's repository and in a folder of single files. Any other name is a
 path below the folder, and its file must exist.
 
-    parts ("train", "test")            →  train.jsonl for training; test.jsonl, held out
+    parts ("train", "test")            →  train.jsonl for training, test.jsonl held out
     parts ("train",)                   →  train.jsonl, split by the hash
     parts ("test_socratic.jsonl",)     →  that file, split by the hash
 """
@@ -19,7 +19,7 @@ from grpo.scenarios.records import SourceRecord, declare_splits
 from grpo.scenarios.scenario import SplitName
 
 PartPaths = Mapping[str, Sequence[str]]
-"""Possible paths of each part below the folder; the first that exists is used."""
+"""Possible paths of each part below the folder. The first that exists is used."""
 _PART_SPLITS: Mapping[str, SplitName] = {
     "train": "train",
     **dict.fromkeys(("dev", "test", "val", "valid", "validation"), "heldout"),
@@ -35,7 +35,7 @@ class DatasetPart:
     name: str
     path: Path
     split: SplitName | None
-    """Split of the part, if parts of both splits are read; else None, and the hash splits its scenarios."""
+    """Split of the part, if parts of both splits are read. Otherwise None, so that the hash splits its scenarios."""
 
     @property
     def stem(self) -> str:
@@ -45,7 +45,7 @@ class DatasetPart:
     def files(self, pattern: str) -> list[Path]:
         """The part's file, or the matching files of its folder.
 
-        Raises `DataError` where no file matches.
+        Raises `DataError` if no file matches.
         """
         if not self.path.is_dir():
             return [self.path]
@@ -78,7 +78,7 @@ def find_parts(folder: Path, wanted: Sequence[str], names: PartPaths) -> list[Da
 def read_parts(
     parts: Sequence[DatasetPart], read: Callable[[DatasetPart], Iterator[SourceRecord]]
 ) -> Iterator[SourceRecord]:
-    """Scenarios of the training parts, then of the held-out ones, then of parts without a split."""
+    """Scenarios of the training parts, then of the held-out parts, then of parts without a split."""
 
     def with_split(split: SplitName | None) -> Iterator[SourceRecord]:
         return (record for part in parts if part.split == split for record in read(part))
@@ -98,7 +98,7 @@ def _wanted(name: str, names: PartPaths) -> str:
 
 
 def _listing(folder: Path, names: PartPaths) -> str:
-    """Names of the existing parts; without one, the files of the folder."""
+    """Names of the existing parts. If there are none, the files of the folder."""
     known = [name for name in names if _place(folder, name, names) is not None]
     if not known:
         files = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())

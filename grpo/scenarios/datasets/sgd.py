@@ -1,8 +1,8 @@
-"""Schema-Guided Dialogue: a user and an assistant that calls services, whose schemas are published.
+"""Schema-Guided Dialogue: a user, and an assistant that calls services with published schemas.
 
     USER utterances        → user_responses
     SYSTEM utterances      → expected.responses, reply k to turn k
-    service_call           → expected.calls; `turn` is the number of the user turn that it answers
+    service_call           → expected.calls. `turn` is the number of the user turn that it answers
     service_results        → world.recorded: the result of each call, empty for some
     schema.json            → tools: the intents of the dialogue's services
     train, dev, test       → split
@@ -71,10 +71,10 @@ class _Dialogue(BaseModel):
 
 
 def read_sgd(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the `dialogues_*.json` of the parts (default `train` and `dev`), one record a dialogue.
+    """Read the `dialogues_*.json` of the parts (default `train` and `dev`), one record per dialogue.
 
-    A part may also be one file, such as `test/dialogues_003.json`; `line` is the number in the file. Raises `DataError`
-    for a part without dialogues or schema, and for a broken one.
+    A part may also be one file, such as `test/dialogues_003.json`. `line` is the number in the file. Raises `DataError`
+    if a part has no dialogues or schema, or is broken.
     """
     names = {name: (name,) for name in ("train", "dev", "test")}
     yield from read_parts(find_parts(folder, parts or ("train", "dev"), names), _read)
@@ -132,7 +132,7 @@ def _scenario(dialogue: _Dialogue, part: str, services: list[_Service]) -> dict[
 
 
 def _tool(intent: _Intent, service: _Service) -> dict[str, Any]:
-    """Tool of an intent; a default, for example `dontcare`, is an allowed value even if it is not listed."""
+    """Tool of an intent. A default, e.g. `dontcare`, is an allowed value even if it is not listed."""
     slots = {slot.name: slot for slot in service.slots}
     properties: dict[str, dict[str, Any]] = {}
     for name in (*intent.required_slots, *intent.optional_slots):

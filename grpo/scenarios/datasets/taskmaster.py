@@ -1,15 +1,15 @@
-"""Taskmaster: Taskmaster-4's coffee orders as scenarios; labelled steps of an agent from Taskmaster-3 and 4.
+"""Taskmaster: coffee orders of Taskmaster-4 as scenarios, and labelled steps of an agent from Taskmaster-3 and 4.
 
     user's texts                     → user_responses
     assistant's texts                → expected.responses, reply k to turn k
-    api_call with its request        → expected.calls; a call without a request has no arguments
+    api_call with its request        → expected.calls. A call without a request has no arguments
     api_response with its response   → world.recorded: the result of each call
     all calls of the files           → tools
     reward_NN.json                   → labelled replies: 1 good, 0 bad
 
-Requests, responses, contexts and generations are JSON in strings, some of it broken: such a record is
-quarantined. Labelled steps after the same context are one group. The crowd workers' instructions are forms, not text
-of a user, and are left out.
+Requests, responses, contexts and generations are JSON in strings. If that JSON is broken, the record is quarantined.
+Labelled steps after the same context are one group. The crowd workers' instructions are left out, because they are
+forms and not text of a user.
 
 https://github.com/google-research-datasets/Taskmaster, CC-BY-4.0
 """
@@ -76,9 +76,10 @@ _CONTEXT = TypeAdapter(tuple[_ContextStep, ...])
 
 
 def read_taskmaster(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the `data_*.json` of the parts (default `tm4`), one record a dialogue, `line` being its number in the file.
+    """Read the `data_*.json` of the parts (default `tm4`), one record per dialogue.
 
-    A part may also be one file. Raises `DataError` for a missing or broken file.
+    `line` is the dialogue's number in the file. A part may also be one file. Raises `DataError` if a file is missing or
+    broken.
     """
     paths = [path for part in find_parts(folder, parts or ("tm4",), _DIALOGUES) for path in part.files("data_*.json")]
     records = [record for path in paths for record in convert_records(read_json(path), _Dialogue, _scenario)]
@@ -93,7 +94,7 @@ def read_taskmaster(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceR
 
 
 def read_taskmaster_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the `reward_*.json` of the parts (default `tm3` and `tm4`), one record a labelled step of the agent."""
+    """Read the `reward_*.json` of the parts (default `tm3` and `tm4`), one record per labelled step of the agent."""
     for part in find_parts(folder, parts or tuple(_REWARDS), _REWARDS):
         for path in part.files("reward_*.json"):
             for record in convert_records(read_json(path), _Step, _label):
@@ -103,7 +104,7 @@ def read_taskmaster_labels(folder: Path, parts: Sequence[str] = ()) -> Iterator[
 
 
 def _set(part: DatasetPart) -> str:
-    """Taskmaster version of a part: by its own name, or by the folders of its file."""
+    """Taskmaster version of a part, from its own name or from the folders of its file."""
     return next((name for name, places in _REWARDS.items() if part.name.startswith((name, *places))), part.stem)
 
 
@@ -132,7 +133,7 @@ def _scenario(dialogue: _Dialogue, _: int) -> dict[str, Any]:
 
 
 def _calls(annotations: tuple[_Annotation, ...]) -> list[tuple[dict[str, Any], Any]]:
-    """Calls with their results; `api_call_3` and `api_response_3` belong together."""
+    """Calls with their results. `api_call_3` and `api_response_3` belong together."""
     steps: dict[str, dict[str, str]] = {}
     for item in annotations:
         if item.name == "api_call" and not item.value.strip():

@@ -3,18 +3,18 @@
     user_scenario                        → goal
     the agent's calls of all tasks       → tools: their argument names and JSON types
     database, the part for the task      → world, with the digest of the whole file
-    evaluation_criteria.actions          → expected.calls, reading ones included;
+    evaluation_criteria.actions          → expected.calls, also calls that only read
                                            the user's calls on their own device → expected.state.user_calls
     evaluation_criteria.env_assertions   → expected.state.assertions
     evaluation_criteria.communicate_info → expected.facts
     evaluation_criteria.nl_assertions    → expected.assertions
-    evaluation_criteria.reward_basis     → expected.reward_basis; default DB and COMMUNICATE, as in the benchmark
+    evaluation_criteria.reward_basis     → expected.reward_basis, default DB and COMMUNICATE as in the benchmark
     required_documents                   → expected.required_documents
     split_tasks.json                     → split
     policy                               → context
 
-A domain is a folder with tasks, a database in JSON or TOML, perhaps one of the user's own device, and policy texts. Not
-covered: the tools' code (part of the benchmark), the documents of a knowledge base, and voice.
+A domain is a folder with tasks, a database in JSON or TOML, sometimes a database of the user's own device, and policy
+texts. Not covered: the tools' code (part of the benchmark), the documents of a knowledge base, and voice.
 
 https://github.com/sierra-research/tau2-bench, MIT
 """
@@ -52,7 +52,7 @@ _POLICIES = ("policy.md", "main_policy.md", "tech_support_manual.md", "prompts/c
 _SPLIT = "split_tasks.json"
 _DOMAINS: dict[str, Domain] = {"telecom": "technical_support"}
 _MUST_SPLIT = ("airline", "mock", "retail")
-"""Domains whose folder must have a split: without it held-out tasks would be trained on."""
+"""Domains that must have a split file, because without it held-out tasks would be trained on."""
 
 
 class _Action(BaseModel):
@@ -122,7 +122,10 @@ class _Task(BaseModel):
 
 
 def find_tau2(folder: Path, domain: str) -> Path:
-    """Find the folder of a domain, here or where the publisher has it; raises `DataError` that lists those there."""
+    """Find the folder of a domain, in `folder` or in the publisher's layout.
+
+    Raises `DataError`, which lists the domains that exist, if it is missing.
+    """
     published = folder / "data" / "tau2" / "domains"
     root = published if published.is_dir() else folder
     if not (root / domain).is_dir():
@@ -134,9 +137,9 @@ def find_tau2(folder: Path, domain: str) -> Path:
 
 
 def read_tau2_bench(folder: Path, domain: str, tasks_file: str = "tasks.json") -> Iterator[SourceRecord]:
-    """Read the tasks of `<domain>/`, one record a task, `line` being its number.
+    """Read the tasks of `<domain>/`, one record per task. `line` is the task's number.
 
-    Raises `DataError` where the tasks, the database or the split are missing or broken.
+    Raises `DataError` if the tasks, the database or the split are missing or broken.
     """
     place = find_tau2(folder, domain)
     (tasks_part, database_part) = find_parts(place, (tasks_file, "database"), {"database": _DATABASES})
@@ -215,7 +218,7 @@ def _read_splits(path: Path) -> dict[str, SplitName]:
 
 
 def _goal(user: _User) -> str:
-    """Instructions of the simulated user, one line a part."""
+    """Instructions of the simulated user, one line per part."""
     instructions = user.instructions
     if isinstance(instructions, str):
         instructions = _Instructions(task_instructions=instructions)
@@ -230,7 +233,7 @@ def _goal(user: _User) -> str:
 
 
 def _category(task: _Task) -> str:
-    """Kind in the id; else the last call that does more than read, or `information`."""
+    """Kind in the task's id, or else its last call that does more than read, or else `information`."""
     named = _KIND.match(task.id)
     if named:
         return named[1]
@@ -239,11 +242,11 @@ def _category(task: _Task) -> str:
 
 
 def _relevant_part(database: dict[str, Any], task: str) -> dict[str, Any]:
-    """The part of a shop's or an airline's database that a task needs; any other database is used whole.
+    """The part of a shop's or an airline's database that a task needs. Any other database is used whole.
 
-    Kept: customers of whom the task mentions the id, e-mail address, name with postal code, or an order or reservation,
-    with all their orders and reservations; products in these orders, or mentioned by the task, themselves or by a
-    variant; flights in these reservations, or mentioned by the task.
+    A customer is kept, with all orders and reservations, if the task mentions the customer's id, e-mail address, name
+    with postal code, or an order or reservation. A product is kept if it is in these orders, or if the task mentions it
+    or one of its variants. A flight is kept if it is in these reservations, or if the task mentions it.
     """
     shop = {"users", "orders", "products"} <= set(database)
     if not shop and not {"users", "reservations", "flights"} <= set(database):

@@ -1,7 +1,7 @@
 """tau-bench few-shot: worked dialogues of a shop and an airline as plain text.
 
     user: Hi, …            → user_responses, without the mark ###STOP### at the end of the simulation
-    assistant: None        a call, which is not shown; expected.calls stays empty
+    assistant: None        a call that the data do not show, so that expected.calls stays empty
     tool: {…}              its result
     assistant: Your …      → expected.responses, in order
 
@@ -38,9 +38,9 @@ class _Transcript(BaseModel):
 
 
 def read_tau_bench_fewshot(folder: Path, parts: Sequence[str] = ()) -> Iterator[SourceRecord]:
-    """Read the parts (default `retail`, of `retail` and `airline`), one record a dialogue.
+    """Read the parts (default `retail`, of `retail` and `airline`), one record per dialogue.
 
-    Raises `DataError` for a missing file.
+    Raises `DataError` if a file is missing.
     """
     yield from read_parts(find_parts(folder, parts or ("retail",), _PARTS), _read)
 
@@ -55,7 +55,7 @@ def _scenario(shop: str, transcript: _Transcript, line: int) -> dict[str, Any]:
         raise ValueError(f"no speaker: {transcript.messages_display[:40]!r}")
     lines = [(speaker, text.replace(_STOP, "").strip()) for speaker, text in zip(rest[::2], rest[1::2], strict=True)]
     if lines[-1] == ("user", ""):
-        lines = lines[:-1]  # the mark alone
+        lines = lines[:-1]  # a turn with only the mark
     user, assistant = user_turns_and_replies(
         [line for line in lines if line[0] != "tool" and line[1] != "None"], "user"
     )

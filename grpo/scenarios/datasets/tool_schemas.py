@@ -17,12 +17,13 @@ _TYPES = {
 
 
 def infer_tool_schemas(calls: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Infer tools: their arguments with JSON types; arguments of every call are required.
+    """Infer tools with the JSON types of their arguments. An argument is required if every call has it.
 
         cancel(order="7"), cancel(order="8", notify=True)
         → cancel: order string, notify boolean, required order
 
-    Descriptions stay empty. A call without a name costs its own record, and makes no tool of all others.
+    Descriptions stay empty. A call without a name is skipped, so that only its own record is refused, and not all
+    records that share the tools.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
     for name, arguments in calls:

@@ -34,7 +34,7 @@ _ROLES = ("system", "user", "assistant")
 def load_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     """Load a taskset by its id, with its settings.
 
-    Raises `ConfigError` for a taskset that is missing, has a program of its own, or does not take these settings.
+    Raises `ConfigError` if the taskset is missing, has a program of its own, or does not take these settings.
     """
     try:
         program = environment_class(id)
@@ -57,7 +57,7 @@ def load_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
 
 
 def read_taskset(id: str, args: Mapping[str, Any]) -> Iterator[SourceRecord]:
-    """Read the tasks of a taskset in its order. Raises `ConfigError` for one that is endless."""
+    """Read the tasks of a taskset in its order. Raises `ConfigError` if it is endless."""
     for number, task in enumerate(bounded(load_taskset(id, args)), start=1):
         try:
             data, problem = task_scenario(task).model_dump(mode="json", exclude_defaults=True), None
@@ -68,7 +68,7 @@ def read_taskset(id: str, args: Mapping[str, Any]) -> Iterator[SourceRecord]:
 
 
 def bounded(taskset: vf.Taskset[Any, Any]) -> vf.Taskset[Any, Any]:
-    """Return the taskset itself. Raises `ConfigError` for one that is endless."""
+    """Return the taskset itself. Raises `ConfigError` if it is endless."""
     if not taskset.bounded:
         raise ConfigError(f"taskset {type(taskset).__name__} is endless; bound it by take(n)")
     return taskset
@@ -80,7 +80,7 @@ def task_id(task: vf.Task[Any, Any, Any]) -> str:
 
 
 def task_scenario(task: vf.Task[Any, Any, Any]) -> Scenario:
-    """Scenario of a task. Raises `DataError` for a prompt that does not end with a text of the user."""
+    """Scenario of a task. Raises `DataError` if its prompt does not end with a text of the user."""
     messages = task_prompt(task)
     return Scenario(
         id=task_id(task),
@@ -91,7 +91,7 @@ def task_scenario(task: vf.Task[Any, Any, Any]) -> Scenario:
 
 
 def task_prompt(task: vf.Task[Any, Any, Any]) -> list[Message]:
-    """Messages of the task, system prompt first; the last is the user's."""
+    """Messages of the task, with the system prompt first and the user's message last."""
     given = task.data.prompt
     if isinstance(given, str):
         messages = [Message(role="user", content=given)]

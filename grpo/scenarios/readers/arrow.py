@@ -2,10 +2,10 @@
 
     a cell that cannot be decoded (text that is not UTF-8, an impossible date)    the row has a problem
     a row of more than 16 MiB                                                      the row has a problem
-    a damaged page; more or fewer rows than the footer declares                    `DataError`
+    a damaged page, or more or fewer rows than the footer declares                 `DataError`
     a column chunk that expands to more than 1 GiB                                 `DataError`, before it is read
 
-Dictionaries are not expanded: 1,000,000 rows that repeat a text of 16 MiB take 16 MiB, not 16 TiB.
+Dictionaries are not expanded, so that 1,000,000 rows that repeat a text of 16 MiB take 16 MiB and not 16 TiB.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from grpo.tables import open_parquet
 
 BATCH_ROWS = 512
 LARGEST_CHUNK = 2**30  # bytes of a column chunk once decompressed
-MOST_VALUES = 2**26  # of a column chunk; a value that repeats takes no space in a file
-_LARGEST_BATCH = 64 * 2**20  # bytes; a larger batch is converted row by row
+MOST_VALUES = 2**26  # of a column chunk, because a value that repeats takes no space in a file
+_LARGEST_BATCH = 64 * 2**20  # bytes, above which a batch is converted row by row
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowRow:
-    """One row; where `problem` is set, `cells` has only the cells that could be decoded."""
+    """One row. If `problem` is set, `cells` has only the cells that could be decoded."""
 
     number: int
     cells: dict[str, Any]
@@ -46,7 +46,7 @@ class ArrowRow:
 class ParquetRows:
     """Rows of a Parquet file.
 
-    Raises `DataError` for a missing or truncated file, and for a footer that contradicts itself or exceeds the limits.
+    Raises `DataError` if the file is missing or truncated, or if its footer contradicts itself or exceeds the limits.
     """
 
     def __init__(self, path: Path, *, largest_chunk: int = LARGEST_CHUNK, most_values: int = MOST_VALUES) -> None:
@@ -62,7 +62,7 @@ class ParquetRows:
         self._check(largest_chunk, most_values)
 
     def read(self, columns: Sequence[str]) -> Iterator[ArrowRow]:
-        """Read the rows in order; raises `DataError` at damage, after the rows before it."""
+        """Read the rows in order. If the file is damaged, the rows before the damage come first, then `DataError`."""
         number = 0
         for index, group in enumerate(self._footer.groups):
             start = number
@@ -108,7 +108,7 @@ class ParquetRows:
 
 
 def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema) -> Iterator[ArrowRow]:
-    """Rows of a batch, numbered from `before` + 1; `schema` has its columns without dictionaries."""
+    """Rows of a batch, numbered from `before` + 1. `schema` has its columns without dictionaries."""
     size = try_call(lambda: _expanded(batch))
     rows: Any = size
     if isinstance(size, int) and size <= _LARGEST_BATCH:
@@ -144,7 +144,7 @@ def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
 def _expanded(rows: pa.RecordBatch | pa.Table) -> int:
     """Bytes of the values, with each use of a dictionary's value counted.
 
-    Raises `IndexError` for an index outside the dictionary: decoding it would read foreign memory.
+    Raises `IndexError` if an index is outside the dictionary, because decoding it would read foreign memory.
     """
     return sum(_bytes(chunk) for column in rows.columns for chunk in getattr(column, "chunks", [column]))
 

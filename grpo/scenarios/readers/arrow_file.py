@@ -20,7 +20,7 @@ _MAGIC = b"ARROW1"
 
 
 class ArrowFile:
-    """A file of record batches. Raises `DataError` for a missing file and for one that is not Arrow's."""
+    """A file of record batches. Raises `DataError` if it is missing, or not in Arrow's format."""
 
     def __init__(self, path: Path) -> None:
         with open_source(path) as file:
@@ -36,7 +36,7 @@ class ArrowFile:
     def read(self, *, cells: bool = False) -> Iterator[SourceRecord]:
         """Read the rows as fields of scenarios, or as their cells by column.
 
-        Raises `DataError` at damage, after the rows before it.
+        If the file is damaged, the rows before the damage come first, then `DataError`.
         """
         number = 0
         batches = self._batches()
@@ -61,7 +61,7 @@ class ArrowFile:
 
 
 def validated_rows(table: pa.RecordBatch | pa.Table, before: int) -> Iterator[ArrowRow]:
-    """Rows of a table that is mapped from a file as it is: a damaged offset would be read from foreign memory."""
+    """Rows of a table that is mapped from a file, validated first, because a damaged offset would read other memory."""
     if not isinstance(try_call(partial(table.validate, full=True)), Exception):
         yield from batch_rows(table, before, table.schema)
         return

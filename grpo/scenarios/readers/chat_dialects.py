@@ -1,12 +1,12 @@
 """Messages of the dialects of ShareGPT, and calls in Hermes' format, rewritten into OpenAI's messages.
 
     {"from": "human", "value": "Where is order 7?"}                    role user
-    {"from": "function_call", "value": "{\\"name\\": …}"}                role assistant with a call; or a list of calls
-    {"from": "observation", "value": "lost"}                           role tool; results follow in the calls' order
+    {"from": "function_call", "value": "{\\"name\\": …}"}                role assistant with a call, or a list of calls
+    {"from": "observation", "value": "lost"}                           role tool, with results in the calls' order
     {"from": "gpt", "value": "<tool_call>{\\"name\\": …}</tool_call>"}   Hermes: role assistant with a call
     {"from": "tool", "value": "<tool_response>…</tool_response>"}      Hermes: role tool, one result for each element
 
-Keys and tags that the settings name come first, then the common ones of FastChat, LLaMA-Factory, axolotl and Hermes.
+Keys and tags that the settings name come first, then the usual names in FastChat, LLaMA-Factory, axolotl and Hermes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TAGS = {
     **dict.fromkeys(("observation", "tool", "function_response", "tool_response", "ipython"), "tool"),
     "function": "function",
 }
-"""Common names of speakers, in lower case; `function` is OpenAI's role, whose result names its function."""
+"""Common names of speakers, in lower case. `function` is OpenAI's role, in which a result names its function."""
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 _RESPONSE, _END_OF_RESPONSE = "<tool_response>", "</tool_response>"
 _TOOLS, _END_OF_TOOLS = "<tools>", "</tools>"
@@ -39,14 +39,14 @@ _SHOWN = 80  # characters of a value in a reason
 
 
 def openai_messages(turns: Any, settings: ChatSettings) -> Any:
-    """Messages in OpenAI's format; anything but a list of objects unchanged, for the parser to refuse."""
+    """Messages in OpenAI's format. What is not a list of objects stays unchanged, so that the parser refuses it."""
     if not isinstance(turns, list):
         return turns
     return [message for number, turn in enumerate(turns) for message in _messages(turn, number, settings)]
 
 
 def tools_in_prompt(messages: Any) -> list[Any] | None:
-    """Tools in the system prompt, as Hermes writes them; None where there are none.
+    """Tools in the system prompt, as Hermes writes them. None if there are none.
 
     You may call functions. <tools> [{"type": "function", …}] </tools>
     """
@@ -90,7 +90,7 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
 
 
 def _take(message: dict[str, Any], names: tuple[str | None, ...]) -> Any:
-    """Value of the first of these keys that the message has, which is taken out of it."""
+    """Remove the first of these keys that the message has, and return its value."""
     for name in names:
         if name is not None and name in message:
             return message.pop(name)
@@ -109,7 +109,7 @@ def _meaning(role: Any, number: int, settings: ChatSettings) -> str:
 
 
 def _parsed_calls(calls: Any, number: int) -> Any:
-    """Calls of a message: OpenAI's, or with `name` and `arguments` beside each other, or JSON of them in a text."""
+    """Calls of a message: in OpenAI's form, or with `name` and `arguments` on one level, or as JSON in a text."""
     if isinstance(calls, str):
         calls = _json(calls)
         if calls is None:
@@ -125,7 +125,7 @@ def _openai_call(call: Any) -> Any:
 
 
 def _written_calls(text: Any, number: int) -> list[Any]:
-    """Calls of a message that is a call: JSON of one or several, with or without Hermes' tags."""
+    """Calls of a message that is only a call: JSON of one or several calls, with or without Hermes' tags."""
     if isinstance(text, str) and TOOL_CALL_OPEN in text:
         return list(_tagged_calls(text, number)["tool_calls"])
     if isinstance(text, str):
@@ -138,7 +138,7 @@ def _written_calls(text: Any, number: int) -> list[Any]:
 
 
 def _tagged_calls(text: str, number: int) -> dict[str, Any]:
-    """Content and calls of a text with `<tool_call>`; a mention of the tag in prose stays text."""
+    """Content and calls of a text with `<tool_call>`. If prose only mentions the tag, it stays text."""
     parsed = TAGGED_JSON.parse(text, ())
     if parsed.malformed is not None:
         raise ValueError(f"tool call in the text is malformed: message {number}: {parsed.malformed}")
@@ -149,7 +149,7 @@ def _tagged_calls(text: str, number: int) -> dict[str, Any]:
 
 
 def _results(text: str) -> Iterator[str]:
-    """Results between Hermes' tags; of `{"name", "content"}` the content."""
+    """Results between Hermes' tags. If a result is `{"name", "content"}`, its content."""
     for part in text.split(_RESPONSE)[1:]:
         inside = part.partition(_END_OF_RESPONSE)[0].strip()
         value = _json(inside)
@@ -159,7 +159,7 @@ def _results(text: str) -> Iterator[str]:
 
 
 def _json(text: str) -> Any:
-    """Value of a JSON text, None where it is none."""
+    """Value of a JSON text, or None if it is not JSON."""
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Chats, one a record: fine-tuning files, logged requests, batches, ShareGPT, Alpaca, prompts with completions.
+"""Chats, one per record: fine-tuning files, logged requests, batches, ShareGPT, Alpaca, prompts with completions.
 
     openai_messages     {"messages": […], "tools": […], "id": "a", "metadata": {"category": "delivery"}}
                         {"request": {"messages": […], "tools": […]}, "response": {"choices": [{"message": {…}}]}}
@@ -9,9 +9,9 @@
     alpaca              {"instruction": "Translate.", "input": "Hallo", "output": "Hello", "history": [["…", "…"]]}
     prompt_completion   {"prompt": "2 + 2?", "completion": "4"}, or lists of messages
 
-Everything but the messages may be absent. The two first formats differ in where the messages are looked up first, not
-in how they are read: keys and tags of one are known in the other. A record without an id is named by file and line.
-What is not read is counted, see `grpo.scenarios.readers.openai_fields`.
+Everything but the messages may be absent. The first two formats differ only in the key under which the messages are
+looked up first. Keys and tags of one format are also known in the other. A record without an id is named by its file,
+line and digest. What is not read is counted, see `grpo.scenarios.readers.openai_fields`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PLACE_KEYS = ("id", "metadata", "custom_id")
 
 
 def read_chats(source: ChatSource, path: Path) -> Iterator[SourceRecord]:
-    """Read one chat a record; a chat that is broken becomes a record with a problem."""
+    """Read one chat per record. If a chat is broken, its record has a problem."""
     records = read_objects(path)
     if source.requests is not None:
         records = _joined(records, _requests(local_path(source.requests)))
@@ -51,7 +51,7 @@ def read_chats(source: ChatSource, path: Path) -> Iterator[SourceRecord]:
 
 
 def _requests(path: Path) -> dict[str, Any]:
-    """Requests of a batch's input by `custom_id`; OpenAI takes at most 50,000 in a batch."""
+    """Requests of a batch's input by `custom_id`. They fit into memory, because OpenAI allows 50,000 per batch."""
     records = (record.data for record in read_objects(path) if record.data is not None)
     return {str(data["custom_id"]): data.get("body") for data in records if "custom_id" in data}
 
@@ -83,7 +83,7 @@ def _failure(data: Mapping[str, Any]) -> str | None:
 
 
 def convert_chats(records: Iterable[SourceRecord], path: Path, settings: ChatSettings) -> Iterator[SourceRecord]:
-    """Replace the data of each record, a chat in the format of the settings, by the fields of its scenario."""
+    """Replace each record's data, a chat in the format of the settings, with the fields of its scenario."""
     read = _READERS[settings.format]
     for record in records:
         yield convert_record(record, partial(_fields, read, record_name(path, record), settings))
@@ -125,7 +125,7 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
 
 
 def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
-    """Key of the list of messages; None for a logged request or a batch. Raises `ValueError` where there is neither."""
+    """Key of the list of messages. None for a logged request or a batch. Raises `ValueError` if it is neither."""
     if settings.column is not None:
         if settings.column not in data:
             raise ValueError(f"no {settings.column}: the record has {', '.join(data) or 'no field'}")
@@ -143,7 +143,7 @@ def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
 
 
 def _logged_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
-    """Chat of a logged request, or of a line of a batch, with its reply where it has one."""
+    """Chat of a logged request, or of a line of a batch, with its reply if it has one."""
     ignored = [*left_out(_but(RECORD, *_PLACE_KEYS), data, "record", "")]
     request = data["request"] if isinstance(data.get("request"), dict) else data["body"]
     ignored += left_out(REQUEST, request, "request", "")
@@ -211,7 +211,7 @@ def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
 
 
 def _written_messages(value: Any) -> Any:
-    """Messages that a text holds as JSON; any other text, also one that is JSON, unchanged."""
+    """Messages that a text holds as JSON. Any other text stays unchanged, also if it is other JSON."""
     parsed = try_call(lambda: _parsed(value, "prompt"))
     is_list = isinstance(parsed, list) and bool(parsed) and all(isinstance(item, dict) for item in parsed)
     return parsed if is_list or not isinstance(value, str) else value
@@ -238,7 +238,7 @@ def _named(data: Mapping[str, Any], name: str, settings: ChatSettings) -> Any:
 
 
 def _system(data: Mapping[str, Any], settings: ChatSettings) -> tuple[LoggedMessage, ...]:
-    """The system prompt beside the messages."""
+    """The system prompt from a field of its own, outside of the messages."""
     text = _named(data, "system", settings)
     if text is not None and not isinstance(text, str):
         raise ValueError(f"system is not a text: {type(text).__name__}")
@@ -253,7 +253,7 @@ def _text(data: Mapping[str, Any], key: str) -> str:
 
 
 def _parsed(value: Any, key: str) -> Any:
-    """Value of a cell: a text that is a JSON list or object is read as one."""
+    """Value of a cell. If it is a text with a JSON list or object, that is read."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return value
     try:
@@ -268,7 +268,7 @@ def _check_count(messages: Any) -> None:
 
 
 def _but(table: Mapping[str, str], *read: str) -> dict[str, str]:
-    """A table of fields in which these are read, too."""
+    """A table of fields in which these fields are read as well."""
     return {**table, **dict.fromkeys(read, "")}
 
 

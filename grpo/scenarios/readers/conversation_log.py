@@ -1,4 +1,4 @@
-"""Conversation log as scenarios: the user's turns are replayed, and the policy answers them anew."""
+"""Conversation log as scenarios: the user's turns are replayed, and the policy answers them again."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SOURCE = "conversation_log"
 
 
 def read_conversation_log(folder: Path, files: Sequence[str] | None = None) -> Iterator[SourceRecord]:
-    """Read the log, or these files of it, one record a conversation.
+    """Read the log, or only these files of it, one record per conversation.
 
         user "Hi", assistant "Yes?", tool …, user "My order 17"    →    user_responses ("Hi", "My order 17")
 
-    The policy's replies are left out, as they are not reference replies. A row that is not a conversation, and the
-    damaged rest of a file, become a record with a problem.
+    The policy's replies are left out, because they are not reference replies. If a row is not a conversation, or the
+    rest of a file is damaged, there is a record with a problem.
     """
     for entry in ConversationLog(folder).read(files):
         yield _record(entry)
 
 
 def _record(entry: LogEntry) -> SourceRecord:
-    """The conversation as a record; one without a user turn has a problem, as a row that was not read."""
+    """The conversation as a record. It has a problem if the row was not read, or if it has no user turn."""
     conversation, problem, data = entry.conversation, entry.problem, None
     if conversation is not None:
         fields = try_call(lambda: _fields(conversation))

@@ -1,11 +1,12 @@
-"""Encoding, delimiter and first line of a delimited file, where they are certain.
+"""Encoding, delimiter and first line of a delimited file, if they are certain.
 
     encoding     the setting, or a byte order mark, or UTF-8
     delimiter    the setting, or a first line `sep=;`, or tabs in `.tsv`, or the only one that splits the header, or the
                  only one that splits it into the wanted columns
     header       the first line that is not blank
 
-What is not certain is an error that names the setting to write: a file that is read wrongly costs more than a line.
+If one of them is not certain, an error names the setting to write, because to read a file wrongly costs more than to
+write a setting.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""Byte order marks; UTF-32 comes first, because its marks begin like the marks of UTF-16."""
+"""Byte order marks. UTF-32 comes before UTF-16, because its marks begin like the marks of UTF-16."""
 _HEAD = 65_536  # bytes that hold the header
 _SEPARATOR = re.compile(r'"?sep=(.)"?[\r\n]*\Z', re.IGNORECASE)
 UNDECODED = re.compile(r"[\udc80-\udcff]")
@@ -40,7 +41,7 @@ UNDECODED = re.compile(r"[\udc80-\udcff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvDialect:
-    """How a delimited file is read."""
+    """Format of a delimited file."""
 
     encoding: str
     delimiter: str
@@ -51,7 +52,7 @@ class CsvDialect:
 def find_dialect(path: Path, settings: CsvFormat, required: Collection[str]) -> CsvDialect:
     """Encoding, delimiter and place of the header of a file.
 
-    Raises `DataError` for a missing file, a file in another format, and for what is not certain.
+    Raises `DataError` if the file is missing or in another format, or if one of them is not certain.
     """
     with open_text(path) as file:
         head = file.read(_HEAD)
@@ -88,7 +89,7 @@ def _encoding(path: Path, head: bytes, settings: CsvFormat) -> str:
 
 
 def _delimiter(path: Path, text: str, required: Collection[str]) -> str:
-    """The delimiter that a header leaves no doubt of; a comma for a header of one column."""
+    """The only delimiter that fits the header, or a comma if the header has one column."""
     if path.suffix == ".tsv":
         return "\t"
     headers = {delimiter: _cells(text, delimiter) for delimiter in _DELIMITERS}

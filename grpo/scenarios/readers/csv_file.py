@@ -24,7 +24,7 @@ _RAW = 2000  # characters that are kept of a row's text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvRow:
-    """One row of a delimited file; where `problem` is set, cells may be missing."""
+    """One row of a delimited file. If `problem` is set, cells may be missing."""
 
     line: int
     cells: dict[str, str]
@@ -33,15 +33,15 @@ class CsvRow:
 
 
 def read_csv(path: Path, settings: CsvFormat = DETECTED) -> Iterator[SourceRecord]:
-    """Read a delimited file whose columns are the fields of a scenario.
+    """Read a delimited file with the fields of a scenario as columns.
 
-    The user's turns are in `user_responses` as a JSON list, or in `user_0`, `user_1`, …, where trailing empty cells
-    mean that the user has no more turns. Other nested fields are JSON; an empty cell means that the field is missing.
+    The user's turns are in `user_responses` as a JSON list, or in `user_0`, `user_1`, … If the last of these cells are
+    empty, the user has no more turns. Other nested fields are JSON. If a cell is empty, its field is missing.
 
         id,user_0,user_1,metadata
         a,Hi.,Bye.,"{""category"": ""greeting""}"
 
-    Raises `DataError` for a missing file, an unusable header, and a delimiter or encoding that is not certain.
+    Raises `DataError` if the file is missing, the header is unusable, or the delimiter or encoding is not certain.
     """
     for row in read_rows(path, settings, required=("id",), all_columns=True):
         data = None if row.problem else dict(row.cells)
@@ -50,7 +50,7 @@ def read_csv(path: Path, settings: CsvFormat = DETECTED) -> Iterator[SourceRecor
 
 
 def read_cells(path: Path, settings: CsvFormat = DETECTED, *, required: Collection[str]) -> Iterator[SourceRecord]:
-    """Read a delimited file, one record a row with its cells by column as data."""
+    """Read a delimited file, one record per row with its cells by column as data."""
     for row in read_rows(path, settings, required=required):
         data = None if row.problem else dict(row.cells)
         yield SourceRecord(source=str(path), line=row.line, data=data, raw=row.raw, problem=row.problem)
@@ -59,13 +59,13 @@ def read_cells(path: Path, settings: CsvFormat = DETECTED, *, required: Collecti
 def read_rows(
     path: Path, settings: CsvFormat = DETECTED, *, required: Collection[str], all_columns: bool = False
 ) -> Iterator[CsvRow]:
-    """Read a delimited file with a header and CSV quoting; quoted cells may hold delimiters and newlines.
+    """Read a delimited file with a header and CSV quoting. Quoted cells may hold delimiters and newlines.
 
-    Blank lines, and delimiters at the end of a line, are left out. A cell of more characters than
-    `csv.field_size_limit()` (131,072), and a row of more than 16 MiB, are problems.
+    Blank lines, and delimiters at the end of a line, are left out. A row has a problem if one of its cells has more
+    characters than `csv.field_size_limit()` (131,072), or if the row has more than 16 MiB.
 
-    Raises `DataError` for a missing or empty file, and a header without a required column, or with one twice: with
-    `all_columns` any one.
+    Raises `DataError` if the file is missing or empty, or if its header lacks a required column or has it twice. With
+    `all_columns` no column may be there twice.
     """
     dialect = find_dialect(path, settings, required)
     encoding, delimiter = dialect.encoding, dialect.delimiter
@@ -86,7 +86,7 @@ def read_rows(
 
 
 def _split(text: RowText, delimiter: str) -> list[str] | str:
-    """Cells of a row, none for a blank line; or the problem of the row."""
+    """Cells of a row, or its problem. A blank line has no cells."""
     if not text.whole:
         return f"over-long row: more than {LONGEST_LINE} characters"
     try:

@@ -17,8 +17,8 @@ _QUOTE = '"'
 _TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')  # two quotes in a row belong to the cell
 _PIECE = 2**20  # characters that are read at once
 
-# States of the scanner. _CLOSED: after a quote in a quoted cell, where a second quote belongs to the cell and any
-# character but a delimiter is an error; _BROKEN: after such an error, which ends with its line.
+# States of the scanner. _CLOSED: after a quote in a quoted cell, so that a second quote belongs to the cell and any
+# character but a delimiter is an error. _BROKEN: after such an error, until the end of the line.
 _START, _PLAIN, _QUOTED, _CLOSED, _BROKEN = range(5)
 
 
@@ -29,15 +29,15 @@ class RowText(NamedTuple):
     """Line of the file on which it begins."""
     text: str
     whole: bool
-    """False where the row has more than 16 Mi characters: `text` holds the first ones."""
+    """False if the row has more than 16 Mi characters. Then `text` holds only the first ones."""
 
 
 def read_texts(file: TextIO, delimiter: str, first: int = 1) -> Iterator[RowText]:
-    """Split a file, opened with `newline=""` and read up to its line `first`, into rows; blank lines are rows.
+    """Split a file, opened with `newline=""` and read up to its line `first`, into rows. Blank lines are rows too.
 
         a,"two\nlines"\nb,c\n  →  'a,"two\nlines"\n', 'b,c\n'
 
-    Memory is bounded by one row of 16 Mi characters: the rest of a longer one is skipped.
+    Memory is bounded by one row of 16 Mi characters, because the rest of a longer row is skipped.
     """
     state, line = _START, first
     kept: list[str] = []

@@ -1,13 +1,13 @@
 """Tickets in JSON as help desks export them: Zendesk, Intercom, Freshdesk and Chatwoot, by the fields of their APIs.
 
-    zendesk     a ticket with `comments`; who asks is `requester_id`, and `public` is false for internal notes
-    intercom    a conversation: `source`, its first message, and `conversation_parts`, of which comments are messages
+    zendesk     a ticket with `comments`. `requester_id` is the customer, and `public` is false for internal notes
+    intercom    a conversation: `source`, its first message, and `conversation_parts`, in which comments are messages
     freshdesk   a ticket: `description`, its first message, and `conversations` (API) or `notes` (export of the account)
     chatwoot    a conversation: `messages`, or `payload` of the API, with `message_type` 0 (incoming) and 1 (outgoing)
 
-A file is JSON lines, a list, or a page of the API, whose list stands under `tickets`, `conversations`, `data` or
-`payload`. Notes that the customer does not see, events, and deleted messages are left out and counted. HTML becomes its
-text. Messages are ordered by the time of their creation. Not covered: attachments, and custom fields.
+A file is JSON lines, a list, or a page of the API with a list under `tickets`, `conversations`, `data` or `payload`.
+Notes that the customer does not see, events, and deleted messages are left out and counted. HTML is converted to text.
+Messages are ordered by the time of their creation. Not covered: attachments, and custom fields.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SHOWN = 80  # characters of a value in a reason
 
 
 class _Entry(NamedTuple):
-    """Message of a ticket, or the reason why it is none."""
+    """Message of a ticket, or the reason why it is left out."""
 
     time: Any
     customer: bool
@@ -60,13 +60,13 @@ class _Entry(NamedTuple):
 
 
 def read_help_desk(kind: HelpDesk, path: Path, users: LoggedUsers) -> Iterator[SourceRecord]:
-    """Read one ticket a record; one that is broken becomes a record with a problem."""
+    """Read one ticket per record. If a ticket is broken, its record has a problem."""
     for record in _tickets(kind, read_objects(path)):
         yield convert_record(record, partial(_fields, kind, users))
 
 
 def _tickets(kind: HelpDesk, records: Iterable[SourceRecord]) -> Iterator[SourceRecord]:
-    """Tickets of the records, each of which may be a page of the API with several."""
+    """Tickets of the records. A record may also be a page of the API with several tickets."""
     number = 0
     for record in records:
         data = record.data
@@ -84,7 +84,7 @@ def _tickets(kind: HelpDesk, records: Iterable[SourceRecord]) -> Iterator[Source
 
 
 def _page(kind: HelpDesk, data: Mapping[str, Any]) -> list[Any] | None:
-    """Tickets of a page of the API; None for a ticket."""
+    """Tickets of a page of the API. None if the record is a ticket itself."""
     if "id" in data or (kind == "chatwoot" and _is_messages(data.get("payload"))):
         return None
     for name in (names := _PAGES[kind]):
@@ -265,7 +265,7 @@ class _Text(HTMLParser):
 
 
 def _of_html(value: str) -> str:
-    """Text of an HTML fragment, a line for each block."""
+    """Text of an HTML fragment, one line per block."""
     parser = _Text()
     parser.feed(value)
     parser.close()

@@ -18,9 +18,9 @@ from grpo.scenarios.records import SourceRecord
 
 
 def read_huggingface(source: HuggingFaceSource, path: Path) -> Iterator[SourceRecord]:
-    """Read a folder of `save_to_disk`, without network; `split` is used where the folder holds several.
+    """Read a folder of `save_to_disk`, without network. If the folder holds several splits, `split` is read.
 
-    Raises `DataError` for a folder that is missing, damaged or not a saved dataset, and for a missing split or column.
+    Raises `DataError` if the folder is missing, damaged or not a saved dataset, or if the split or a column is missing.
     """
     import datasets
 

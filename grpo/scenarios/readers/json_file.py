@@ -22,7 +22,7 @@ _BOM = b"\xef\xbb\xbf"
 def read_json(path: Path) -> Iterator[SourceRecord]:
     """Read the records of a JSON document of bounded size: a list, or an object with a list under `scenarios`.
 
-    A record's `line` is its number. Raises `DataError` for a document that is broken or has no list of records.
+    A record's `line` is its number. Raises `DataError` if the document is broken or has no list of records.
     """
     document = read_document(path)
     items = document.get("scenarios") if isinstance(document, dict) else document
@@ -32,7 +32,7 @@ def read_json(path: Path) -> Iterator[SourceRecord]:
 
 
 def item_records(path: Path, items: Sequence[Any]) -> Iterator[SourceRecord]:
-    """Items of a document as records by their numbers; one that is not an object has a problem."""
+    """Items of a document as numbered records. If an item is not an object, its record has a problem."""
     for number, item in enumerate(items, start=1):
         if isinstance(item, dict):
             yield SourceRecord(source=str(path), line=number, data=item)
@@ -42,11 +42,12 @@ def item_records(path: Path, items: Sequence[Any]) -> Iterator[SourceRecord]:
 
 
 def read_jsonl(path: Path) -> Iterator[SourceRecord]:
-    """Read a JSON-lines file; a line that is not a JSON object in UTF-8 becomes a record with a problem.
+    """Read a JSON-lines file. If a line is not a JSON object in UTF-8, its record has a problem.
 
-    Blank lines are skipped. A byte order mark and CRLF are tolerated; a file named `.gz` is read through gzip.
+    Blank lines are skipped. A byte order mark and CRLF are tolerated. If the file's name ends in `.gz`, it is
+    decompressed with gzip.
 
-    Raises `DataError` for a file that is missing, or compressed and damaged.
+    Raises `DataError` if the file is missing, or if it is compressed and damaged.
     """
     if path.suffix != ".gz":
         with open_text(path) as text:

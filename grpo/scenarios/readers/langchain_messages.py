@@ -4,7 +4,7 @@
      "kwargs": {"content": "", "tool_calls": [{"name": "look_up", "args": {"order": "7"}, "id": "call_1"}]}}
     {"type": "human", "content": "Where is order 7?"}
 
-Messages in OpenAI's format pass through unchanged, except that calls written `{"name", "args", "id"}` are rewritten.
+Messages in OpenAI's format pass through unchanged. Only calls in the form `{"name", "args", "id"}` are rewritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SUFFIXES = ("MessageChunk", "Message")
 
 
 def openai_message(message: Any) -> Any:
-    """The message with a `role`, and calls with a `function`; anything else unchanged, for the parser to refuse."""
+    """The message with a `role`, and calls with a `function`. Other values stay, so that the parser refuses them."""
     if not isinstance(message, Mapping):
         return message
     names, fields = message.get("id"), message.get("kwargs")
@@ -48,7 +48,7 @@ def openai_messages(value: Any) -> Any:
 
 def reply_messages(output: Any) -> list[Any]:
     """Messages of a reply: a completion's first choice, LangChain's first generation, `messages`, `message`, or the
-    message itself; none where there is none of them."""
+    message itself. Empty if there is none of these."""
     if isinstance(output, list):
         return list(openai_messages(output))
     if not isinstance(output, Mapping):

@@ -1,15 +1,16 @@
 """Chats in an export of Langfuse, in its documented fields (langfuse.com/docs/api-and-data-platform).
 
-JSON lines or a JSON list of observations or traces, from the blob storage, the tables of the UI or the API; or one
-trace with its `observations`, or one session with its `traces`. `trace_id` may be spelt `traceId`, and so on:
+The file is JSON lines or a JSON list of observations or traces, from the blob storage, the tables of the UI or the API.
+It may also be one trace with its `observations`, or one session with its `traces`. `trace_id` may be spelt `traceId`,
+and so on:
 
     id, trace_id, session_id, type, start_time or timestamp
     input          messages in OpenAI's or LangChain's format, {"messages": […], "tools": […]}, or the user's text
     output         a message, a chat completion, or a text
 
-Entries of one session, or else of one trace, are a chat. Observations of type GENERATION are read, and where there are
-none with messages, the input and output of the traces. `input` and `output` may be JSON in a text. Not covered: scores,
-comments, pictures, and CSV.
+Entries of one session, or else of one trace, are a chat. Observations of type GENERATION are read. If none of them has
+messages, the input and output of the traces are read instead. `input` and `output` may be JSON in a text. Not covered:
+scores, comments, pictures, and CSV.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SOURCE = "langfuse"
 
 
 def read_langfuse(path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
-    """Read one record a session or trace; a line that is neither observation nor trace is a record with a problem."""
+    """Read one record per session or trace. A line that is neither observation nor trace has a problem."""
     return read_runs(read_objects(path), _runs, source=SOURCE, users=users)
 
 
@@ -49,7 +50,7 @@ def _trace(trace: Any, *, session: Any) -> list[LoggedRun]:
     inside = trace.get("observations")
     observations = inside if isinstance(inside, list) else []
     chat = session or _field(trace, "session_id") or trace.get("id")
-    entries = [item for item in observations if isinstance(item, Mapping)]  # the API of lists gives ids alone
+    entries = [item for item in observations if isinstance(item, Mapping)]  # a list from the API has only ids here
     return [_run(trace, chat=chat), *(_run(entry, chat=chat) for entry in entries)]
 
 
@@ -67,7 +68,7 @@ def _run(entry: Mapping[str, Any], *, chat: Any) -> LoggedRun:
 
 
 def _messages(given: Any, output: Any) -> tuple[list[Any] | None, Any]:
-    """Messages that were read and the reply, and the tools; None without messages."""
+    """Messages that the model read, with its reply, and the tools. Without messages, None instead of them."""
     tools = None
     if isinstance(given, Mapping):
         given, tools = given.get("messages"), given.get("tools")

@@ -1,15 +1,16 @@
 """Chats in an export of LangSmith's runs, in their documented format (docs.langchain.com/langsmith/run-data-format).
 
-JSON lines or a JSON list with one run each, or an object with a list under `runs`. These fields of a run are read:
+The file is JSON lines or a JSON list with one run each, or an object with a list under `runs`. These fields of a run
+are read:
 
     id, trace_id, start_time, run_type, parent_run_id
     inputs         {"messages": […], "tools": […]}, messages in OpenAI's or LangChain's format
     outputs        a chat completion, a message, {"messages": […]}, or LangChain's generations
     extra          metadata.session_id, thread_id or conversation_id: the thread; invocation_params.tools
 
-Runs of one thread, or else of one trace, are a chat. Runs of type `llm` are read, and where there are none, the root
-runs. `inputs`, `outputs` and `extra` may be JSON in a text. Not covered: Anthropic's format, text completions, and the
-Parquet files of bulk exports.
+Runs of one thread, or else of one trace, are a chat. Runs of type `llm` are read. If there are none with messages, the
+root runs are read instead. `inputs`, `outputs` and `extra` may be JSON in a text. Not covered: Anthropic's format, text
+completions, and the Parquet files of bulk exports.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _THREAD = ("session_id", "thread_id", "conversation_id")
 
 
 def read_langsmith(path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
-    """Read one record a thread or trace; lines that are not runs become records with a problem."""
+    """Read one record per thread or trace. A line that is not a run becomes a record with a problem."""
     return read_runs(read_objects(path), _runs, source=SOURCE, users=users)
 
 
@@ -60,7 +61,7 @@ def _run(run: Any) -> LoggedRun:
 
 
 def _messages(inputs: Any, outputs: Any) -> list[Any]:
-    """Messages that were read, and the reply; outputs of a graph repeat the inputs and are the whole chat."""
+    """Messages that the model read, and the reply. The outputs of a graph are the whole chat, with the inputs."""
     read, replies = openai_messages(inputs), reply_messages(outputs)
     if not isinstance(read, list):
         raise ValueError(f"messages are not a list: {type(read).__name__}")
@@ -68,7 +69,7 @@ def _messages(inputs: Any, outputs: Any) -> list[Any]:
 
 
 def parsed(value: Any) -> Any:
-    """Object or list of a field that may be JSON in a text; `7` and `true` are words of a chat."""
+    """Object or list of a field that may be JSON in a text. `7` and `true` stay texts, because they may be replies."""
     inner = json_value(value) if isinstance(value, str) else value
     return inner if isinstance(inner, (dict, list)) else value
 

@@ -1,15 +1,15 @@
 """Calls of a model in an export of traces, grouped into chats.
 
-A trace holds the calls of one answer, a session or thread the traces of one chat. Each call logs the messages that the
-model read and its reply. In the order of their times they are joined:
+A trace holds the calls of one answer. A session or thread holds the traces of one chat. Each call logs the messages
+that the model read and its reply. The calls are joined in the order of their times:
 
     calls                                  chat
     U1 | A1,   U1 A1 U2 | A2               U1 A1 U2 A2         the history is repeated
-    U1 | A1,   U2 | A2                     U1 A1 U2 A2         one turn a call
+    U1 | A1,   U2 | A2                     U1 A1 U2 A2         one turn per call
     U1 A1 U2 | A2,   U2 A2 U3 | A3         U1 A1 U2 A2 U3 A3   a window of the history
     U1 | A1,   U1 | B1                     U1 B1               a reply that was generated again
 
-A chat whose calls have different system prompts is not joined: it has several agents.
+If the calls of a chat have different system prompts, they are not joined, because the chat has several agents.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class LoggedRun:
     chat: str
     """Id of the session, thread or trace that it belongs to."""
     time: Any
-    """Its start, see `grpo.scenarios.times.instant`; empty for a run without one, which comes first."""
+    """Its start, see `grpo.scenarios.times.instant`. If it is empty, the run comes first."""
     messages: list[Any] | None
-    """Messages that a model read, and its reply, in OpenAI's format; None for a tool or a chain."""
+    """Messages that a model read, and its reply, in OpenAI's format. None for a tool or a chain."""
     tools: Any = None
     is_model: bool = True
-    """False for the input and output of a whole trace, which are read where no call of a model has messages."""
+    """False for the input and output of a whole trace, which are read only if no call of a model has messages."""
 
 
 def read_runs(
@@ -65,10 +65,10 @@ def read_runs(
     source: str,
     users: LoggedUsers,
 ) -> Iterator[SourceRecord]:
-    """Group the runs of an export, and read one record a chat, at the line of its first run.
+    """Group the runs of an export, and read one record per chat, at the line of its first run.
 
-    A line whose runs cannot be read is a record of its own, with a problem. The runs are kept in a temporary file:
-    memory does not grow with the export.
+    If the runs of a line cannot be read, the line is a record of its own, with a problem. The runs are kept in a
+    temporary file, so that memory does not grow with the export.
     """
     with closing(sqlite3.connect("", isolation_level=None)) as database:  # SQLite deletes a nameless database
         database.executescript(_TABLE)
@@ -87,7 +87,7 @@ def read_runs(
 def _add(
     database: sqlite3.Connection, record: SourceRecord, runs: Callable[[dict[str, Any]], Sequence[LoggedRun]]
 ) -> SourceRecord | None:
-    """Keep the runs of a record; returns the record with its problem where it has none that can be read."""
+    """Keep the runs of a record. If its runs cannot be read, return the record with its problem."""
     data = record.data
     if data is None:
         return record
@@ -154,7 +154,7 @@ def _split(messages: Sequence[LoggedMessage]) -> tuple[tuple[LoggedMessage, ...]
 
 def join(chat: list[LoggedMessage], call: list[LoggedMessage]) -> list[LoggedMessage]:
     """Messages of a chat and of its next call, see the module."""
-    # calls of one turn may begin alike by chance: two messages repeat nothing
+    # calls of one turn may begin alike by chance, so that a call of two messages is not taken for a repeated history
     shared = next((k for k, (a, b) in enumerate(zip(chat, call, strict=False)) if a != b), min(len(chat), len(call)))
     if shared == len(call):
         return chat

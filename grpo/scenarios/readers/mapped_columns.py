@@ -21,7 +21,7 @@ from grpo.scenarios.records import SourceRecord, convert_record, record_name
 from grpo.scenarios.scenario import Expected, Metadata, Scenario
 
 _TEXTS = ("user_responses", "expected.responses", "expected.facts", "expected.assertions")
-"""Fields that are lists of texts: a text that is not a JSON list is a list of one."""
+"""Fields that are lists of texts. A text that is not a JSON list becomes a list with this one text."""
 _OBJECTS = (
     "tools",
     "world",
@@ -32,19 +32,19 @@ _OBJECTS = (
     "expected.required_documents",
     "expected.reward_basis",
 )
-"""Fields that are given as JSON where they are given as text."""
+"""Fields that must be JSON if they are given as text."""
 _FIELDS = {
     *Scenario.model_fields,
     *(f"expected.{name}" for name in Expected.model_fields),
     *(f"metadata.{name}" for name in Metadata.model_fields),
 }
 _WORLD = "world."
-"""Before the name under which a column of one's own is in the world, where rewards and environments read it."""
+"""Prefix of the user's own columns. They become part of the world, so that rewards and environments can read them."""
 _SHOWN = 300  # characters of a list of columns
 
 
 def check_fields(path: Path, mapped: Mapping[str, str]) -> None:
-    """Raise `DataError` for a field that no scenario has."""
+    """Raise `DataError` if a field is mapped that no scenario has."""
     if unknown := [name for name in mapped if name not in _FIELDS and not (name.startswith(_WORLD) and name != _WORLD)]:
         raise DataError(
             f"{path}: columns has {unknown[0]}, which is not a field of a scenario; fields are "
@@ -53,7 +53,7 @@ def check_fields(path: Path, mapped: Mapping[str, str]) -> None:
 
 
 def check_present(path: Path, wanted: Iterable[str], present: Sequence[str]) -> None:
-    """Raise `DataError` for a wanted column that is not among those present."""
+    """Raise `DataError` if a wanted column is missing."""
     missing = [column for column in wanted if column not in present]
     if missing:
         raise DataError(
@@ -63,9 +63,9 @@ def check_present(path: Path, wanted: Iterable[str], present: Sequence[str]) -> 
 
 
 def map_columns(path: Path, records: Iterable[SourceRecord], mapped: Mapping[str, str]) -> Iterator[SourceRecord]:
-    """Replace the data of each record, cells by column, by the fields that are mapped; empty cells are left out.
+    """Replace the data of each record, cells by column, with the mapped fields. Empty cells are left out.
 
-    A record without an id is named by its file, place and digest. One that lacks a column has a problem.
+    A record without an id is named by its file, place and digest. If a record lacks a column, it has a problem.
     """
     for record in records:
         yield convert_record(record, partial(_fields, record_name(path, record), mapped))
@@ -76,7 +76,7 @@ def _fields(name: str, mapped: Mapping[str, str], cells: dict[str, Any]) -> dict
 
 
 def map_cells(mapped: Mapping[str, str], cells: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the mapped columns, without empty cells. Raises `ValueError` for a column that the record lacks."""
+    """Fields of the mapped columns, without empty cells. Raises `ValueError` if the record lacks a column."""
     fields: dict[str, Any] = {}
     for field, column in mapped.items():
         if column not in cells:
@@ -93,7 +93,7 @@ def map_cells(mapped: Mapping[str, str], cells: Mapping[str, Any]) -> dict[str, 
 
 
 def merge_fields(fields: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields with others in their place; of `metadata` both parts."""
+    """Fields, replaced by `others` if both have them. The entries of both `metadata` are merged."""
     merged = {**fields, **others}
     if isinstance(others.get("metadata"), dict):
         merged["metadata"] = {**fields.get("metadata", {}), **others["metadata"]}
@@ -101,7 +101,7 @@ def merge_fields(fields: Mapping[str, Any], others: Mapping[str, Any]) -> dict[s
 
 
 def _value(field: str, column: str, cell: Any) -> Any:
-    """Value of a cell in the type of its field; in the world it stays as it is."""
+    """Value of a cell in the type of its field. A value for the world stays unchanged."""
     if field.startswith(_WORLD):
         return cell
     if field in _TEXTS:

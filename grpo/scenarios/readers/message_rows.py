@@ -1,11 +1,12 @@
-"""Chats from tables of one row for each message, as help desks export them.
+"""Chats from tables with one row per message, as help desks export them.
 
     ticket,author,created,body                                        user_responses        expected.responses
     17,end-user,2026-11-20 09:00,Where is my parcel?          →       Where is my parcel?   It was due yesterday.
     17,agent,2026-11-20 09:02,It was due yesterday.
 
-Rows of a conversation may lie anywhere in the table. They are kept in a temporary file, so that memory does not grow
-with the table. A row without a conversation, and a conversation with an unknown speaker, are quarantined.
+Rows of a conversation may be anywhere in the table. They are kept in a temporary file, so that memory does not grow
+with the table. A row is quarantined if it names no conversation. A conversation is quarantined if it has an unknown
+speaker.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ SOURCE = "message_rows"
 def read_message_rows(
     records: Iterable[SourceRecord], path: Path, settings: MessageRows, columns: Mapping[str, str]
 ) -> Iterator[SourceRecord]:
-    """Group rows, cells by column as data, into one record for each conversation, at the line of its first row.
+    """Group rows, with cells by column as data, into one record per conversation, at the line of its first row.
 
-    The cells of the first row give the fields in `columns`. A row that cannot be read is a record of its own.
+    The cells of the first row give the fields in `columns`. If a row cannot be read, it is a record of its own.
     """
     with closing(sqlite3.connect("", isolation_level=None)) as database:  # SQLite deletes a nameless database
         database.executescript(_TABLE)
@@ -73,7 +74,7 @@ def read_message_rows(
 def _keep(
     database: sqlite3.Connection, record: SourceRecord, settings: MessageRows, columns: Mapping[str, str]
 ) -> SourceRecord | None:
-    """Keep a row; returns the record with its problem where it belongs to no conversation."""
+    """Keep a row. If it belongs to no conversation, return the record with its problem."""
     cells = record.data
     if cells is None:
         return record
@@ -139,7 +140,7 @@ def _fields(
 
 
 def _ordered(rows: Sequence[dict[str, Any]], settings: MessageRows) -> list[dict[str, Any]]:
-    """Rows by their order column; rows of one moment stay as they stand in the table."""
+    """Rows by their order column. Rows with the same time keep the order of the table."""
     name = settings.order
     if name is None:
         return list(rows)
@@ -151,7 +152,7 @@ def _ordered(rows: Sequence[dict[str, Any]], settings: MessageRows) -> list[dict
 
 
 def _message(row: Mapping[str, Any], settings: MessageRows) -> LoggedMessage | None:
-    """Message of a row; None for one of a speaker that is ignored."""
+    """Message of a row. None if its speaker is ignored."""
     speaker, text = _text(row[settings.speaker]), row[settings.text]
     meaning = settings.tags.get(speaker) or _TAGS.get(speaker.strip().lower())
     if meaning == "ignore":

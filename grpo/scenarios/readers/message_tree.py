@@ -1,11 +1,12 @@
-"""Messages of a chat that is kept as a tree, as ChatGPT's export of an account's data keeps it.
+"""Messages of a chat that is stored as a tree, e.g. in ChatGPT's export of an account's data.
 
     {"id": "x", "current_node": "d", "mapping": {
         "b": {"parent": "a", "children": ["c", "d"], "message": {"author": {"role": "user"}, "content": {
             "content_type": "text", "parts": ["Where is my parcel?"]}}}, …}}
 
-A reply that was generated again is a branch beside the first one. The branch that ends at `current_node` is read: what
-the user saw last. Empty messages, and those that the user does not see, are left out. Anything but text is an error.
+If a reply was generated again, the tree has a second branch. The branch that ends at `current_node` is read, because
+the user saw it last. Empty messages, and messages that the user does not see, are left out. Anything but text is an
+error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SHOWN = 80  # characters of a value in a reason
 
 
 def branch_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Messages in OpenAI's format from the root to `current_node`. Raises `ValueError` for a broken tree."""
+    """Messages in OpenAI's format from the root to `current_node`. Raises `ValueError` if the tree is broken."""
     nodes, place = data[TREE], data.get(END)
     if not isinstance(nodes, Mapping):
         raise ValueError(f"{TREE} is not an object: {type(nodes).__name__}")
@@ -39,7 +40,7 @@ def branch_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _message(message: Any) -> dict[str, Any] | None:
-    """A message in OpenAI's format; None for one without text, or that the user does not see."""
+    """A message in OpenAI's format. None if it has no text, or if the user does not see it."""
     if message is None:
         return None
     if not isinstance(message, Mapping):

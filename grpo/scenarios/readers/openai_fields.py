@@ -1,11 +1,11 @@
-"""What becomes of each field of OpenAI's types: it is read, left out and counted, or the record is quarantined.
+"""Fields of OpenAI's types. Each is read, left out and counted, or the record is quarantined.
 
     read       its meaning is kept
-    left out   it says how a reply was made, or repeats something; `IngestCounts` counts the records that have it
-    refused    without it the conversation would be another one: the record is quarantined with the reason
+    left out   it only tells how a reply was made, or repeats something. `IngestCounts` counts the records that have it
+    refused    without it the conversation would be another one, so the record is quarantined with the reason
 
-The tables have every field of the types of the package `openai`, which a test compares. A field in none of the tables
-is left out and counted as unknown. Null, an empty text, list or object, and false stand for an absent field.
+The tables have every field of the types of the package `openai`, and a test compares them. If a field is in none of the
+tables, it is left out and counted as unknown. Null, an empty text, list or object, and false count as an absent field.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MESSAGE: dict[str, str] = {
     "annotations": "links to the sources of a reply",
     **dict.fromkeys(("images", "image", "videos", "video", "audios", "files"), "!content beside the text is not read"),
 }
-"""Fields of a message; a reason that begins with ! refuses the record."""
+"""Fields of a message. If a reason begins with !, the record is refused."""
 CALL: dict[str, str] = {
     **dict.fromkeys(("id", "type", "function"), READ),
     "custom": "!a call of a custom tool has a text, not arguments",
@@ -47,7 +47,7 @@ TOOL: dict[str, str] = {
     "custom": "!a custom tool takes a text, not arguments",
     "strict": SAMPLING,
 }
-"""Fields of a tool, or of its function alone."""
+"""Fields of a tool, or of a bare function."""
 TOOL_FUNCTION: dict[str, str] = {
     **dict.fromkeys(("name", "description", "parameters"), READ),
     "strict": SAMPLING,
@@ -60,7 +60,7 @@ TEXT_PART: dict[str, str] = {
     "annotations": "links to the sources of a reply",
     "logprobs": SAMPLING,
 }
-"""Fields of a part of a text or refusal; other parts, such as pictures, are refused."""
+"""Fields of a part of a text or refusal. Other parts, e.g. pictures, are refused."""
 REQUEST: dict[str, str] = {
     **dict.fromkeys(("messages", "tools", "functions", "metadata"), READ),
     **dict.fromkeys(
@@ -111,7 +111,7 @@ RECORD: dict[str, str] = {
 def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, place: str) -> tuple[str, ...]:
     """Fields that are not read, each with its reason: `message.audio: …`.
 
-    Raises `ValueError` for one without which the conversation would be another one.
+    Raises `ValueError` if the conversation would be another one without the field.
     """
     names = []
     for name, item in value.items():

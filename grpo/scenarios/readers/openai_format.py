@@ -5,9 +5,9 @@
     {"role": "tool", "tool_call_id": "call_1", "content": "lost"}
 
 Roles are system, developer, user, assistant, tool, and function, which answers a `function_call`. Content is a text,
-null, or a list of text parts, which are joined without anything between them, as the server joins them; a picture,
-sound or file is a `ValueError`. A refusal is the text of a message without content. Arguments are JSON in a text, or an
-object. `grpo.scenarios.readers.openai_fields` says what becomes of every field.
+null, or a list of text parts, which are joined with nothing between them, like in the server. A picture, sound or file
+raises `ValueError`. If a message has no content, its refusal is its text. Arguments are JSON in a text, or an object.
+`grpo.scenarios.readers.openai_fields` lists for every field if it is read.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _ROLES: dict[str, Role] = {
     "function": "tool",
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Types of the parts of a text, and the field that holds it."""
+"""Types of the parts of a text, and for each the field that holds the text."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Spellings of the reasoning before a reply: of DeepSeek and vLLM, of OpenRouter, and of Ollama."""
 _CUT_OFF = ("length", "content_filter")
-"""Reasons for the end of a reply that is not whole."""
+"""Finish reasons of a reply that was cut off."""
 _SHOWN = 80  # characters of a value in a reason
 
 
 def parse_messages(value: Any) -> tuple[LoggedMessage, ...]:
-    """Parse a list of messages. Raises `ValueError` with the number and fault of the first that cannot be read."""
+    """Parse a list of messages. Raises `ValueError` with the number and fault of the first one that cannot be read."""
     if not isinstance(value, list):
         raise ValueError(f"messages are not a list: {type(value).__name__}")
     if len(value) > MAX_MESSAGES:
@@ -59,7 +59,7 @@ def parse_messages(value: Any) -> tuple[LoggedMessage, ...]:
 
 
 def parse_message(message: Any, number: int) -> LoggedMessage:
-    """Parse one message; `number` is its place in the chat."""
+    """Parse one message. `number` is its place in the chat."""
     if not isinstance(message, Mapping):
         raise ValueError(f"message is not an object: message {number} is {type(message).__name__}")
     role = message.get("role")
@@ -83,7 +83,7 @@ def parse_message(message: Any, number: int) -> LoggedMessage:
 
 
 def _answered(role: str, message: Mapping[str, Any], name: str | None) -> str | None:
-    """Id of the call that a result answers; results of a `function_call` name the function."""
+    """Id of the call that a result answers. Results of a `function_call` name the function instead."""
     if role == "function":
         return None if name is None else _function_id(name)
     return _id(message.get("tool_call_id")) if role == "tool" else None
@@ -94,7 +94,7 @@ def _function_id(name: str) -> str:
 
 
 def _weight(value: Any, number: int) -> int:
-    """1, or 0 for a turn that is not to be learned."""
+    """1, or 0 for a turn that must not be learned."""
     if value is None:
         return 1
     if isinstance(value, bool) or value not in (0, 1):
@@ -166,7 +166,7 @@ def _call(call: Any, number: int, ignored: list[str]) -> LoggedCall:
 
 
 def parse_arguments(value: Any, place: str) -> dict[str, Any]:
-    """Arguments of a call: an object, or one as JSON; none for null and an empty text."""
+    """Arguments of a call: an object, or an object as JSON. Null and an empty text mean no arguments."""
     if isinstance(value, str):
         try:
             value = from_json(value, allow_inf_nan=False) if value.strip() else {}
@@ -185,10 +185,10 @@ def _id(value: Any) -> str | None:
 
 
 def parse_tools(value: Any, ignored: list[str] | None = None) -> tuple[dict[str, Any], ...]:
-    """Tools as a scenario has them, from `{"type": "function", "function": {…}}` or the functions alone, or from JSON.
+    """Tools of a scenario, from `{"type": "function", "function": {…}}`, from bare functions, or from JSON of either.
 
-    Fields that are not read are appended to `ignored`. Raises `ValueError` for tools that are not a list of functions
-    with a name, and for two of one name.
+    Fields that are not read are appended to `ignored`. Raises `ValueError` if the tools are not a list of functions
+    with a name, or if two have the same name.
     """
     if isinstance(value, str):
         try:
@@ -234,8 +234,8 @@ def _tool(tool: Any, number: int, ignored: list[str]) -> dict[str, Any]:
 def reply_of(response: Any, ignored: list[str]) -> dict[str, Any]:
     """Message of a chat completion: the message of its first choice.
 
-    A reply that was cut off has weight 0. What is not read is appended to `ignored`. Raises `ValueError` where there is
-    no message.
+    If the reply was cut off, it gets weight 0. What is not read is appended to `ignored`. Raises `ValueError` if there
+    is no message.
     """
     choices = response.get("choices") if isinstance(response, Mapping) else None
     first = choices[0] if isinstance(choices, list) and choices else None

@@ -13,10 +13,10 @@ from grpo.scenarios.table import DERIVED_COLUMNS, is_scenario_table
 
 
 def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> Iterator[SourceRecord]:
-    """Read a Parquet file batch by batch; with `columns`, these cells are the data as they are.
+    """Read a Parquet file batch by batch. With `columns`, the cells of these columns are the data, unchanged.
 
-    The derived columns of a table of scenarios are left out. Raises `DataError` for a missing, truncated or damaged
-    file and one without the column `id`, or one of `columns`.
+    The derived columns of a table of scenarios are left out. Raises `DataError` if the file is missing, truncated or
+    damaged, or if it lacks one of `columns`, or without `columns` the column `id`.
     """
     rows = ParquetRows(path)
     names = [name for name in rows.names if name not in DERIVED_COLUMNS or not is_scenario_table(rows.schema)]

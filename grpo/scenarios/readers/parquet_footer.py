@@ -1,7 +1,7 @@
 """Footer of a Parquet file, checked before Arrow reads a page.
 
-`RowGroupMetaData.column` aborts the process for a column chunk with contradictory statistics (pyarrow 25). Here the
-metadata are decoded from Thrift's compact protocol, and any damage is an exception.
+If a column chunk has contradictory statistics, `RowGroupMetaData.column` aborts the process (pyarrow 25). Therefore the
+metadata are decoded here, from Thrift's compact protocol, and any damage raises an exception.
 
 https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
 """
@@ -26,9 +26,9 @@ class ColumnChunk:
     uncompressed: int
     """Bytes of its pages once decompressed."""
     dictionary: bool
-    """Its values may be indices of a dictionary."""
+    """True if its values may be indices of a dictionary."""
     prefixes: bool
-    """Its values may share a prefix with the value before."""
+    """True if its values may share a prefix with the value before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class ParquetFooter:
 
 
 def read_footer(path: Path) -> ParquetFooter:
-    """Read the footer; raises `ValueError`, `IndexError` or `KeyError` for a damaged one."""
+    """Read the footer. Raises `ValueError`, `IndexError` or `KeyError` if it is damaged."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - 8, 0))

@@ -1,4 +1,4 @@
-"""Records of a function of the user's own code."""
+"""Records from a function of the user's own code."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from grpo.scenarios.records import SourceRecord
 from grpo.user_objects import bind
 
 MOST_RECORDS = 10_000_000
-"""Most records of a function; one with more is taken for infinite."""
+"""Most records of a function. A function with more is assumed to be infinite."""
 
 
 def read_python(reference: str, options: Mapping[str, Any], most: int = MOST_RECORDS) -> Iterator[SourceRecord]:
-    """Call `package.module:function` and read the items that it yields; one that JSON cannot hold is a problem.
+    """Call `package.module:function` and read the items that it yields. If JSON cannot hold one, it has a problem.
 
-    Raises `ConfigError` for a missing function and for options that its signature does not take, and `DataError` for a
-    function whose records do not end.
+    Raises `ConfigError` if the function is missing or its signature does not take the options, and `DataError` if it
+    does not end after `most` records.
     """
     generate = bind(reference, options, given=0)
     for number, item in enumerate(generate(), start=1):

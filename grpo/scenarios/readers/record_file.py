@@ -1,4 +1,4 @@
-"""Files of logged objects: JSON lines, or a JSON document with a list of them or one alone."""
+"""Files of logged objects: JSON lines, or a JSON document with one object or a list of objects."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from grpo.scenarios.records import SourceRecord
 
 
 def read_objects(path: Path) -> Iterator[SourceRecord]:
-    """Read JSON lines, or a document where the name ends in `.json` and the first line is not an object by itself.
+    """Read JSON lines, or a JSON document.
 
-    The `line` of a record is its line, or in a document its number. Raises `DataError` for a document that is broken or
-    over 64 MiB.
+    The file is read as a document if its name ends in `.json` and its first line is not an object by itself. The `line`
+    of a record is its line, or in a document its number. Raises `DataError` if a document is broken or over 64 MiB.
     """
     if path.suffix != ".json" or _begins_with_an_object(path):
         yield from read_jsonl(path)

@@ -5,7 +5,7 @@ layout messages    prompt [user "2 + 2?"], chosen [assistant "4"], rejected [ass
                    without a prompt: chosen [user "2 + 2?", assistant "4"], rejected [user "2 + 2?", assistant "5"]
                    ShareGPT: prompt (conversations) [human "2 + 2?"], chosen {from gpt, value "4"}, rejected {…}
                    OpenAI: prompt (input) {messages: […]}, chosen (preferred_output) […], rejected (…) […]
-labels             text "4", label "right", and a prompt where there is one
+labels             text "4", label "right", and a prompt if there is one
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Row(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     def cell(self, column: str) -> Any:
-        """Value of a column; raises `ValueError` where the column is missing or empty in this record."""
+        """Value of a column. Raises `ValueError` if the column is missing or empty in this record."""
         cells = self.model_extra or {}
         if cells.get(column) in (None, ""):
             raise ValueError(f"nothing in column {column}: the record has {', '.join(cells) or 'no column'}")
@@ -49,7 +49,7 @@ _NAMES = ChatColumns()
 def read_pair_records(settings: PairFile) -> Iterator[SourceRecord]:
     """Read the records of a file as preference pairs.
 
-    Raises `DataError` for a file that is missing or broken, or lacks one of the columns.
+    Raises `DataError` if the file is missing or broken, or lacks one of the columns.
     """
     columns = [settings.chosen, settings.rejected, *_columns(settings)]
     return convert_records(_records(settings, columns), _Row, _pair(settings))
@@ -58,7 +58,7 @@ def read_pair_records(settings: PairFile) -> Iterator[SourceRecord]:
 def read_label_records(settings: LabelFile) -> Iterator[SourceRecord]:
     """Read the records of a file as labelled replies.
 
-    Raises `DataError` for a file that is missing or broken, or lacks one of the columns.
+    Raises `DataError` if the file is missing or broken, or lacks one of the columns.
     """
     columns = [settings.reply, settings.label, *_columns(settings, settings.score)]
     return convert_records(_records(settings, columns), _Row, _label(settings))
@@ -137,7 +137,7 @@ def _prompt(row: _Row, settings: PairFile | LabelFile) -> list[Message]:
 
 
 def _replies(row: _Row, column: str, settings: PairFile | LabelFile) -> list[Message]:
-    """Messages of a cell, of which the last is the agent's reply."""
+    """Messages of a cell. The last one must be the agent's reply."""
     value = row.cell(column)
     if settings.layout == "text":
         return [Message(role="assistant", content=_string(column, value))]

@@ -21,7 +21,7 @@ Fields = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def row_record(path: Path, row: ArrowRow, fields: Fields | None = None) -> SourceRecord:
-    """A row as a record, with the fields that `fields` reads; a row that cannot be decoded has a problem."""
+    """A row as a record, with the fields that `fields` reads. If the row cannot be decoded, it has a problem."""
     data = try_call(lambda: (fields or to_fields)(row.cells))
     problem = row.problem or (error_text(data) if isinstance(data, Exception) else None)
     if problem is None and not isinstance(data, Exception):
@@ -34,7 +34,7 @@ def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:
 
         {"id": "a", "topic": None, "user_responses": '["Hi."]'}  →  {"id": "a", "user_responses": ["Hi."]}
 
-    Raises `ValueError` that names a column whose text is not JSON.
+    If the text of such a column is not JSON, raises `ValueError` that names the column.
     """
     fields = {name: cell for name, cell in cells.items() if cell is not None and cell != ""}
     for name in NESTED:
@@ -43,7 +43,7 @@ def to_fields(cells: Mapping[str, Any]) -> dict[str, Any]:
                 fields[name] = from_json(fields[name], allow_inf_nan=False)
             except ValueError as error:
                 raise ValueError(f"column {name} is not JSON: {str(error).replace('line 1 ', '')}") from error
-    for name in _SECTIONS:  # a struct column has every field, null where a record has none
+    for name in _SECTIONS:  # a struct column has every field, null if a record lacks it
         if isinstance(fields.get(name), dict):
             fields[name] = {key: value for key, value in fields[name].items() if value is not None}
     return fields

@@ -26,10 +26,10 @@ def join_served(source: ServedSource) -> Joined:
 
 
 def served_records(joined: Joined, source: ServedSource) -> Iterator[SourceRecord]:
-    """Records of a log, one a conversation, then the lines that are not records of the log.
+    """Records of a log, one per conversation, then the lines that are not records of the log.
 
-    The policy's replies are not references. Tool calls and their results become a replay, unless feedback has the
-    conversation's records. A call at the end, which the client did not answer, is left out.
+    The policy's replies are not references. Tool calls and their results become a replay, unless feedback gave the
+    conversation's records. A call at the end is left out, because the client did not answer it.
     """
     for number, conversation in enumerate(joined.conversations, start=1):
         yield served_record(conversation, source, number)
@@ -38,7 +38,7 @@ def served_records(joined: Joined, source: ServedSource) -> Iterator[SourceRecor
 
 
 def served_record(conversation: ServedConversation, source: ServedSource, number: int = 0) -> SourceRecord:
-    """Record of a conversation, the one of this number in its log."""
+    """Record of a conversation. `number` is its number in the log."""
     data = try_call(partial(_fields, conversation, source.users))
     fault = problem_text(data, "not a conversation") if isinstance(data, Exception) else None
     fields = None if isinstance(data, Exception) else data

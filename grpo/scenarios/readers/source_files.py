@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from grpo.errors import DataError
 
 LONGEST_LINE = 16 * 2**20  # bytes
-LARGEST_DOCUMENT = 64 * 2**20  # bytes; parsed JSON takes about ten times as much memory
+LARGEST_DOCUMENT = 64 * 2**20  # bytes, because parsed JSON takes about ten times as much memory
 _FORMATS = {
     b"PK\x03\x04": "an Excel workbook or another archive; save the sheet as CSV UTF-8",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook; save the sheet as CSV UTF-8",
@@ -23,7 +23,7 @@ _FORMATS = {
 
 
 def open_source(path: Path) -> io.BufferedReader:
-    """Open a source; raises `DataError` where it cannot be."""
+    """Open a source. Raises `DataError` if it cannot be opened."""
     try:
         return path.open("rb")
     except FileNotFoundError as error:
@@ -33,7 +33,7 @@ def open_source(path: Path) -> io.BufferedReader:
 
 
 def open_text(path: Path) -> io.BufferedReader:
-    """Open a source of text; raises `DataError` where it cannot be, and for a file of another format."""
+    """Open a source of text. Raises `DataError` if it cannot be opened, or has another format."""
     file = open_source(path)
     head = file.peek(8)
     for magic, name in _FORMATS.items():
@@ -44,7 +44,7 @@ def open_text(path: Path) -> io.BufferedReader:
 
 
 def read_document(path: Path) -> Any:
-    """Read a whole JSON file; raises `DataError` where it is missing, too large or broken."""
+    """Read a whole JSON file. Raises `DataError` if it is missing, too large or broken."""
     with open_text(path) as file:
         content = file.read(LARGEST_DOCUMENT + 1)
     if len(content) > LARGEST_DOCUMENT:

@@ -7,7 +7,7 @@ from itertools import groupby
 
 
 def merge_speaker_turns(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Join consecutive lines of one speaker to a turn; blank lines are left out of it.
+    """Join consecutive lines of one speaker to a turn, without blank lines.
 
     [("a", "Hi."), ("a", "Well?"), ("b", "Yes.")] → [("a", "Hi.\\nWell?"), ("b", "Yes.")]
     """
@@ -18,9 +18,9 @@ def merge_speaker_turns(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str
 
 
 def user_turns_and_replies(lines: Iterable[tuple[str, str]], user: str) -> tuple[list[str], list[str]]:
-    """The user's turns and the agent's replies to them, without an opening of the agent.
+    """The user's turns and the agent's replies to them, without the agent's opening if there is one.
 
-    Reply k answers turn k; the last turn may have none.
+    Reply k answers turn k. The last turn may have no reply.
     """
     turns = merge_speaker_turns(lines)
     if turns and turns[0][0] != user:

@@ -30,7 +30,8 @@ TableSource = FileSource | CsvSource | HuggingFaceSource | HubDataSource
 def read_table_file(source: TableSource, kind: str, path: Path, csv: CsvFormat = DETECTED) -> Iterator[SourceRecord]:
     """Read a file of this kind by the settings of its source.
 
-    Raises `DataError` for an unknown field, for a table without a wanted column, and as the reader of its format.
+    Raises `DataError` if a field is unknown or the table lacks a wanted column, and otherwise like the reader of its
+    format.
     """
     if not is_plain(source):
         return interpret(source, path, read_table_cells(source, kind, path, csv))
@@ -44,7 +45,7 @@ def read_table_file(source: TableSource, kind: str, path: Path, csv: CsvFormat =
 
 
 def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat = DETECTED) -> Iterator[SourceRecord]:
-    """Read the rows of a file with their cells by column, of which those that the source wants must be there."""
+    """Read the rows of a file with their cells by column. The columns that the source wants must be there."""
     wanted = wanted_columns(source)
     if kind == "parquet":
         names = ParquetRows(path).names
@@ -60,7 +61,7 @@ def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat 
 
 
 def is_plain(source: TableSource) -> bool:
-    """Return True where columns have the names of the fields of a scenario."""
+    """Return True if columns have the names of the fields of a scenario."""
     return not source.columns and source.chat is None and source.messages is None
 
 
@@ -78,7 +79,7 @@ def wanted_columns(source: TableSource) -> list[str]:
 
 
 def interpret(source: TableSource, path: Path, records: Iterable[SourceRecord]) -> Iterator[SourceRecord]:
-    """Records of scenarios from records with cells by column. Raises `DataError` for a field that no scenario has."""
+    """Convert records with cells by column to scenarios. Raises `DataError` if a field is not one of a scenario."""
     check_fields(path, source.columns)
     if source.messages is not None:
         return read_message_rows(records, path, source.messages, source.columns)
@@ -110,7 +111,7 @@ def _read_chats(
 
 
 def _without_nulls(value: Any) -> Any:
-    """The value without null fields: a struct column has every field of any row, null where a row has none."""
+    """The value without null fields, because a struct column has every field, null if a row lacks it."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Claims of a serving log: turns with the version that they claim to be sampled by, which can be checked.
+"""Claims of a serving log: turns that name the version that sampled them, so that the claim can be checked.
 
 turn        P1 A1 ← P2 A2       P prompt, A reply
 token_ids   P1 A1   P2 A2       the conversation up to its reply
@@ -47,7 +47,7 @@ class ServedCheck(Document):
 def read_claims(entries: Iterable[ServedEntry], model: str) -> tuple[list[Claim], Counter[str]]:
     """Claims of the answered turns of a model, `support-desk`, or of one version, `support-desk/3`.
 
-    The counts are those of its turns that cannot be checked, by reason.
+    The counter has the number of its turns that cannot be checked, by reason.
     """
     turns = {entry.record.id: entry.record for entry in entries if isinstance(entry.record, ServedTurn)}
     claims, unchecked = [], Counter[str]()
@@ -62,7 +62,7 @@ def read_claims(entries: Iterable[ServedEntry], model: str) -> tuple[list[Claim]
 
 
 def draw(claims: list[Claim], count: int, seed: int) -> list[Claim]:
-    """Draw so many claims at random, or take all."""
+    """Draw `count` claims at random, or take all if there are fewer."""
     ordered = sorted(claims, key=lambda claim: claim.turn.id)
     return random.Random(seed).sample(ordered, min(count, len(ordered)))
 

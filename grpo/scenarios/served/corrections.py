@@ -3,8 +3,8 @@
     turns          S U1 A1 U2 A2, correction C of A2
     correction     prompt S U1 A1 U2, reply A2, corrected C
 
-A correction of a whole conversation is one of its last reply. They become training data in
-`grpo.retraining.corrections`.
+A correction of a whole conversation is taken as a correction of its last reply. `grpo.retraining.corrections` makes
+training data from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grpo.scenarios.served.join import ServedConversation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """A reply and the one that it should have been."""
+    """A reply, and the reply that should have been given instead."""
 
     conversation: ServedConversation
     turn_id: str
@@ -31,7 +31,7 @@ class Correction:
 def corrections(conversations: Iterable[ServedConversation]) -> Iterator[Correction]:
     """All corrections of replies, in the order of conversations and turns.
 
-    A turn with calls of the agent's own tools has several replies: its correction is that of the last.
+    If a turn has several replies, because the agent called its own tools, the correction is of the last reply.
     """
     for conversation in conversations:
         prompt: list[Message] = []

@@ -4,10 +4,11 @@
     turns/2026-11-21    c: 3           e: 1            day 2026-11-21    e: 1
     feedback/2026-11-21 on d
 
-Conversations of a day are joined apart from those of other days. Conversations that name turns of each other, as in a
-log that is not of `grpo serve`, are one group and belong to the day of its first turn, so that each gets the reasons
-that it would get if the whole log were joined at once. The digest of a day is that of exactly its records: a new day of
-the log changes its own digest, and those of earlier days whose conversations got turns or feedback.
+The conversations of a day are joined without the conversations of other days. If conversations name turns of each
+other, e.g. in a log that `grpo serve` did not write, they form one group that belongs to the day of its first turn. So
+each gets the reasons that it would get if the whole log were joined at once. The digest of a day covers exactly its
+records. Therefore a new day of the log changes its own digest, and the digest of an earlier day only if its
+conversations got turns or feedback.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from grpo.scenarios.served.record_index import (
 OPEN = ""
 """Folder of the segments that are not compacted."""
 MakeIndex = Callable[[dict[str, Any], Callable[[Path], None]], Path]
-"""Path of the file with this identity, which the function writes where it is missing."""
+"""Path of the file with this identity. If the file is missing, the given function writes it."""
 
 
 class ChangedLogError(Exception):
-    """The tables of these folders have other records than their index: they were damaged since it was made."""
+    """The tables of these folders differ from their index, because they were damaged since it was made."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         super().__init__(f"tables of {', '.join(folders)} differ from their index")
@@ -68,16 +69,16 @@ class ConversationDay:
     digest: str
     """Digest of its records."""
     conversations: Mapping[str, NDArray[np.uint64]]
-    """Hashes of its conversations by the folders that have records of them."""
+    """Hashes of its conversations, by the folder that has records of them."""
 
 
 class LogDays:
-    """A snapshot of a serving log by days; its records are read when a day is joined."""
+    """A snapshot of a serving log by days. Its records are read when a day is joined."""
 
     def __init__(
         self, log: ServedLog, snapshot: Sequence[str] | None, make_index: MakeIndex, *, reread: Iterable[str] = ()
     ) -> None:
-        """`reread` are folders of which the content of all files is compared, instead of their footers."""
+        """Index the snapshot. In `reread` folders the content of files identifies their index, not only the footers."""
         self._log, self._erasures = log, log.erasures()
         self._parts: dict[str, list[TablePart | SegmentPart]] = defaultdict(list)
         for part in log.parts(log.snapshot() if snapshot is None else snapshot):
@@ -147,7 +148,7 @@ def _grouped(index: RecordIndex, folder: NDArray[np.int64], names: Sequence[str]
 
 
 def _first_days(index: RecordIndex) -> NDArray[np.int64]:  # [records]
-    """For each record the day of the first turn of its group of conversations, or of its first feedback without one."""
+    """Day of the first turn of each record's group of conversations, or of its first feedback if it has no turn."""
     groups = _groups(index)
     first = np.full(len(index), np.iinfo(np.int64).max)
     first_turn = first.copy()

@@ -1,16 +1,16 @@
-"""Folder of the serving log, and its records as they are read.
+"""Folder of the serving log, and the reader of its records.
 
     segments/20261122T030000-3fa1c0….log             append-only; deleted once it is in Parquet
     turns/2026-11-22/20261122T030000-3fa1c0….parquet     the turns of one segment and day
-    turns/2026-11-22/merged-20261122-5d03….parquet       those of all segments that began on a day, once it is over
+    turns/2026-11-22/merged-20261122-5d03….parquet       the turns of all segments that began on a day, once it is over
     feedback/2026-11-22/20261122T030000-3fa1c0….parquet
     damaged/2026-11-22/20261122T030000-3fa1c0….parquet   places of lines that were not records
     erasures/7c1f….json                              digests of the users and conversations that were erased
 
-A segment is the truth until it is gone: a compaction that was killed left Parquet files, which are not read while the
-segment is there. A table of one segment is not read once a merged one beside it has that segment. A snapshot names
-merged tables and segments, those that may grow with their end: `20261122T030000-3fa1c0…:81920`. It reads the same
-records before and after compaction and merging.
+Until a segment is deleted, its Parquet files are ignored, because a compaction that was killed may have left them
+incomplete. Once a merged table has a segment, the table of that one segment is ignored. A snapshot names merged tables
+and segments. If a segment may still grow, its name comes with its end: `20261122T030000-3fa1c0…:81920`. A snapshot
+reads the same records before and after compaction and merging.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ServedEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePart:
-    """Rows of a table of the log: all, or those of some segments."""
+    """Rows of a table of the log: all rows, or only the rows of some segments."""
 
     table: LogTable
     segments: frozenset[str] | None = None
@@ -70,7 +70,10 @@ class TablePart:
         return f"{self.table.kind}/{self.table.path.parent.name}/{self.table.path.name}"
 
     def digest(self, *, whole: bool = False) -> str:
-        """Digest of the table and of the rows that are meant; with `whole` of all bytes, else see `LogTable.digest`."""
+        """Digest of the table and of the chosen segments.
+
+        With `whole` all bytes of the file are digested, else only what `LogTable.digest` reads.
+        """
         chosen = None if self.segments is None else sorted(self.segments)
         content = file_digest(self.table.path) if whole else self.table.digest(self.table.name).hex()
         text = json.dumps([self.place, content, chosen])
@@ -79,11 +82,11 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPart:
-    """Lines of a segment that may grow; it may have been compacted since the part was listed."""
+    """Lines of a segment that may grow. It may have been compacted since the part was listed."""
 
     path: Path
     end: int
-    """Position up to which the lines are meant."""
+    """Position after the last line that belongs to the part."""
 
 
 class ServedLog:
@@ -97,7 +100,7 @@ class ServedLog:
         return {path.stem: path for path in sorted((self.folder / SEGMENTS).glob(f"*{SEGMENT_SUFFIX}"))}
 
     def tables(self) -> list[LogTable]:
-        """Parquet files of the log by kind, day and name, without those whose segments a merged one has."""
+        """Parquet files of the log by kind, day and name, without the files that a merged file has replaced."""
         return [table for table in find_tables(self.folder) if not table.is_merged_already]
 
     def tables_by_segment(self) -> dict[str, list[LogTable]]:
@@ -109,9 +112,12 @@ class ServedLog:
         return tables
 
     def snapshot(self) -> tuple[str, ...]:
-        """Names of all merged tables and segments, those that may grow with the end of their last complete record."""
+        """Names of all merged tables and segments.
+
+        If a segment may still grow, its name comes with the end of its last complete record.
+        """
         growing = {}
-        for name, path in self.segments().items():  # before the tables: a segment is compacted first and deleted then
+        for name, path in self.segments().items():  # before the tables: a segment is deleted after its compaction
             content = _bytes(path)
             if content is not None:
                 end = content.rfind(b"\n") + 1
@@ -120,9 +126,10 @@ class ServedLog:
         return tuple(sorted([*growing.values(), *compacted]))
 
     def read(self, snapshot: Sequence[str] | None = None) -> Iterator[ServedEntry]:
-        """Each record with its place, in the order of segments; damage is an entry with a problem.
+        """Each record with its place, in the order of segments.
 
-        Erased records are left out. Raises `DataError` for a segment of the snapshot that is gone.
+        A damaged record gives an entry with a problem. Erased records are left out. Raises `DataError` if a segment of
+        the snapshot is gone.
         """
         erasures = self.erasures()
         for entry in self._entries(self.snapshot() if snapshot is None else snapshot):
@@ -130,7 +137,10 @@ class ServedLog:
                 yield entry
 
     def turns_of(self, conversations: Set[str]) -> list[ServedTurn]:
-        """Turns of these conversations by their time, erased ones left out; other records are not converted."""
+        """Turns of these conversations by their time, without erased ones.
+
+        Lines and rows of other conversations are not converted, because conversion is slow.
+        """
         names = [name.encode() for name in conversations]
         records: list[Record | Damage] = []
         for path in self.segments().values():
@@ -141,7 +151,7 @@ class ServedLog:
             if table.kind != TURNS:
                 continue
             rows = try_call(lambda path=table.path: _records_of(path, conversations.__contains__))  # type: ignore[misc]
-            records += [] if isinstance(rows, Exception) else rows  # gone meanwhile, or damaged: `read` says so
+            records += [] if isinstance(rows, Exception) else rows  # deleted since, or damaged: `read` reports it
         erasures = self.erasures()
         turns = {
             record.id: record
@@ -153,9 +163,10 @@ class ServedLog:
         return sorted(turns.values(), key=lambda turn: (turn.time, turn.choice))
 
     def digest(self, snapshot: Sequence[str]) -> str:
-        """Digest of a snapshot and of the erasures; neither compaction nor merging changes it.
+        """Digest of a snapshot and of the erasures, which neither compaction nor merging changes.
 
-        It has the content of tables, and of a segment that may grow its name and end: what is written is not changed.
+        It covers the content of tables. Of a segment that may grow it covers only the name and the end, because a
+        segment is append-only.
         """
         digest, by_name = hashlib.sha256(), self._tables_by_name()
         for pinned in snapshot:
@@ -167,11 +178,11 @@ class ServedLog:
         return digest.hexdigest()
 
     def erasures(self) -> tuple[Erasure, ...]:
-        """Erasures, which hold for records until their time."""
+        """Erasures. Each holds for records that were received until its time."""
         return tuple(read_erasure(path) for path in sorted(self.folder.glob(f"{ERASURES}/*.json")))
 
     def _tables_by_name(self) -> dict[str, list[LogTable]]:
-        """Tables by all names that a snapshot may have for them."""
+        """Tables by each name under which a snapshot may list them: a merged table's own name, and its segments."""
         by_name: dict[str, list[LogTable]] = defaultdict(list, self.tables_by_segment())
         for table in self.tables():
             if table.is_merged:
@@ -181,7 +192,7 @@ class ServedLog:
     def parts(self, snapshot: Sequence[str]) -> list[TablePart | SegmentPart]:
         """Files that have the records of a snapshot: tables in the order of names, then segments that may grow.
 
-        Raises `DataError` for a compacted segment of the snapshot that is gone.
+        Raises `DataError` if a compacted segment of the snapshot is gone.
         """
         growing = dict(pinned.split(":") for pinned in snapshot if ":" in pinned)
         named = {pinned for pinned in snapshot if ":" not in pinned}
@@ -199,7 +210,7 @@ class ServedLog:
         return parts
 
     def part_entries(self, part: TablePart | SegmentPart) -> Iterator[ServedEntry]:
-        """Entries of a part, those of erased records as well; damage is an entry with a problem."""
+        """Entries of a part, also of erased records. A damaged record gives an entry with a problem."""
         if isinstance(part, TablePart):
             yield from table_entries(self.present(part.table), segments=part.segments)
             return
@@ -215,9 +226,9 @@ class ServedLog:
             yield from table_entries(table.path, part.end, segments={name})
 
     def part_records(self, part: TablePart | SegmentPart, is_wanted: Callable[[str], bool]) -> Iterator[Record]:
-        """Records of the wanted conversations in a part, those of erased ones as well.
+        """Records of the wanted conversations in a part, also erased ones.
 
-        Of an undamaged table only their rows are converted.
+        In an undamaged table only their rows are converted. Segments and damaged tables are read record by record.
         """
         if isinstance(part, TablePart):
             records = try_call(lambda: _records_of(self.present(part.table), is_wanted, part.segments))
@@ -233,7 +244,7 @@ class ServedLog:
             yield from self.part_entries(part)
 
     def present(self, table: LogTable) -> Path:
-        """The table's file, or the merged one that has taken its place since the tables were listed."""
+        """The table's file, or the merged file that has replaced it since the tables were listed."""
         if table.path.exists():
             return table.path
         later = self.tables_by_segment().get(table.name, [])
@@ -247,9 +258,9 @@ class ServedLog:
 
 
 def table_entries(path: Path, end: int | None = None, *, segments: Set[str] | None = None) -> Iterator[ServedEntry]:
-    """Entries of a Parquet file up to a position of its segment; damage ends the file with one entry.
+    """Entries of a Parquet file up to a position of its segment.
 
-    Of a merged file, those of `segments`, if any are given.
+    If `segments` are given, only their rows are read. If the file is damaged, the last entry has the problem.
     """
     number = 0
     try:
@@ -272,9 +283,9 @@ def table_entries(path: Path, end: int | None = None, *, segments: Set[str] | No
 
 
 def is_record_erased(record: Record, erasures: Sequence[Erasure]) -> bool:
-    """True for a record whose user or conversation was erased after it was received.
+    """True if the record's user or conversation was erased after the record was received.
 
-    A turn with the status `erased` has nothing of them, and stays.
+    A turn with the status `erased` stays, because it has nothing of its user or conversation.
     """
     if isinstance(record, ServedTurn) and record.status == "erased":
         return False
@@ -283,7 +294,7 @@ def is_record_erased(record: Record, erasures: Sequence[Erasure]) -> bool:
 
 
 def is_erased(erasures: Sequence[Erasure], *, time: datetime, conversation_id: str, user: str = "") -> bool:
-    """True where an erasure holds for a record of this time, conversation and user."""
+    """True if an erasure holds for a record of this time, conversation and user."""
     if not erasures:
         return False
     conversation, of_user = name_digest(conversation_id), name_digest(user) if user else ""
@@ -325,9 +336,10 @@ def read_erasure(path: Path) -> Erasure:
 
 
 def _records_of(path: Path, is_wanted: Callable[[str], bool], segments: Set[str] | None = None) -> list[Record]:
-    """Records of the wanted conversations in a table, whose other columns are read only where it has some.
+    """Records of the wanted conversations in a table.
 
-    Raises the exceptions of Arrow and of records for a damaged one, and `DataError` for a table of another version.
+    The column of conversations is read first, and the other columns only if it has a wanted one. Raises the exceptions
+    of Arrow and of records if the table is damaged, and `DataError` if it has another version.
     """
     file = open_checked(path)
     _check_version(path, file.schema_arrow)
@@ -361,7 +373,7 @@ def _entry(source: str, number: int, content: Record | Damage, segment: str, end
 
 
 def _bytes(path: Path) -> bytes | None:
-    """Content of a segment; None once it was compacted."""
+    """Content of a segment, or None if it was compacted and deleted."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

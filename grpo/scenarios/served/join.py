@@ -1,17 +1,17 @@
 """Conversations of the serving log: turns by their parents, with the feedback on them.
 
 turns       1 ← 2 ← 3        3 has no answered turn after it: one conversation, 1 2 3
-fork        1 ← 2, 1 ← 4     two conversations: 1 2 by the conversation's id, 1 4 by its id and that of turn 4
-n = 2       1 ← 2a, 1 ← 2b   one conversation: 1 2b where 2b was continued, else 1 2a, choice 0
-feedback    the last value of each field; that on the conversation before that on its turns
+fork        1 ← 2, 1 ← 4     two conversations: 1 2 has the conversation's id, 1 4 has its id and the id of turn 4
+n = 2       1 ← 2a, 1 ← 2b   one conversation: 1 2b if 2b was continued, else 1 2a, choice 0
+feedback    the last value of each field. Feedback on the conversation comes before feedback on its turns
 
 turns = answered + aborted + failed + erased
 answered = joined + unjoined(reason)
 feedback = joined + duplicates + quarantined(reason)
 
-Feedback is of the key that had the conversation, unless an admin gave it; outcomes need the scope `outcomes`, without
-which they are dropped and the rest of the feedback is used. The server refuses both, and this reader checks them again:
-a record was written by a program that may have been another one.
+Feedback counts only if it comes from the key that had the conversation, or from an admin. Outcomes need the scope
+`outcomes`. Without it they are dropped, and the rest of the feedback is used. The server already refuses both, but this
+reader checks them again, because another program may have written the record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FIELDS = ("rating", "comment", "correction", "success", "expected", "world")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Last value of each field of the feedback on a turn or conversation; None where none was given."""
+    """Last value of each field of the feedback on a turn or conversation. None if none was given."""
 
     rating: float | None = None
     comment: str | None = None
@@ -66,7 +66,8 @@ class ServedConversation:
     id: str
     turns: tuple[ServedTurn, ...]
     judgement: Judgement
-    """Feedback on the conversation, or where it has none, on its turns: the mean rating, the last of other fields."""
+    """Feedback on the conversation. If it has no rating, the mean rating of its turns is taken. If it has no `success`,
+    `expected` or `world`, the last one of its turns is taken."""
     turn_judgements: Mapping[str, Judgement]
     """Feedback on single turns, by their id."""
 
@@ -77,13 +78,14 @@ class ServedConversation:
 
     @property
     def reward(self) -> float | None:
-        """1 for a verified success, 0 for a verified failure; None where the outcome was not verified."""
+        """1 for a verified success, 0 for a verified failure, None if the outcome was not verified."""
         return None if self.judgement.success is None else float(self.judgement.success)
 
     def logged(self) -> LoggedConversation:
-        """The conversation with its messages; of labels that changed within it, the last.
+        """The conversation with its messages.
 
-        Consent holds where all turns have it. Raises `ValidationError` for labels that are not those of a conversation.
+        If labels changed within it, the last turn's labels hold. Consent holds only if all turns have the same.
+        Raises `ValidationError` for labels that a conversation cannot have.
         """
         first, last = self.turns[0], self.turns[-1]
         labels = {name: last.metadata[name] for name in ("category", "domain") if name in last.metadata}
@@ -107,8 +109,9 @@ class ServedConversation:
     def trajectory(self) -> Trajectory:
         """The conversation's tokens as the policy read and generated them.
 
-        Raises `DataError` where spans do not continue those before them, and where turns have different policies,
-        renderers or temperatures: their tokens are not of one trajectory. A constrained turn is one as well.
+        Raises `DataError` if a turn's spans do not continue the spans before them, or if turns have different policies,
+        renderers or temperatures, because then their tokens do not form one trajectory. A constrained turn raises it
+        too, because its log-probabilities are not the policy's own.
         """
         first, position = self.turns[0], 0
         for turn in self.turns:
@@ -170,12 +173,12 @@ class JoinCounts:
     duplicate_feedback: int
     joined_feedback: int
     dropped_outcomes: int
-    """Joined feedback of which the outcome is left out, because its key had not the scope."""
+    """Joined feedback without its outcome, because its key lacked the scope."""
     quarantined_feedback: Mapping[str, int]
     """By reason."""
 
     def flat(self) -> dict[str, int]:
-        """Counts by name, those by reason as `feedback quarantined: unknown conversation`."""
+        """Counts by name. Counts by reason are named like `feedback quarantined: unknown conversation`."""
         names = ("unjoined", "quarantined_feedback")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in names}
         unjoined = {f"turns unjoined: {reason}": count for reason, count in self.unjoined.items()}
@@ -198,11 +201,11 @@ class Joined:
 
 
 _MENTION = re.compile(r"\b(?:conversation|correction)-([0-9A-Za-z_]+)")
-"""Id of a conversation in that of its scenario, of a fork, and of a correction."""
+"""Id of a conversation inside the id of its scenario, of a fork, or of a correction."""
 
 
 def mentioned_conversations(text: str) -> set[str]:
-    """Ids of the conversations whose scenarios or corrections a text names."""
+    """Ids of the conversations that a text names by their scenarios or corrections."""
     return set(_MENTION.findall(text))
 
 
@@ -212,7 +215,7 @@ def scenario_id(conversation_id: str) -> str:
 
 
 def join(entries: Iterable[ServedEntry]) -> Joined:
-    """Join turns to conversations, and feedback to them; the order and the repetition of entries change nothing."""
+    """Join turns to conversations, and feedback to both. The order of entries and repeated entries change nothing."""
     turns: dict[str, ServedTurn] = {}
     feedback: dict[str, Feedback] = {}
     problems = []
@@ -259,12 +262,12 @@ def join(entries: Iterable[ServedEntry]) -> Joined:
 
 
 def _earlier(record: RecordT, other: RecordT) -> RecordT:
-    """The record that was received first; of two at one time the first by its content."""
+    """The record that was received first. If both have the same time, their content decides."""
     return record if record == other else min(record, other, key=lambda item: (item.time, encode(item)))
 
 
 def _chains(turns: Mapping[str, ServedTurn]) -> tuple[dict[str, tuple[ServedTurn, ...]], Counter[str]]:
-    """Chains of turns by the id of their conversation, and the answered turns in none by reason."""
+    """Chains of turns by the id of their conversation, and counts of the answered turns in no chain, by reason."""
     answered = [turn for turn in turns.values() if turn.status == "answered"]
     conversing = [turn for turn in answered if not turn.is_completion]
     paths = {turn.id: turn_path(turn, turns) for turn in _ends(conversing, turns)}
@@ -279,13 +282,13 @@ def _chains(turns: Mapping[str, ServedTurn]) -> tuple[dict[str, tuple[ServedTurn
 
 
 def _name(chain: Sequence[ServedTurn], first: Set[str]) -> str:
-    """Id of the conversation, with the id of the turn where the chain leaves the first one."""
+    """Id of the conversation. A fork adds the id of the turn at which it leaves the first chain."""
     forked = [turn.id for turn in chain if turn.id not in first]
     return "~".join([chain[0].conversation_id, *forked[-1:]])
 
 
 def _ends(answered: Sequence[ServedTurn], turns: Mapping[str, ServedTurn]) -> list[ServedTurn]:
-    """Answered turns without an answered one after them; of the choices of a request, one."""
+    """Answered turns that no answered turn continues. If a request has several choices, only one of them."""
     continued: set[str] = set()
     for turn in answered:
         parent = turns.get(turn.parent or "")
@@ -390,6 +393,6 @@ def _merge(feedback: Iterable[Feedback]) -> Judgement:
 
 
 def _common(values: Iterable[str]) -> str:
-    """The value that all have; empty where they differ."""
+    """The value that all have, or an empty text if they differ."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else ""

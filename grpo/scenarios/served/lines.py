@@ -2,8 +2,8 @@
 
     5f0c11d2 {"kind":"turn","id":"chatcmpl-7f…","turns":[…],"token_ids":"FgAAAA==",…}
 
-JSON escapes newlines, so that damage ends with its line. Arrays are base64 of their bytes: a log-probability is read
-back bit by bit, NaN too.
+JSON escapes newlines, so that damage ends with its line. Arrays are base64 of their bytes, so that a log-probability,
+also NaN, is read back bit by bit.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Line:
 
 
 def encode(record: Record) -> bytes:
-    """Line of a record. Raises `DataError` for one that JSON cannot hold, such as NaN or half a surrogate pair."""
+    """Line of a record. Raises `DataError` if JSON cannot hold it, e.g. for NaN or half a surrogate pair."""
     try:
         text = json.dumps(_document(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         content = text.encode()
@@ -53,8 +53,8 @@ def encode(record: Record) -> bytes:
 def record_digest(record: Record) -> bytes:
     """sha256 of all fields of a record.
 
-    A record that another program wrote may have values that a line cannot hold, such as 1e999: those are digested as
-    Python shows them.
+    If another program wrote the record, it may have values that a line cannot hold, e.g. 1e999. Then Python's `repr` of
+    the record is digested instead.
     """
     content = try_call(lambda: encode(record))
     if isinstance(content, Exception):
@@ -72,7 +72,7 @@ def _document(record: Record) -> dict[str, Any]:
 
 
 def decode(line: bytes) -> Record:
-    """Record of a line without its newline. Raises `DataError` where the checksum or the record is wrong."""
+    """Record of a line without its newline. Raises `DataError` if the checksum or the record is wrong."""
     content = line[_CHECKSUM:]
     if line[:_CHECKSUM] != b"%08x " % zlib.crc32(content):
         raise DataError("damaged record: the checksum differs")
@@ -95,9 +95,10 @@ def _record(content: bytes) -> Record:
 
 
 def read_lines(content: bytes, *, torn: bool = False) -> Iterator[Line]:
-    """Lines of a segment's bytes; with `torn` the rest after the last newline is damage, else it is left out.
+    """Lines of a segment's bytes.
 
-    A rest was not acknowledged: its writer was killed, or is writing it.
+    If bytes follow the last newline, their record was not acknowledged, because its writer was killed or is still
+    writing. With `torn` they are reported as damage, else they are left out.
     """
     position = number = 0
     while (stop := content.find(b"\n", position)) >= 0:

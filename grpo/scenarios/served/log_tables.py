@@ -1,7 +1,7 @@
-"""Parquet files of the serving log: of one segment and day, or of all segments that began on a day.
+"""Parquet files of the serving log, each of one segment and day, or merged from all segments that began on a day.
 
 turns/2026-11-22/20261122T030000-3fa1c0….parquet    one segment
-turns/2026-11-22/merged-20261122-5d03….parquet      its metadata has the digests of the files that it was made of
+turns/2026-11-22/merged-20261122-5d03….parquet      its metadata has the digests of the files that it was made from
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class LogTable:
 
     path: Path
     segments: Mapping[str, str]
-    """Digests of the files of its segments by their names; of one that is not merged, its own name without a digest."""
+    """For each segment the digest of the file that was merged. A file that is not merged has its own name and no
+    digest."""
     is_merged: bool
     is_merged_already: bool = False
-    """A merged file beside it has its segment."""
+    """True if a merged file of the same day has its segment."""
 
     @property
     def name(self) -> str:
@@ -49,9 +50,10 @@ class LogTable:
         return self.path.parents[1].name
 
     def digest(self, name: str) -> bytes:
-        """Digest of the table, or of one of its segments; that of a segment is the same before and after merging.
+        """Digest of the table, or of one of its segments.
 
-        Of a merged file it is that of its length and footer, which has those of all pages' places and its segments.
+        A segment has the same digest before and after merging. For a whole merged file, only its length and its footer
+        are digested, because the footer has the places of all pages and the digests of the segments.
         """
         if not self.is_merged:
             return hashlib.sha256(self.path.read_bytes()).digest()
@@ -87,13 +89,13 @@ def _table(path: Path) -> LogTable:
 
 @lru_cache(maxsize=4096)
 def _segments(path: Path, key: tuple[int, int] | None) -> Mapping[str, str]:
-    """Segments in the metadata of a merged file; none of a damaged one, whose readers say so."""
+    """Segments in the metadata of a merged file. Empty if it is damaged: whoever reads its rows reports that."""
     metadata = try_call(lambda: json.loads((pq.read_schema(path).metadata or {})[SEGMENTS_KEY]))
     return {} if isinstance(metadata, Exception) else metadata
 
 
 def _listed(folder: Path | str) -> list[str]:
-    """Paths in a folder by their names; none where it is missing, or was removed meanwhile."""
+    """Paths in a folder by their names. Empty if the folder is missing, or was removed since it was listed."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entry.path for entry in entries)

@@ -4,9 +4,10 @@
     5f0c…          91ab…   0         …      0      77be…, 03d1…
     5f0c…          c2e0…   91ab…     …      0      d3a9…, 8f12…
 
-The index of a day's tables is made once. The indexes of all days tell which conversations a new day touches, and of
-which records each consists, without reading the rows of other days. A hash is the first 64 bits of a sha256, as in the
-documents of erasures: of a million names two are alike with a probability of 3 in a hundred million.
+The index of a day's tables is made once. The indexes of all days tell which conversations a new day touches and which
+records each has, so that the rows of other days need not be read. A hash is the first 64 bits of a sha256, so that it
+can be compared with the documents of erasures. Among a million names, two have the same hash with a probability of 3 in
+a hundred million.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _PROBLEMS_KEY = b"problems"
 
 
 def name_hash(name: str | None) -> int:
-    """First 64 bits of the sha256 of a name; 0 for none."""
+    """First 64 bits of the sha256 of a name, or 0 for no name."""
     return int.from_bytes(hashlib.sha256(name.encode(errors="surrogatepass")).digest()[:8]) if name else 0
 
 
@@ -76,7 +77,7 @@ class RecordIndex:
     digest_low: NDArray[np.uint64]  # [records]
     time: NDArray[np.int64]  # [records] microseconds since 1970
     is_turn: NDArray[np.bool_]  # [records]
-    is_erased_turn: NDArray[np.bool_]  # [records] turns with the status `erased`, which have nothing of their user
+    is_erased_turn: NDArray[np.bool_]  # [records] turns with the status `erased`, which keep nothing of their user
 
     def __len__(self) -> int:
         return len(self.time)
@@ -86,7 +87,7 @@ class RecordIndex:
         return RecordIndex(**{name: getattr(self, name)[chosen] for name in _RECORDS.names})
 
     def without(self, erasures: Sequence[Erasure]) -> NDArray[np.bool_]:  # [records]
-        """True for the records that no erasure holds for, see `is_record_erased`."""
+        """True for each record that no erasure holds for, see `is_record_erased`."""
         kept = np.ones(len(self), np.bool_)
         for erasure in erasures:
             named = np.isin(self.conversation, _hashes(erasure.conversations)) | (

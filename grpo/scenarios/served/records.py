@@ -4,8 +4,8 @@
     request    user U2                    → turn 2, parent 1       turns U2 | A2
     request    the result T of a call     → turn 3, parent 2       turns T | A3
 
-A turn has the messages and tokens that it adds to its conversation; spans count from the conversation's first token.
-The turns of a chain of parents join to a `Trajectory`, see `grpo.scenarios.served.join`.
+A turn has only the messages and tokens that it adds to its conversation, but its spans count from the conversation's
+first token. The turns of a chain of parents join to a `Trajectory`, see `grpo.scenarios.served.join`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from grpo.scenarios.scenario import Expected
 from grpo.trajectories import Turn, equal_fields
 
 TurnStatus = Literal["answered", "aborted", "failed", "erased"]
-"""Aborted: the client went away or the server stopped; failed: an error, or a turn that was not begun; erased: its user
-or conversation was erased while it ran, and nothing of it is kept."""
+"""Aborted: the client went away or the server stopped. Failed: an error, or a turn that was not begun. Erased: its user
+or conversation was erased while it ran, so that nothing of it is kept."""
 STATUSES: tuple[str, ...] = get_args(TurnStatus)
 CONSTRAINED = "constrained"
-"""Key of `metadata` of a turn that was sampled from the tokens that a grammar allowed, with the kinds of constraints.
-Its log-probabilities are those of that distribution, which no policy has by itself."""
+"""Key of `metadata` with the kinds of constraints, if the turn was sampled only from tokens that a grammar allowed. Its
+log-probabilities come from that restricted distribution, so they are not the policy's own."""
 COMPLETION = "completion"
-"""`metadata.kind` of the completion of a raw prompt, which a program has written; it belongs to no conversation."""
+"""`metadata.kind` of the completion of a raw prompt. A program wrote the prompt, so it belongs to no conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +43,15 @@ class ServedTurn:
     id: str
     """Unique in the log: a second record with this id is the same turn."""
     request_id: str
-    """Request that asked for it; the choices under `n` share it."""
+    """Request that asked for it. All choices under `n` share it."""
     conversation_id: str
     parent: str | None
-    """Id of the turn that it continues; None for the first one of a conversation."""
+    """Id of the turn that it continues. None for the first turn of a conversation."""
     time: datetime
     """Receipt of the request."""
     status: TurnStatus
     reason: str
-    """Finish reason, or the reason that it was not answered."""
+    """Finish reason, or the reason why it was not answered."""
     model: str
     """Name and version, `support-desk/3`."""
     policy_hash: str
@@ -61,11 +61,11 @@ class ServedTurn:
     probability: float = 1.0
     """Probability with which the conversation was assigned to the arm."""
     turns: tuple[Turn, ...]
-    """Messages that it adds: of the system, the user and tools, calls of the agent's own tools with their results, and
-    the reply last."""
+    """Messages that it adds: system, user and tool messages, calls of the agent's own tools with their results, and the
+    reply last."""
     token_ids: NDArray[np.int32]  # [tokens that it adds]
     loss_mask: NDArray[np.bool_]  # [tokens that it adds]
-    sampler_logprobs: NDArray[np.float32]  # [tokens that it adds] 0 outside the loss mask, NaN where unknown
+    sampler_logprobs: NDArray[np.float32]  # [tokens that it adds] 0 outside the loss mask, NaN if unknown
     tools: tuple[Mapping[str, Any], ...] = ()
     """Tools that the client offered: `{"name", "description", "parameters"}`."""
     temperature: float
@@ -74,17 +74,17 @@ class ServedTurn:
     choice: int = 0
     """Index under `n`."""
     first_token_s: float | None = None
-    """Time to first token; None without a token."""
+    """Time to first token. None if there was no token."""
     latency_s: float
     key: str = ""
     """Hash of the API key."""
     user: str = ""
-    """Hash of the user's name; empty where the client names none."""
+    """Hash of the user's name. Empty if the client names none."""
     consent: str = ""
-    """Uses that the user agreed to, as configured; empty for none."""
+    """Uses that the user agreed to, as configured. Empty for none."""
     licence: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """The client's own labels; `category` and `domain` become those of the conversation."""
+    """The client's own labels. `category` and `domain` become labels of the conversation."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -111,11 +111,11 @@ class ServedTurn:
 
     @property
     def constrained(self) -> str:
-        """Kinds of the constraints that the reply was sampled under; empty for a free reply."""
+        """Kinds of the constraints that the reply was sampled under. Empty for a free reply."""
         return self.metadata.get(CONSTRAINED, "")
 
     def __eq__(self, other: object) -> bool:
-        """Compare all fields; NaN log-probabilities are equal."""
+        """Compare all fields. Two NaN log-probabilities are equal."""
         if not isinstance(other, ServedTurn):
             return NotImplemented
         return equal_fields(self, other)
@@ -126,14 +126,14 @@ class ServedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """Feedback on a turn or a whole conversation; what is None was not given."""
+    """Feedback on a turn or a whole conversation. A field is None if it was not given."""
 
     id: str
     """Idempotency key: a second record with this id is the same feedback."""
     time: datetime
     conversation_id: str
     turn_id: str | None = None
-    """The turn; None for the whole conversation."""
+    """The turn. None for the whole conversation."""
     rating: float | None = None
     """0 worst, 1 best."""
     comment: str | None = None
@@ -144,14 +144,14 @@ class Feedback:
     expected: Expected | None = None
     """Expected outcome, for rewards."""
     world: Mapping[str, Any] | None = None
-    """Records that the agent's tools read and changed, as they were at the start of the conversation."""
+    """State at the start of the conversation of the records that the agent's tools read and changed."""
     key: str = ""
     """Hash of the API key."""
     source: str = "api"
     """Origin: `api`, `mlflow`."""
     scopes: tuple[str, ...] = ()
-    """Scopes of the key when the feedback was accepted. `admin` may speak about the conversations of other keys, and
-    `outcomes` give `success`, `expected` and `world`."""
+    """Scopes of the key when the feedback was accepted. With `admin` it may be about the conversations of other keys,
+    and with `outcomes` it may give `success`, `expected` and `world`."""
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -166,17 +166,17 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """Erased records: those of these users and conversations until `time`. Names are kept as their sha256."""
+    """Erasure of all records of these users and conversations until `time`. Names are kept only as their sha256."""
 
     time: datetime
     users: frozenset[str] = frozenset()
     conversations: frozenset[str] = frozenset()
     callers: frozenset[str] = frozenset()
-    """Of key hash, `/` and hash of the user in the erased turns, by which agents forget what they remember of them."""
+    """`KEY_HASH/USER_HASH` of the erased turns, so that agents can forget what they remember of these callers."""
 
 
 OUTCOMES = ("success", "expected", "world")
-"""Fields of feedback that decide what counts as right; a key needs the scope `outcomes` to give them."""
+"""Fields of feedback that decide what counts as right. A key needs the scope `outcomes` to give them."""
 Record = ServedTurn | Feedback
 _TYPES: dict[str, tuple[type, ...]] = {
     "str": (str,),
@@ -193,7 +193,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _check_types(record: Record) -> None:
-    """Raise `DataError` for a field that is not of its type: another program may have written the record."""
+    """Raise `DataError` if a field has a wrong type, because another program may have written the record."""
     for part in fields(record):
         value, types = getattr(record, part.name), _TYPES.get(str(part.type))
         if types is not None and not isinstance(value, types):

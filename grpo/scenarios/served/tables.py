@@ -18,13 +18,13 @@ from grpo.scenarios.served.records import Feedback, Record, ServedTurn
 from grpo.tables import TOKEN_COLUMNS, TURN, calls_from_json, calls_to_json, turns_from_rows, turns_to_rows
 
 SCHEMA_VERSION, MERGED_VERSION = "2", "3"
-"""Versions of the tables of one segment, and of several, whose rows name theirs."""
+"""Version of a table of one segment, and of a merged table, in which each row names its segment."""
 SCHEMA_VERSIONS = (SCHEMA_VERSION, MERGED_VERSION)
 SEGMENT = "segment"
 VERSION_KEY = b"served_log_version"
 _METADATA = {VERSION_KEY: SCHEMA_VERSION}
 _END = ("end", pa.int64())
-"""Position in the segment after the record: a reader that pinned a shorter one leaves the record out."""
+"""Position in the segment after the record. A reader that pinned an earlier position leaves the record out."""
 
 TURNS = pa.schema(
     [
@@ -83,7 +83,7 @@ _JSON = ("tools", "metadata", "expected", "world", "correction")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """Line of a segment that is not a record. Its bytes are not kept: they cannot be erased by the user's name."""
+    """Line of a segment that is not a record. Its bytes are not kept, because no user's erasure could find them."""
 
     line: int
     bytes: int
@@ -108,14 +108,14 @@ def record_row(record: Record) -> dict[str, Any]:
 
 
 def record_from_row(row: Mapping[str, Any]) -> Record:
-    """Record of a row of either table; raises the exceptions of its class for a row that is not a record."""
+    """Record of a row of either table. Raises the exceptions of the record's class if the row is not a record."""
     cells = {name: cell for name, cell in row.items() if name not in ("end", SEGMENT)}
     for name in _JSON:
         if cells.get(name) is not None:
             cells[name] = from_json(cells[name], allow_inf_nan=False)
     cells["time"] = cells["time"].astimezone(UTC)
     if "turns" not in cells:
-        cells["scopes"] = tuple(cells.get("scopes") or ())  # a log of before has none
+        cells["scopes"] = tuple(cells.get("scopes") or ())  # older logs have no such column
         if cells["expected"] is not None:
             cells["expected"] = Expected.model_validate(cells["expected"])
         if cells["correction"] is not None:

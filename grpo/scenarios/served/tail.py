@@ -1,8 +1,8 @@
 """Records of a serving log after a position, for a reader that follows the log.
 
 position {}                     all records
-position {"…3fa1c0": 81920}     those of this segment after byte 81920, in the segment or in its Parquet files
-position {"…3fa1c0": -1}        none of this segment, which is compacted
+position {"…3fa1c0": 81920}     records of this segment after byte 81920, in the segment or in its Parquet files
+position {"…3fa1c0": -1}        none of this segment, because it is compacted and read to its end
 position {"merged-…": -1}       none of the segments of this merged table
 """
 
@@ -38,14 +38,14 @@ class Unread:
 
 @dataclass(slots=True)
 class LogTail:
-    """Reader of a log from a position on."""
+    """Reader of a log that continues from a position."""
 
     folder: Path
     position: dict[str, int] = field(default_factory=dict)
     """Bytes of each segment that were read."""
 
     def unread(self) -> Iterator[Unread]:
-        """Records after the position, segment by segment; `advance` moves the position."""
+        """Records after the position, segment by segment. Only `advance` moves the position."""
         growing, compacted = self._unread()
         erasures = ServedLog(self.folder).erasures()
         for name in sorted(growing | compacted.keys()):
@@ -57,7 +57,7 @@ class LogTail:
                 yield Unread(segment=name, end=READ, record=None)
 
     def advance(self, step: Unread) -> None:
-        """Take a record as read."""
+        """Mark a record as read."""
         self.position[step.segment] = step.end
 
     def waiting(self) -> int:
@@ -69,10 +69,11 @@ class LogTail:
     def _unread(self) -> tuple[set[str], dict[str, list[LogTable]]]:
         """Segments that may grow, and the tables with unread records by their names.
 
-        Of the position, what is gone is removed, and the segments of a merged table of which all is read.
+        Segments and tables that are gone are removed from the position. If all segments of a merged table were read,
+        the table replaces them in the position.
         """
         log = ServedLog(self.folder)
-        growing = set(log.segments())  # before the tables: a segment is compacted first and deleted then
+        growing = set(log.segments())  # before the tables: a segment is deleted after its compaction
         compacted: dict[str, list[LogTable]] = defaultdict(list)
         for table in log.tables():
             if table.name not in growing:
@@ -93,7 +94,7 @@ class LogTail:
             yield name, start + line.end, None if isinstance(line.content, Damage) else line.content
 
     def _rest(self, name: str) -> bytes:
-        """Bytes of a segment after its position; none where it was compacted meanwhile."""
+        """Bytes of a segment after its position. Empty if it was compacted since it was listed."""
         try:
             with (self.folder / SEGMENTS / f"{name}{SEGMENT_SUFFIX}").open("rb") as file:
                 file.seek(self.position.get(name, 0))
@@ -102,7 +103,7 @@ class LogTail:
             return b""
 
     def _rows(self, tables: Sequence[LogTable]) -> Iterator[tuple[str, int, Record | None]]:
-        """Unread rows of the tables of one name, segment by segment, in the order in which they were written."""
+        """Unread rows of the tables with one name, segment by segment, in the order in which they were written."""
         position = dict(self.position)
         entries = heapq.merge(
             *(table_entries(table.path) for table in tables), key=lambda entry: (entry.segment, entry.end)
@@ -115,12 +116,12 @@ class LogTail:
         columns = ["end", SEGMENT] if table.is_merged else ["end"]
         try:
             rows = open_parquet(table.path).read(columns).to_pylist()
-        except (DataError, OSError, ValueError):  # expired meanwhile, or damaged: `unread` says so
+        except (DataError, OSError, ValueError):  # expired since, or damaged: `unread` reports it
             return 0
         return sum(not _is_before(self.position, row.get(SEGMENT, table.name), row["end"]) for row in rows)
 
 
 def _is_before(position: Mapping[str, int], segment: str, end: int) -> bool:
-    """True for a record that was read: of a segment that is read, or before the position in it."""
+    """True if a record was read, because its whole segment was read or because it is before the position."""
     read = position.get(segment, 0)
     return read == READ or end <= read

@@ -51,17 +51,17 @@ class Expected(_Record):
     facts: tuple[str, ...] = ()
     """Facts that the agent must communicate."""
     calls: tuple[dict[str, Any], ...] = ()
-    """Tool calls that solve the task, in order: `{"name", "arguments"}`, and where the source has them, `turn`, the
+    """Tool calls that solve the task, in order: `{"name", "arguments"}`. If the source has them, also `turn`, the
     number of the user turn that the call answers, and `compare_args`, the arguments that must be equal."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
     assertions: tuple[str, ...] = ()
-    """Statements about the conversation that must be true; a language model judges them."""
+    """Statements about the conversation that must be true. A language model judges them."""
     required_documents: tuple[str, ...] = ()
     """Documents of the domain's knowledge base that the task needs, by id."""
     reward_basis: Annotated[tuple[SuccessCriterion, ...], Field(min_length=1)] | None = None
-    """Parts of success; None stands for every part that is expected here. `[DB]` without calls and state says that the
-    right outcome is an unchanged world."""
+    """Parts of success. None means every part that is expected here. `[DB]` without calls and state means that the
+    world must stay unchanged."""
 
     @field_validator("calls")
     @classmethod
@@ -119,18 +119,18 @@ class Metadata(_Record):
     difficulty: Difficulty = "unknown"
     """Group of results besides the category."""
     category: str = Field(default="general", min_length=1, max_length=200)
-    """Group of results, and of the category gate; triage's right team."""
+    """Group of results, and of the category gate. For triage, the right team."""
     source: str = ""
     """Data set or log that it comes from."""
     licence: str = ""
     """Licence of the data."""
     consent: str = ""
-    """Consent of the user whose conversation it was."""
+    """Consent of the user who had the conversation."""
     identity: str = Field(default="", max_length=1_000)
-    """What tells this scenario from the others, where the user's text and the world do not; scenarios of one identity
-    are in one split, and those of two are never near duplicates."""
+    """Name that tells this scenario from others, if the user's text and the world do not. Scenarios with the same
+    identity are in the same split. Scenarios with different identities are never near duplicates."""
     origin: Origin | None = None
-    """Set by the curation of a retraining for each conversation; None for a base scenario."""
+    """Set by the curation of a retraining for each conversation. None for a base scenario."""
 
     @model_serializer(mode="wrap")
     def _without_absent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -152,14 +152,14 @@ class Scenario(_Record):
     domain: Domain = "general"
     """Field of the conversation."""
     user_responses: tuple[str, ...] = ()
-    """The user's turns in order; the user begins."""
+    """The user's turns in order. The user begins."""
     goal: str = ""
     """Wishes and knowledge of a simulated user."""
     context: str = ""
     """Background that the agent and the reward may see."""
     tools: tuple[dict[str, Any], ...] = ()
-    """Tools of this world: `{"name", "description", "parameters"}`, and `from_turn`, the number of the user turn from
-    which the tool is available, where that is not the first."""
+    """Tools of this world: `{"name", "description", "parameters"}`. If a tool is not available from the first user
+    turn, `from_turn` is the number of the turn from which it is."""
     world: dict[str, Any] = Field(default_factory=dict)
     """Initial state of the world."""
     expected: Expected = Field(default_factory=Expected)
@@ -167,7 +167,7 @@ class Scenario(_Record):
     metadata: Metadata = Field(default_factory=Metadata)
     """Origin, and the groups that results are counted in."""
     split: SplitName | None = None
-    """The split that the source declares; None leaves it to the hash of text and world."""
+    """The split that the source declares. If None, the hash of text and world decides."""
 
     @field_validator("user_responses")
     @classmethod

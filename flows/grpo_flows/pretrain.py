@@ -55,7 +55,7 @@ def pretrain(config: PretrainConfig) -> float:
     """Draw the scenarios and demonstrations, then make the base model from demonstrations of mixed quality.
 
     Args:
-        config: How many, how large, and where they are written.
+        config: Numbers of scenarios and demonstrations, sizes, and output paths.
 
     """
     draw_scenarios(config)

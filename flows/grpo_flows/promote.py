@@ -21,7 +21,7 @@ def promote(
 
     Args:
         model_name: The registered model.
-        version: Its version; the candidate if none is named.
+        version: Its version, or the candidate if none is named.
         reason: Reason, kept in the promotion history.
         force: Promote it against its verdict.
 

@@ -188,7 +188,7 @@ class Facts:
     def can_verify(self, scenario: Scenario) -> bool:
         """True if an episode of this scenario may end with a success or a failure.
 
-        An environment of the user's own that says that it verifies is believed, because only episodes would show it.
+        If an environment of the user's own verifies by itself, this is True, because only its episodes would show more.
         """
         return self.environment().can_verify(scenario, judged=self.given.judge is not None) is not False
 

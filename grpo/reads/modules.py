@@ -70,7 +70,7 @@ def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return True for a source file outside of Python, of this project and of the installed packages."""
+    """Return True for a source file that does not belong to Python, this project or an installed package."""
     return not file.startswith("<") and _is_users(file)
 
 
@@ -99,7 +99,7 @@ def _find(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSp
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(name, path)
-        except Exception:  # noqa: BLE001, S112 - a finder that another package has installed; the next one is asked
+        except Exception:  # noqa: BLE001, S112 - a finder of another package may raise anything, and the next one is asked
             continue
         if spec is not None:
             return spec

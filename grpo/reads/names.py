@@ -63,9 +63,10 @@ def shown(name: str) -> str:
 
 
 def current_digest(name: str) -> str | None:
-    """Digest of what a name stands for now, also of one that `shown` has returned; None for what is missing.
+    """Present digest of a file or variable by its name, or by its name from `shown`. None if it is missing.
 
-    Of a variable that looks like a credential only whether it is set takes part: a digest could be guessed.
+    If a variable looks like a credential, its value does not count, only that it is set, because the value could be
+    guessed from a digest.
     """
     kind, rest = _parts(name)
     if kind == VARIABLE:
@@ -88,7 +89,7 @@ def current_digest(name: str) -> str | None:
 
 
 def variable_digest(name: str, value: str | None) -> str | None:
-    """Digest of a variable's value. Of a credential only the fact that it is set, None if it is not set."""
+    """Digest of a variable's value. None if it is not set, and the same text for every value of a credential."""
     if value is None or _CREDENTIAL.search(name):
         return None if value is None else _SET
     return hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()

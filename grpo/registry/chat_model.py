@@ -40,7 +40,7 @@ def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenan
     import mlflow.transformers
 
     logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # warns if a model has no hub card
-    logging.getLogger("transformers.pipelines.base").setLevel(logging.CRITICAL)  # lists all classes, of a wrapper
+    logging.getLogger("transformers.pipelines.base").setLevel(logging.CRITICAL)  # else it lists all classes
     with (
         scratch_path(user_temp_folder() / "registering") as scratch,
         _temporary_files_in(scratch),

@@ -111,7 +111,7 @@ def read_bounded(file: Path) -> bytes:
 def parse_provenance(content: bytes, *, moved: bool = False) -> Provenance | None:
     """Provenance in the bytes of an `MLmodel`, or None if it has none.
 
-    With `moved`, a path in a place where this home was before becomes the path in its present place.
+    With `moved`, paths in a former place of this home become paths in its present place.
     """
     metadata = yaml.safe_load(content).get("metadata") or {}
     if PROVENANCE not in metadata:

@@ -94,7 +94,7 @@ class Provenance(Document):
     code: str
     """Digest of the library's sources and of the numeric packages."""
     commit: str | None
-    """Git commit of the project, with `+` for uncommitted changes; None outside a repository."""
+    """Git commit of the project, with `+` for uncommitted changes. None outside a repository."""
     packages: dict[str, str]
     external_digests: dict[str, str] = Field(default_factory=dict)
     """Digests of the user's modules and files, and versions of the packages that they import, by name."""
@@ -109,7 +109,7 @@ class Provenance(Document):
     checks: dict[str, float | None]
     """Values of the gates."""
     conditions: dict[str, str] = Field(default_factory=dict)
-    """Conditions of the gates, such as `> 0`, by name."""
+    """Conditions of the gates, e.g. `> 0`, by name."""
     failed_gates: tuple[str, ...] = ()
     heldout: HeldOut | None = None
     """Result on the held-out scenarios. None if the version was not evaluated."""

@@ -76,7 +76,7 @@ class Registry:
         return self._client
 
     def experiment(self, name: str) -> str:
-        """Id of the experiment, created on first use. Raises as `known_experiment`."""
+        """Id of the experiment, created on first use. Raises like `known_experiment`."""
         client = self.client
         with exclusive(self.tracking_uri):
             if (known := self.known_experiment(name)) is not None:
@@ -118,7 +118,7 @@ class Registry:
         return promoted_champion(self.client, state)
 
     def resolve(self, address: str, *, follow_alias: bool = False) -> ModelVersion:
-        """Version at `models:/NAME@alias` or `models:/NAME/3`. Raises as `resolve_version`."""
+        """Version at `models:/NAME@alias` or `models:/NAME/3`. Raises like `resolve_version`."""
         return resolve_version(lambda: self.client, address, follow_alias=follow_alias)
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
@@ -149,7 +149,7 @@ class Registry:
         return [*own, *(artifact for artifact in named if artifact.uri.startswith(f"{artifacts.uri}/"))]
 
     def model_folder(self, version: ModelVersion) -> AbstractContextManager[Path]:
-        """Yield the files of the registered model. Raises as `verified_folder`."""
+        """Yield the files of the registered model. Raises like `verified_folder`."""
         return verified_folder(self.tracking_uri, version)
 
     def verify(self, version: ModelVersion) -> None:
@@ -163,7 +163,7 @@ class Registry:
         return sorted(name for name, number in model.aliases.items() if int(number) == version.version)
 
     def provenance(self, version: ModelVersion) -> Provenance:
-        """Provenance of a version. Raises as `verified_provenance`."""
+        """Provenance of a version. Raises like `verified_provenance`."""
         import mlflow
 
         mlflow.set_tracking_uri(self.tracking_uri)
@@ -312,7 +312,7 @@ class Registry:
     def promote(
         self, model: str, version: int, *, reason: str, by: Actor, force: bool = False, follow_alias: bool = False
     ) -> ChampionChange | None:
-        """Make a verified version champion, or return None if it is already. Raises as `PromotionLog.promote`."""
+        """Make a verified version champion, or return None if it is already. Raises like `PromotionLog.promote`."""
         change = self.promotions(model).promote(
             version,
             reason=reason,
@@ -326,7 +326,7 @@ class Registry:
         return change
 
     def rollback(self, model: str, *, reason: str, by: Actor, follow_alias: bool = False) -> ChampionChange:
-        """Make the version before the champion champion again. Raises as `PromotionLog.rollback`."""
+        """Make the version before the present champion the champion again. Raises like `PromotionLog.rollback`."""
         change = self.promotions(model).rollback(
             reason=reason, by=by, verify=self._verifier(model), follow_alias=follow_alias
         )
@@ -359,7 +359,7 @@ class Registry:
         return lambda version: self.verify(self._version(model, version))
 
     def _checks(self, model: str, version: int) -> dict[str, float | None]:
-        """Values of the gates of a version; empty for one without provenance."""
+        """Values of the gates of a version. Empty if it has no provenance."""
         known = self._version(model, version)
         return {} if known.is_model_alone else self.provenance(known).checks
 

@@ -172,7 +172,7 @@ def read_error(message: str) -> Exception | None:
 
 
 def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> FlowRun:
-    """Create a run of the deployment. Each attempt of a task run creates one run and not more."""
+    """Create a run of the deployment. If an attempt of a task run calls this again, it gets the same run."""
     context = TaskRunContext.get()
     attempt = f"{context.task_run.id}-{context.task_run.run_count}" if context else None
     code = write_code_artifact(ArtifactStore(inputs["store"]), inputs)

@@ -37,7 +37,7 @@ class TrustedOriginMiddleware:
     """ASGI middleware that refuses requests from pages of others, and to addresses that this server does not have.
 
     A program sends neither `Origin` nor `Sec-Fetch-Site`. A browser sends at least one for each request of a page,
-    except over plain http to another machine, where it leaves out both for pictures and the like.
+    except over plain http to another machine, when it leaves out both for pictures and the like.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from grpo.errors import ConfigError
 from grpo_flows.local.settings import CANCELLING_S, IMAGE_S, PENDING_S, SILENCE_S
 
 NOTIFY = "GRPO_NOTIFY_URL"
-"""Environment variable with the URL of the webhook that is notified of failed and late runs, such as one of Slack."""
+"""Environment variable with the URL of a webhook, e.g. of Slack, that is notified of failed and late runs."""
 STARTS = 5
 """Starts of a run that crashes. After them it stays crashed."""
 RECOVERY = tuple(

@@ -22,7 +22,7 @@ from grpo_flows.local import settings
 
 POOLS = ("cpu", "gpu")
 TRAINING = "training"
-"""Queue of the pool `cpu` for runs that train: one at a time, of all deployments."""
+"""Queue of the pool `cpu` for runs that train. Only one of them runs at a time, whatever its deployment."""
 PIPELINE = "grpo.config.pipeline:PipelineConfig"
 """Kind of config of the step `load_parameters`, if the step names none."""
 _KINDS = f"write {PIPELINE}, grpo.config.retraining:RetrainConfig or grpo.config.tuning:TuneConfig"

@@ -1,4 +1,4 @@
-"""Order in which Prefect's server evaluates events; PREFECT_SERVER_EVENTS_CAUSAL_ORDERING names this module.
+"""Order in which Prefect's server evaluates events. PREFECT_SERVER_EVENTS_CAUSAL_ORDERING names this module.
 
 An event of a run follows the event of its previous state. Prefect keeps an event back, for up to 15 minutes, until it
 has evaluated the previous one. It waits in vain if the previous event was evaluated by a server that has ended since,

@@ -1,5 +1,6 @@
-"""Training runs of a Prefect server, for the server of a model. They are started from deployments, and only numbers
-in the config of a deployment can be changed.
+"""Training runs of a Prefect server, for the server of a model.
+
+They are started from deployments, and only numbers and switches in the config of a deployment can be changed.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class PrefectJobs:
         return await self._ask(lambda client: _read(client, id))
 
     async def cancel(self, id: UUID) -> Job:
-        """See `Orchestrator`. A worker ends the processes of a run that has begun; any other run ends at once."""
+        """See `Orchestrator`. If the run has begun, a worker ends its processes. Otherwise the run ends at once."""
 
         def call(client: SyncPrefectClient) -> Job:
             from prefect.states import Cancelling
@@ -162,8 +163,8 @@ class PrefectJobs:
 def override(parameters: Mapping[str, Any], overrides: Mapping[str, Number]) -> dict[str, Any]:
     """Parameters of a deployment with other numbers in its config.
 
-    `{"training.iterations": 2}` replaces `parameters["config"]["training"]["iterations"]`. Raises `APIError` if there
-    is no number at a path, or if a switch would replace a number or a number a switch.
+    `{"training.iterations": 2}` replaces `parameters["config"]["training"]["iterations"]`. Raises `APIError` if the
+    config has no number at a path, or if a number would replace a switch or a switch a number.
     """
     changed = deepcopy(dict(parameters))
     for path, value in overrides.items():

@@ -107,7 +107,7 @@ def short_digest(value: object) -> str:
 
 
 def model_digest(policy: PolicySettings) -> str:
-    """Digest of a model, by commit, version or content. Raises `PolicyError` if there is no such model."""
+    """Digest of a model, by commit, version or content. Raises `PolicyError` if the model does not exist."""
     check_trainable(policy.model)
     return model_identity(policy.model)[:16]
 

@@ -70,7 +70,7 @@ def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return True for a source file that does not belong to Python, this project or an installed package."""
+    """Return True if a source file does not belong to Python, this project or an installed package."""
     return not file.startswith("<") and _is_users(file)
 
 

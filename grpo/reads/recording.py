@@ -28,7 +28,7 @@ from grpo.reads.watch import existing_places, may_name, watched
 
 _LISTINGS = ("os.listdir", "os.scandir")
 _EVERY = ("open", *_LISTINGS)
-"""Events that count in a stage's context, whoever causes them. Other events count only if the user's code does."""
+"""Events that count in a stage's context, whatever code causes them. Others count only if the user's code does."""
 _USERS = ("sqlite3.connect", "ctypes.dlopen", "os.fork", "os.forkpty", *PROGRAMS)
 _THREADS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
 _EVENTS = frozenset((*_EVERY, *_USERS, *_THREADS))
@@ -185,9 +185,10 @@ def _add(who: Reader, record: Callable[[ReadRecorder], object]) -> None:
 
 
 def _reader() -> Reader:
-    """Reader of the present stack, with one more rule: it is the user if no frame of this project is in the stack.
+    """Reader of the present stack, see `frames.reader`.
 
-    The rule holds in a recorded context and in a marked thread.
+    In a recorded context and in a marked thread, it also counts as the user if no frame of this project is in the
+    stack.
     """
     who = reader()
     if not (who.is_user or who.in_project) and (getattr(_own, "users", False) or _recorder.get() is not None):

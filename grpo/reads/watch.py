@@ -1,4 +1,4 @@
-"""Files that are opened below a folder, whoever opens them: pyarrow in C++, a program, a library through ctypes.
+"""Files that are opened below a folder by Python or by other code: pyarrow in C++, a program, a library through ctypes.
 
 The kernel (inotify, Linux) reports every file that is opened, also by editors and other programs. Therefore a file
 counts only if the code may name it. Not covered: files in other folders, other operating systems, and more than

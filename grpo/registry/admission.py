@@ -1,8 +1,8 @@
 """Admission of a version that is not believed: it is shown, and signed with the key of this home.
 
-A version needs it if another home, a release that did not sign, or MLflow's own client registered it, or if somebody
-changed a tag on purpose. A version of a run keeps its provenance. Any other version that transformers can load is
-admitted without provenance. Its files become a checkpoint of this home, which is served with an agent that adds
+A version needs it if another home, a release that did not sign, or MLflow's own client registered it, or if a tag was
+changed on purpose. A version of a run keeps its provenance. Any other version that transformers can load is admitted
+without provenance. Its files become a checkpoint of this home, which is served with an agent that adds
 nothing. Both get the verdict `admitted`, because no gate of this home has judged them. Only `grpo promote --force`
 promotes such a version.
 """

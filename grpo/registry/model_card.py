@@ -42,8 +42,8 @@ def model_description(
 ) -> str:
     """Description of a registered model: its champion, since when and why, and the card of that version.
 
-    If there is no champion, `card` is the card of the newest version. `moved` is a sentence that is given if the alias
-    was moved by hand.
+    Without a champion, `card` is the card of the newest version. `moved` is a sentence that is given if the alias was
+    moved by hand.
     """
     if champion is None:
         opening = f"**No version of {escaped(name)} is in service.**"

@@ -97,7 +97,7 @@ class PromotionLog:
 
         `verify` raises if files are damaged. Raises `SignatureError` if the version is not believed, and
         `PromotionRefused` if it failed its gates, was evaluated against another champion or was in service before, or
-        if a deleted champion has not been replaced. `force` overrides a refusal, which the record then says.
+        if a deleted champion has not been replaced. `force` overrides a refusal, and the record has it.
         """
         with self._lock:
             state, stale = self._read(follow_alias=follow_alias)
@@ -125,8 +125,8 @@ class PromotionLog:
         """Restore the version before the champion, or with `follow_alias` before the one that the alias names.
 
         Versions 1, 2, 3 rolled back twice leave 1 in service. Deleted versions are skipped, and a deleted champion is
-        replaced. If a flow run is retried, it rolls back once. Raises `NothingToRollBack` if there is no earlier
-        version.
+        replaced. If a flow run is retried, it rolls back once. Raises `NothingToRollBack` if an earlier version does
+        not exist.
         """
         with self._lock:
             state, stale = self._read(follow_alias=follow_alias)
@@ -166,7 +166,7 @@ class PromotionLog:
         by: Actor,
         checks: dict[str, float | None] | None,
     ) -> tuple[ChampionChange | None, tuple[PromotionRule, ...]]:
-        """Record of a promotion, and its rules. There is no record if the version is champion already."""
+        """Record of a promotion, and its rules. The record is None if the version is champion already."""
         candidate = self._version(version)
         if state.history and state.champion == version and candidate.content == state.history[-1].content:
             return None, ()
@@ -190,7 +190,7 @@ class PromotionLog:
         return change, rules
 
     def _rollback(self, state: PromotionState, *, reason: str, by: Actor) -> ChampionChange:
-        """Record of a rollback. Raises `NothingToRollBack` if there is no earlier version."""
+        """Record of a rollback. Raises `NothingToRollBack` if an earlier version does not exist."""
         history = state.history
         if not history:
             raise NothingToRollBack(f"model {self._model} has no champion, so there is nothing to roll back")
@@ -232,7 +232,7 @@ class PromotionLog:
         )
 
     def _other_champion(self, name: str, candidate: ModelVersion, state: PromotionState) -> str | None:
-        """Reason why a version was not evaluated against the champion. None if it was, or if there is no champion."""
+        """Reason why a version was not evaluated against the champion. None if it was, or if none was ever promoted."""
         if state.champion is None:
             missing = state.history or state.alias not in (None, candidate.version)
             return str(missing_champion(state)) if missing else None

@@ -38,7 +38,7 @@ def build_mixture(
 ) -> MixtureResult:
     """Mix both kinds within the bounds of the settings. Scenarios that the champion was evaluated on stay held out.
 
-    `lineage` is the data lineage of the champion. It is empty if there is no champion.
+    `lineage` is the data lineage of the champion. Without a champion it is empty.
     """
     artifacts = ArtifactStore(store)
     judged = evaluation_scenarios(artifacts, lineage[0]) if lineage else []

@@ -55,7 +55,7 @@ class StageExecutor:
 
     def __init__(self, runner: TaskRunner[Any], remote: RemoteStages) -> None:
         self.reads: dict[str, str | None] = {}
-        """Files that a user's code has read so far, with their digests."""
+        """Files, folders and variables that a user's code has read so far, with their digests."""
         self._runner = runner
         self._remote = remote
         self._timings: dict[str, _Timing] = {}

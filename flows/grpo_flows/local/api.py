@@ -3,8 +3,8 @@
 Prefect's own command, `prefect server start`, answers requests under any host name, and pages of any origin. Here
 PREFECT_SERVER_CORS_ALLOWED_ORIGINS lists the server's addresses. A request with another `Host`, or from a page
 of another `Origin`, is refused before Prefect sees it, including websockets and requests without a CORS preflight.
-Some requests of a page have no `Origin`, e.g. requests for pictures. A browser says in `Sec-Fetch-Site` which page they
-come from, so requests of other pages are refused too. If the server has no login, it is not started.
+Some requests of a page have no `Origin`, e.g. requests for pictures. A browser sends `Sec-Fetch-Site` with them, so
+that requests of other pages are refused too. If the server has no login, it is not started.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _is_prefect_page(path: str) -> bool:
 def serve() -> None:
     """Serve Prefect's API and pages until this process is stopped.
 
-    Raises `ConfigError` if there is no login, or if any origin would be allowed.
+    Raises `ConfigError` if the login is missing, or if any origin would be allowed.
     """
     os.environ.setdefault("PREFECT_SERVER_EVENTS_CAUSAL_ORDERING", "grpo_flows.local.event_order")
     with settings.without_gc():

@@ -87,7 +87,7 @@ def _study_metric(config: TuneConfig, facts: Facts) -> Iterator[Exception]:
 
 
 def _conversations(config: RetrainConfig) -> Iterator[Exception]:
-    """Errors of conversation sources that cannot be read. A log may be empty, because nobody may have used it yet."""
+    """Errors of conversation sources that cannot be read. A log may be empty, because it may be new."""
     yield from source_functions(config.conversations)
     others = [part for part in config.conversations if not isinstance(part, ConversationLogSource | ServedSource)]
     for source in others:

@@ -140,7 +140,7 @@ class Service:
             write_atomically(
                 self._file("json"), json.dumps({**process, "folder": self._folder, "url": self.url}), mode=0o600
             )
-        except BaseException:  # because nobody could find it without a record
+        except BaseException:  # because without a record it could not be found
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             raise

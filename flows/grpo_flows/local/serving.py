@@ -1,6 +1,6 @@
 """Server of a model in the stack: a process of `grpo serve`, which the supervisor keeps alive until `grpo down`.
 
-`services/served.json` under the home says what it serves. Without the file nothing is served.
+`services/served.json` under the home names what it serves. Without the file nothing is served.
 """
 
 from __future__ import annotations

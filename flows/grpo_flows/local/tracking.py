@@ -77,7 +77,7 @@ def _is_probe(scope: Scope) -> bool:
 def application() -> ASGIApp:
     """MLflow's application behind its guards. Each worker process of the server makes one.
 
-    Raises `ConfigError` if there is no login, if any host name would be answered, or if the root is not an address.
+    Raises `ConfigError` if the login is missing, if any host name would be answered, or if the root is not an address.
     """
     login = given_login("mlflow")
     if login is None:

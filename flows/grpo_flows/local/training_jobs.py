@@ -164,7 +164,7 @@ def override(parameters: Mapping[str, Any], overrides: Mapping[str, Number]) -> 
     """Parameters of a deployment with other numbers in its config.
 
     `{"training.iterations": 2}` replaces `parameters["config"]["training"]["iterations"]`. Raises `APIError` if the
-    config has no number at a path, or if a number would replace a switch or a switch a number.
+    config has no number at a path, or if a number would replace a switch, or a switch a number.
     """
     changed = deepcopy(dict(parameters))
     for path, value in overrides.items():

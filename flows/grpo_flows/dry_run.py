@@ -1,4 +1,4 @@
-"""Dry run: the stages that are in the cache, and the episodes, tokens and memory that a run takes."""
+"""Dry run: the stages that are in the cache, and the episodes, tokens and memory that a run needs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from grpo_tasks.stage import Call, executed_by
 R = TypeVar("R", bound=StageResult)
 
 _MEASURED = 8
-"""Shards that the mean number of completion tokens is taken over."""
+"""Number of the last shards from which the mean number of completion tokens is computed."""
 _ONCE = ("evaluate", "gate", "register")
 
 
@@ -53,34 +53,34 @@ class PlannedStage(Plan):
 
     name: str
     runs: int
-    """Number of runs, with the most rounds that dynamic sampling may take."""
+    """Number of runs, if dynamic sampling takes as many rounds as it may."""
     cached: int
     """Runs that are known to be in the cache."""
     rest: str
-    """State of the others."""
+    """State of the other runs."""
 
 
 class Episodes(Plan):
-    """Upper bounds on the episodes; None where the split is not known."""
+    """Upper bounds on the episodes."""
 
     train: int
     heldout: int | None
-    """Of champion and candidate together, and of each policy before them that is tuned first."""
+    """Episodes of champion, candidate and each policy before GRPO together. None if the split is not known."""
 
     @property
     def all(self) -> int:
-        """Both, as far as they are known."""
+        """Training and held-out episodes, as far as they are known."""
         return self.train + (self.heldout or 0)
 
 
 class DryRun(Plan):
-    """See the module."""
+    """Result of a dry run, see the module."""
 
     stages: tuple[PlannedStage, ...]
     scenarios: tuple[int, int] | None
-    """Training and held-out scenarios; None where sources are too large to be read, or on a hub."""
+    """Training and held-out scenarios. None if sources are too large to be read, or on a hub."""
     counted: int | None
-    """Scenarios that were read for this plan, where the split is not in the cache."""
+    """Scenarios that were read for this plan, if the split is not in the cache."""
     episodes: Episodes
     max_completion_tokens: int
     """Upper bound on the completion tokens of an episode."""
@@ -89,21 +89,21 @@ class DryRun(Plan):
     model: ModelPlan
     """Base model: its pinned address, size, and what would be fetched."""
     forward_path: str | None
-    """Forward path of the model, and its errors; None where load_base is not in the cache."""
+    """Forward path of the model, and its errors. None if load_base is not in the cache."""
     chat_format: str
     """Forms in which tools, calls and unusual conversations are rendered."""
     context: str
     """Tokens that the model reads, and why they are fewer than its config states."""
     memory: MemoryEstimate
     seconds: float
-    """Time estimate of what is not in the cache, with the mean of the completion tokens where it is known and
-    the upper bound elsewhere."""
+    """Estimated time of what is not in the cache, from the mean of the completion tokens if it is known, and otherwise
+    from their upper bound."""
     reads: tuple[str, ...] = ()
-    """Files, folders and variables that the config declares, and those that code of one's own has read so far."""
+    """Files, folders and variables that the config declares, or that code of one's own has read so far."""
 
 
 class NotCached(Exception):
-    """A stage is not in the cache: the inputs of the stages after it are unknown."""
+    """A stage is not in the cache, so that the inputs of the stages after it are unknown."""
 
     def __init__(self, stage: str) -> None:
         super().__init__(f"{stage} is not in the cache")
@@ -111,7 +111,7 @@ class NotCached(Exception):
 
 
 class CacheLookup:
-    """Executor that returns cached results, or raises `NotCached`; see `grpo_tasks.stage.Executor`."""
+    """Executor that returns cached results, or raises `NotCached`, see `grpo_tasks.stage.Executor`."""
 
     def __init__(self) -> None:
         self.hits: Counter[str] = Counter()
@@ -119,7 +119,7 @@ class CacheLookup:
         self.results: list[StageResult] = []
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
-        """Cached results of all calls; shards that are cached count, even if one of them is not."""
+        """Cached results of all calls. If one shard is not cached, the cached ones are still counted."""
         stage = calls[0].stage
         cached = [result for call in calls if (result := stage.find(call.inputs)) is not None]
         self.hits[stage.name] += len(cached)
@@ -135,10 +135,10 @@ class CacheLookup:
 
 
 def dry_run(config: PipelineConfig) -> DryRun:
-    """Follow a run through the cache as far as it goes; computes, writes and starts nothing.
+    """Follow a run through the cache as far as it goes. Computes, writes and starts nothing.
 
-    Of a model on a hub, config and tokenizer are fetched, and no weights; of weights the headers are read. Raises what
-    `grpo.preflight` refuses.
+    If the model is on a hub, its config and tokenizer are fetched, and no weights. Only the headers of weights are
+    read. Raises the faults that `grpo.preflight` finds.
     """
     config, lookup = preflight.check(config), CacheLookup()
     with executed_by(lookup):
@@ -169,7 +169,7 @@ def dry_run(config: PipelineConfig) -> DryRun:
 
 
 def _scenarios(facts: Facts, split: SplitResult | None) -> tuple[tuple[int, int] | None, int | None]:
-    """Training and held-out scenarios; of a split that is not in the cache, the sources are read and divided."""
+    """Training and held-out scenarios. If the split is not in the cache, the sources are read and split here."""
     if split is not None:
         return (split.train, split.heldout), None
     sample, parts = facts.sample(), facts.split()
@@ -204,7 +204,10 @@ def _reads(config: PipelineConfig, lookup: CacheLookup) -> tuple[str, ...]:
 
 
 def _max_completion_tokens(config: PipelineConfig) -> int:
-    """Most tokens that are generated in an episode; an environment of the user's bounds its turns itself."""
+    """Most tokens that are generated in an episode.
+
+    For an environment of the user's own it is `max_context`, because only the environment knows its number of turns.
+    """
     if isinstance(config.environment, PythonEnvironmentSettings):
         return config.rollout.max_context
     return min(config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context)
@@ -258,7 +261,7 @@ def _episodes(config: PipelineConfig, scenarios: tuple[int, int] | None) -> Epis
 
 
 def _heldout_rollouts(config: PipelineConfig) -> int:
-    """Policies that play the held-out scenarios where the base has never been promoted."""
+    """Number of policies that play the held-out scenarios, if no version has ever been promoted."""
     return 2 + len(_stages_before_grpo(config))
 
 
@@ -268,7 +271,7 @@ def _stages_before_grpo(config: PipelineConfig) -> list[str]:
 
 
 def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
-    """Upper bound on the concurrent episodes of this process; vLLM has its own."""
+    """Upper bound on the concurrent episodes of this process. It is 0 for vLLM, which has its own bound."""
     rollout = config.rollout
     if rollout.backend == "vllm":
         return 0

@@ -1,4 +1,4 @@
-"""Evaluate a model on the held-out scenarios of a config; trains nothing."""
+"""Evaluate a model on the held-out scenarios of a config, without training."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def evaluate(
 
     Args:
         config: Environment, rewards and held-out scenarios of the evaluation.
-        model: Address of the model; the champion of `registry.model_name` by default.
+        model: Address of the model, by default the champion of `registry.model_name`.
         scenarios_file: Scenarios that replace the config's held-out ones.
-        num_episodes: Upper bound on the episodes; all by default.
-        output_file: Path of the result, by default evaluation.json beside the report.
+        num_episodes: Upper bound on the episodes, by default all.
+        output_file: Path of the result, by default evaluation.json in the folder of the report.
 
     """
     config = select_scenarios(config, scenarios_file, num_episodes)
@@ -64,9 +64,10 @@ def evaluate(
 
 
 def evaluated_model(config: PipelineConfig, model: str | None) -> str:
-    """Address of the model that is checked and measured; None is the champion of the config's model.
+    """Address of the model that is checked and measured. None is the champion of the config's model.
 
-    A version of the registry has its number from here on: an alias that moves while it is measured changes nothing.
+    An alias of the registry is replaced by the number of its version, so that nothing changes if the alias moves during
+    the evaluation.
     """
     address = model or f"{REGISTERED}{config.registry.model_name}@champion"
     if not address.startswith(REGISTERED):
@@ -75,7 +76,7 @@ def evaluated_model(config: PipelineConfig, model: str | None) -> str:
 
 
 def measure(config: PipelineConfig, model: str, *, whole: bool) -> tuple[str, Scenarios, EvaluatePolicyResult]:
-    """Evaluate a model by the stages of a training; `whole` holds out every scenario.
+    """Evaluate a model with the stages of a training. `whole` holds out every scenario.
 
     Returns the model's address, pinned if it is on a hub, with the scenarios and the measurement.
     """

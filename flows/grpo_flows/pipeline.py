@@ -66,9 +66,9 @@ def prepare_scenarios(
     validation_fraction: float | None = None,
     environment: EnvironmentSettings | None = None,
 ) -> Scenarios:
-    """Ingest, validate and split; a `validation_fraction` of 1 holds out every scenario that does not declare a split.
+    """Ingest, validate and split. A `validation_fraction` of 1 holds out every scenario that does not declare a split.
 
-    Scenarios that the environment, where one is given, cannot play are left out.
+    If an environment is given, scenarios that it cannot play are left out.
     """
     settings = pin_sources(settings)
     bound = settings.max_quarantined_fraction
@@ -93,7 +93,7 @@ def prepare_scenarios(
 
 @patient
 def settle_gates(config: PipelineConfig, data: Scenarios) -> PipelineConfig:
-    """The config with the metric of its gates. Raises `ConfigError` as `grpo.preflight.outcomes.settled`."""
+    """The config with the metric of its gates. Raises `ConfigError` like `grpo.preflight.outcomes.settled`."""
     store = ArtifactStore(config.store)
     ids = read_split(store, data.split.split).heldout
     return settled(config, tuple(read_scenarios(store.path(data.artifact) / SCENARIOS_FILE, ids=ids)))
@@ -107,7 +107,7 @@ class Rollouts:
 
     @property
     def scored(self) -> tuple[Artifact, ...]:
-        """The episodes, one artifact a round."""
+        """The episodes, one artifact per round."""
         return tuple(result.scored for result in self.rounds)
 
     @property
@@ -135,8 +135,8 @@ def collect_heldout(config: PipelineConfig, policy: Artifact, scenarios: Artifac
 def dynamic_sampling(collect: Callable[[int], ScoreResult], settings: RolloutSettings, *, scenarios: int) -> Rollouts:
     """Collect one round, and further ones while too few groups are informative.
 
-    Ends after `max_rounds`, or when all scenarios were rolled out. This is the dynamic sampling of DAPO (arXiv
-    2503.14476, eq. 11), with groups of zero advantage left to the learner to drop.
+    It ends after `max_rounds`, or when all scenarios were rolled out. This is the dynamic sampling of DAPO (arXiv
+    2503.14476, eq. 11), except that the learner drops the groups of zero advantage.
     """
     rollouts = Rollouts(rounds=(collect(0),))
     while (
@@ -194,7 +194,7 @@ def _collect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One iteration of training: its metrics, its episodes and the policy that it leaves."""
+    """One iteration of training: its metrics, its episodes and the resulting policy."""
 
     iteration: IterationMetrics
     policy: Checkpoint
@@ -208,11 +208,11 @@ def training_steps(
     base: Checkpoint,
     checkpoints: RunCheckpoints | None = None,
 ) -> Iterator[Step]:
-    """Roll out, score and update, once per iteration; with `rollout.staleness` a rollout overlaps an update.
+    """Roll out, score and update, once per iteration. With `rollout.staleness` a rollout overlaps an update.
 
     `base` is the policy that the training starts from, see `starting_policies`.
 
-    Where a checkpoint is needed that was removed, all are computed again from the base.
+    If a checkpoint is needed and was removed, all checkpoints are computed again from the base.
     """
     finished = 0
     try:
@@ -259,7 +259,7 @@ def _tuning_inputs(config: PipelineConfig, policy: Checkpoint) -> dict[str, Any]
 def measure_tuning(
     config: PipelineConfig, data: Scenarios, policies: Sequence[Checkpoint], candidate: Checkpoint
 ) -> tuple[FineTuning | None, PreferenceTuning | None]:
-    """Results of supervised fine-tuning and of DPO; None for a stage that the run does not have.
+    """Results of supervised fine-tuning and of DPO. None for a stage that the run does not have.
 
     `policies` come from `starting_policies`.
     """
@@ -305,7 +305,7 @@ def _steps(
     *,
     recompute_removed: bool,
 ) -> Iterator[Step]:
-    """Iterate from the base on; `recompute_removed` computes updates again whose checkpoint was removed."""
+    """Iterate from the base on. With `recompute_removed`, an update is computed again if its checkpoint was removed."""
     store = ArtifactStore(config.store)
     iterations, stale = config.training.iterations, config.rollout.staleness > 0
     policy, ahead = base, None

@@ -20,7 +20,7 @@ from grpo.storage.files import write_atomically
 
 @task(cache_policy=NO_CACHE)
 def draw_scenarios(config: PretrainConfig) -> int:
-    """Write the scenario pack, one JSON object a line."""
+    """Write the scenario pack, one JSON object per line."""
     book = Phrasebook.load(Path(config.scenario_phrasebook))
     cases = itertools.islice(generate_scenarios(book, seed=config.seed, prefix="desk"), config.scenarios)
     lines = [case.model_dump_json(exclude_defaults=True) for case in cases]
@@ -30,7 +30,7 @@ def draw_scenarios(config: PretrainConfig) -> int:
 
 @task(cache_policy=NO_CACHE)
 def write_demonstrations(config: PretrainConfig) -> int:
-    """Write conversations of the clerk with customers of the other phrasebook that succeeded, one a line."""
+    """Write successful conversations of the clerk with customers of the other phrasebook, one per line."""
     book = Phrasebook.load(Path(config.demonstration_phrasebook))
     rng = random.Random(config.seed)
     cases = generate_scenarios(book, seed=config.seed, prefix="demonstration")
@@ -42,7 +42,7 @@ def write_demonstrations(config: PretrainConfig) -> int:
 
 @task(cache_policy=NO_CACHE)
 def imitate_clerk(config: PretrainConfig) -> float:
-    """Let the clerk serve customers of the other phrasebook, and train the base model on what was said."""
+    """Let the clerk serve customers of the other phrasebook, and train the base model on the conversations."""
     book = Phrasebook.load(Path(config.demonstration_phrasebook))
     rng = random.Random(config.seed)
     cases = itertools.islice(generate_scenarios(book, seed=config.seed, prefix="demonstration"), config.demonstrations)
@@ -55,7 +55,7 @@ def pretrain(config: PretrainConfig) -> float:
     """Draw the scenarios and demonstrations, then make the base model from demonstrations of mixed quality.
 
     Args:
-        config: How many, how large, and where they are written.
+        config: Numbers of scenarios and demonstrations, sizes, and output paths.
 
     """
     draw_scenarios(config)

@@ -14,14 +14,14 @@ from grpo_tasks.registry import registry
 def promote(
     model_name: str, version: int | None = None, reason: Reason = "promoted by hand", force: bool = False
 ) -> ChampionChange | None:
-    """Make a version of a model champion, by default the candidate; None if it is champion already.
+    """Make a version of a model champion, by default the candidate. Returns None if it is champion already.
 
-    Raises `PromotionRefused` for a version that did not pass its gates, was evaluated against another champion or has
-    been champion before, unless `force` is given, which the history records.
+    Raises `PromotionRefused` if it did not pass its gates, was evaluated against another champion or has been champion
+    before. `force` overrides this, and the history records it.
 
     Args:
         model_name: The registered model.
-        version: Its version; the candidate if none is named.
+        version: Its version, or the candidate if none is named.
         reason: Reason, kept in the promotion history.
         force: Promote it against its verdict.
 

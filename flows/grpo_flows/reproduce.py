@@ -35,16 +35,16 @@ class Reproduction(BaseModel):
     """Hashes of the base and of the policy after each iteration, as they were registered."""
     reproduced: tuple[str, ...]
     differences: dict[str, tuple[str, str]]
-    """(then, now) of the inputs that differ, the likeliest cause first."""
+    """Inputs that differ, as (then, now), with the likeliest cause first."""
 
     @property
     def equal(self) -> bool:
-        """True when all policies are bit for bit the same."""
+        """True if all policies are the same bit for bit."""
         return self.expected == self.reproduced
 
     @property
     def first_iteration(self) -> int | None:
-        """The first iteration whose weights differ, from 1; 0 is the base."""
+        """The first iteration with different weights, counted from 1. 0 is the base, and None if none differs."""
         pairs = zip(self.expected, self.reproduced, strict=False)
         return next((index for index, (then, now) in enumerate(pairs) if then != now), None)
 
@@ -53,8 +53,8 @@ class Reproduction(BaseModel):
 def reproduce(model: str) -> Reproduction:
     """Train the version at `models:/NAME@alias` or `models:/NAME/3` again, in a store of its own.
 
-    No cached result is used or left, and nothing is registered. Raises `ReproductionError` before anything is
-    computed when the sources or the base model are not what they were.
+    No cached result is used or left, and nothing is registered. If the sources or the base model have changed, it
+    raises `ReproductionError` before anything is computed.
     """
     models = registry()
     version = models.resolve(model)
@@ -87,9 +87,10 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
 
 
 def reads_now(then: Provenance) -> dict[str, str]:
-    """Digests that files and variables have now which the user's code read then; without files that lie elsewhere.
+    """Present digests of the files and variables that the user's code read then, without files that lie elsewhere.
 
-    What a process reads depends on what it has imported before, and on what the cache answers.
+    They are looked up by name, because what a process reads depends on what it has imported before, and on what the
+    cache answers.
     """
     digests: dict[str, str] = {}
     for name, digest in then.external_digests.items():
@@ -102,9 +103,10 @@ def reads_now(then: Provenance) -> dict[str, str]:
 
 
 def require_unchanged(address: str, then: Provenance) -> PipelineConfig:
-    """Config of a version whose sources and base model are what they were; raises `ReproductionError` otherwise.
+    """Config of a version. Raises `ReproductionError` if its sources or its base model have changed.
 
-    Also for a version that was trained on a conversation that was erased since. Raises as `recorded_config`.
+    The same error is raised if conversations that it was trained on were erased since. Raises like `recorded_config`
+    as well.
     """
     config = recorded_config(address, then)
     _refuse_erased(config, then)

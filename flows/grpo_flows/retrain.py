@@ -1,4 +1,4 @@
-"""Retrain the champion on new conversations, when a trigger fires."""
+"""Retrain the champion on new conversations, if a trigger fires."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ from grpo_tasks.write_corrections import write_corrections
 
 logger = logging.getLogger(__name__)
 
-# torch is loaded when a trigger has fired: most scheduled runs end without training
+# torch is loaded only when a trigger has fired, because most scheduled runs end without training
 
 
 @flow(name="retrain", flow_run_name="{config.name}", task_runner=one_thread())
 def retrain(config: RetrainConfig) -> RetrainingReport:
-    """Check the triggers; when one fires, train the champion on new conversations, and let the gates decide.
+    """Check the triggers. If one fires, train the champion on new conversations, and let the gates decide.
 
-    A retraining that was interrupted goes on with the mixture that it began with.
+    If a retraining was interrupted, it goes on with the mixture that it began with.
 
     Args:
         config: The triggers, the conversations, and the run that is repeated.
@@ -90,10 +90,10 @@ def retrain(config: RetrainConfig) -> RetrainingReport:
 
 
 def retrain_if_idle(config: RetrainConfig, pipeline: PipelineConfig) -> RetrainingReport | None:
-    """Check the triggers without a Prefect server; None where one fires or a flow run is needed to check them.
+    """Check the triggers without a Prefect server. None if one fires, or if a flow run is needed to check them.
 
-    `pipeline` is the run that is repeated, as `check_retraining` returns it. The flow writes the same report and
-    caches the same stages, so that a flow run that follows finds them.
+    `pipeline` is the run that is repeated, as `check_retraining` returns it. The flow writes the same report and caches
+    the same stages, so that a flow run that follows finds them.
     """
     evaluates = any(trigger.kind == "heldout_reward" for trigger in config.triggers)
     if evaluates or pending_path(config).exists():
@@ -139,12 +139,12 @@ class Checked:
     scenarios: Artifact
     split: Artifact
     sources: tuple[Source, ...]
-    """The conversations, as they were at the start."""
+    """The sources of conversations, as they were at the start."""
     curated: CurationResult
 
 
 def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
-    """Curate the conversations of this moment, and check every trigger."""
+    """Curate the conversations that exist now, and check every trigger."""
     models, artifacts = registry(), ArtifactStore(pipeline.store)
     name, settings = pipeline.registry.model_name, pin_sources(pipeline.scenarios)
     serving = champion(models, artifacts, name, follow_alias=pipeline.registry.follow_alias)
@@ -212,11 +212,10 @@ def retraining_config(
     tags: Mapping[str, str],
     tuning: SFTSettings | DPOSettings | None = None,
 ) -> PipelineConfig:
-    """The pipeline's config on other scenarios, a file with declared splits, and from another model, if one is given.
+    """The pipeline's config with other scenarios, a file with declared splits, and another model, if one is given.
 
-    A given model is trained already: instead of the pipeline's SFT and DPO it gets `tuning`, if there is one.
-
-    The tags are added to the tags of the registered version.
+    If a model is given, it is trained already, so it gets `tuning`, if there is one, instead of the pipeline's SFT and
+    DPO. The tags are added to the tags of the registered version.
     """
     settings, recorded = pipeline.scenarios, pipeline.registry
     return pipeline.model_copy(
@@ -289,7 +288,7 @@ def _served(checked: Checked) -> tuple[ServedSource, ...]:
 def _tuning(
     settings: CorrectionSettings, config: RetrainConfig, pipeline: PipelineConfig, checked: Checked, mixture: Artifact
 ) -> tuple[SFTSettings | DPOSettings | None, CorrectionCounts]:
-    """SFT or DPO on the corrections of the conversations of the training split; None where there are too few."""
+    """SFT or DPO on corrections of conversations in the training split. None if there are too few corrections."""
     corrected = write_corrections(
         sources=_served(checked),
         content=content_hash(checked.sources),
@@ -321,7 +320,7 @@ def _tuning(
 
 
 def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingReport:
-    """Run the pipeline on the plan; a permanent failure is not retried by the next scheduled run."""
+    """Run the pipeline on the plan. If it fails permanently, the next scheduled run does not try the plan again."""
     from grpo_flows.train import train
 
     try:
@@ -338,7 +337,7 @@ def _train(plan: PendingRetraining, folder: Path, pending: Path) -> RetrainingRe
 
 
 def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, float] | None:
-    """The champion's held-out mean by today's pipeline, and its upper bound; None where its registration has none."""
+    """The champion's held-out mean by today's pipeline, and its upper bound. None if its registration has no mean."""
     from grpo.evaluation.evaluate import mean
     from grpo.tables import read_all
     from grpo_flows.pipeline import collect_heldout
@@ -362,7 +361,7 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
 def pending_path(config: RetrainConfig) -> Path:
     """File of the retraining that has begun and not ended, with these settings and this code.
 
-    The settings count as they are written: an alias that moves, or a file of scenarios that grows, starts no other one.
+    The settings count as they are written. If an alias moves or a file of scenarios grows, it is still the same file.
     """
     pipeline = config.load_pipeline()
     settings = [config.model_dump(mode="json"), pipeline.model_dump(mode="json")]
@@ -378,7 +377,7 @@ def _read_pending(path: Path) -> PendingRetraining | None:
 
 
 def _write_pending(path: Path, plan: PendingRetraining) -> None:
-    """From here on this plan is carried out, also if other conversations are logged, or another version is promoted."""
+    """Write the plan. From now on it is carried out, even if new conversations are logged or a version is promoted."""
     for other in path.parent.glob("pending-*.json"):
         if other != path:
             other.unlink(missing_ok=True)
@@ -386,7 +385,7 @@ def _write_pending(path: Path, plan: PendingRetraining) -> None:
 
 
 def snapshot(source: Source) -> Source:
-    """The log as it is now: later entries belong to the next retraining."""
+    """The log as it is now, so that later entries belong to the next retraining."""
     if isinstance(source, ConversationLogSource) and source.files is None:
         return source.model_copy(update={"files": ConversationLog(local_path(source.path)).files()})
     if isinstance(source, ServedSource) and source.segments is None:

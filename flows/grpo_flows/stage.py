@@ -1,4 +1,4 @@
-"""Flow of one remote stage, which the workers of a GPU pool run; `grpo_tasks.remote` sends it."""
+"""Flow of one remote stage. `grpo_tasks.remote` sends it, and the workers of a GPU pool run it."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def run_stage(
     Args:
         stage: Its name.
         inputs: Its inputs, as JSON.
-        sources: Digest of the sender's code, which must be that of this machine.
+        sources: Digest of the sender's code, which must be the same on this machine.
         code: Artifact with the sources of the user's own modules, which are imported here.
-        modules: Digests of these modules and versions of the packages that they import, which must be those here.
+        modules: Digests of these modules and versions of the packages that they import, which must be the same here.
 
     """
     try:

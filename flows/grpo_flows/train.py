@@ -68,7 +68,7 @@ from grpo_tasks.run_checkpoints import RunCheckpoints
 logger = logging.getLogger(__name__)
 
 COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
-"""Stages whose own work is what a run is for; everything else is orchestration."""
+"""Stages that do the work of a run. All other time is orchestration."""
 _LONGEST_NAME = 200
 
 
@@ -83,7 +83,7 @@ class RunResult(BaseModel):
 
 
 def run_name() -> str:
-    """Name of this flow run: the name of its config and the settings laid over it, `quickstart: seed=2`."""
+    """Name of this flow run: the name of its config and the settings laid over it, e.g. `quickstart: seed=2`."""
     config, overrides = flow_run.parameters["config"], flow_run.parameters.get("overrides", ())
     name = config.name if isinstance(config, PipelineConfig) else config["name"]
     return masked(printable(": ".join([name, *filter(None, [", ".join(overrides)])])))[:_LONGEST_NAME]
@@ -107,7 +107,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
         base = base_policy(config.policy, config.store)
         serving = _serving(config)
         if serving is not None:
-            _in_store(config, serving.checkpoint)  # before the training: it may be in a store that is gone
+            _in_store(config, serving.checkpoint)  # before the training, because its store may be gone
         so_far = _SoFar()
 
         def document(decision: Decision) -> ReportDocument:
@@ -182,11 +182,11 @@ class _SoFar:
 
     steps: list[Step] = field(default_factory=list)
     inputs: RunInputs | None = None
-    """The run's inputs with what its code has read; None until all iterations are done."""
+    """The run's inputs with what its code has read. None until all iterations are done."""
     evaluation: Evaluation | None = None
     version: ModelVersion | None = None
     decision: Decision | None = None
-    """Decision that was carried out; None before that."""
+    """Decision that was carried out. None before that."""
     shown: tuple[EpisodePair, ...] = ()
     tuned: tuple[FineTuning | None, PreferenceTuning | None] = (None, None)
     heldout: tuple[RolloutRecord, ...] = ()
@@ -199,8 +199,8 @@ def _failure_reported(
 ) -> Iterator[None]:
     """Write the report of a run that fails after its first update, whatever ends it, and raise the failure again.
 
-    A decision that was carried out stands in it: the champion may have changed. The files come first, because they need
-    no server: the failure may be that Prefect or MLflow is gone, or a signal.
+    If a decision was carried out, the report has it, because the champion may have changed. The files are written
+    first, because they need no server, and the failure may be a signal, or that Prefect or MLflow is gone.
     """
     try:
         yield
@@ -219,7 +219,7 @@ def _failure_reported(
 
 
 def _decision(carried_out: Decision | None, failure: BaseException) -> Decision:
-    """The decision of a run that failed: the one that was carried out, with the failure, or that it failed."""
+    """The decision of a failed run: the one that was carried out, with the failure added, or else `failed`."""
     if carried_out is None:
         return Decision(verdict="failed", reason=reason_of(failure))
     return carried_out.model_copy(update={"reason": f"{carried_out.reason}; then the run failed: {reason_of(failure)}"})
@@ -232,10 +232,9 @@ def _serving(config: PipelineConfig) -> ModelVersion | None:
 
 
 def _champion(config: PipelineConfig, run: RunInputs, serving: ModelVersion | None, start: Checkpoint) -> Artifact:
-    """The policy that the candidate is compared with: the champion, or where there has never been one the policy that
-    the training starts from.
+    """The policy that the candidate is compared with: the champion, or if there was never one the training's start.
 
-    A run that was evaluated before is compared with the same policy again, so that its decision stands.
+    If the run was registered before, it is compared with the same policy again, so that its decision stays valid.
     """
     earlier = _registered(config, run)
     if earlier is not None:
@@ -253,11 +252,11 @@ def _registered(config: PipelineConfig, run: RunInputs) -> ModelVersion | None:
 
 @patient
 def _in_store(config: PipelineConfig, checkpoint: Artifact) -> Artifact:
-    """The checkpoint in the store of this run, by its digest; one of another store is copied."""
+    """The checkpoint in the store of this run, by its digest. If it is in another store, it is copied."""
     store = ArtifactStore(config.store)
     if store.has(checkpoint):
         return store.own(checkpoint)
-    from grpo.learner.checkpoints import adopt_checkpoint  # torch: a run of cache hits needs none
+    from grpo.learner.checkpoints import adopt_checkpoint  # imports torch, which a run of cache hits does not need
 
     return adopt_checkpoint(store, checkpoint)
 
@@ -265,7 +264,7 @@ def _in_store(config: PipelineConfig, checkpoint: Artifact) -> Artifact:
 def _promote(config: PipelineConfig, version: ModelVersion, decision: Decision) -> Decision:
     """Promote the version if the gates decided so and it has not been champion before.
 
-    The decision that is returned is a refusal where another version became champion during this run.
+    If another version became champion during this run, the returned decision is a refusal.
     """
     promoted = _promoted(version.name)
     if decision.verdict != "promote" or version.version in promoted:

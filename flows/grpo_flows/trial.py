@@ -23,7 +23,7 @@ def trial(
 ) -> Generator[IntermediateEvaluation, None, None]:
     """Train with these values, and evaluate on the validation split after each share of the training.
 
-    The stages are those of a run: what an interrupted trial has computed is in the cache when it is tried again. The
+    It uses the stages of a run, so that results of an interrupted trial are in the cache when it is tried again. The
     evaluation has the settings of the base config, whatever the trial trains with.
 
     Args:

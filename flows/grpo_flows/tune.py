@@ -41,7 +41,7 @@ from grpo_tasks.study_report import report_study, study_record
 from grpo_tasks.validation_split import validation_split
 
 _NOT_IDENTITY = {"name", "n_trials", "parallel", "storage", "heartbeat_s"}
-"""Settings of how many trials run and where; they do not change a trial."""
+"""Settings for the number of trials and the place where they run. They do not change a trial."""
 _POLL_S = 1.0
 
 
@@ -61,7 +61,7 @@ class Tuned(BaseModel):
 def tune(config: TuneConfig) -> Tuned:
     """Run trials until the study has `n_trials`, and write the best settings down.
 
-    The same config resumes its study: finished trials stay as they are.
+    The same config resumes its study, and finished trials stay as they are.
 
     Args:
         config: The search space, the run that is tuned, and the number of trials.
@@ -103,8 +103,10 @@ def tune(config: TuneConfig) -> Tuned:
 
 
 def shared_stages(config: TuneConfig) -> tuple[str, SplitResult]:
-    """Stages that all trials take from the cache: the hash of their first policy, and the split into training and
-    validation scenarios."""
+    """Run the stages that all trials take from the cache.
+
+    Returns the hash of their first policy, and the split into training and validation scenarios.
+    """
     base = config.base
     data = prepare_scenarios(base.scenarios, store=base.store, environment=base.environment)
     split = validation_split(
@@ -168,10 +170,10 @@ def search(plan: TuneConfig, study: str, url: str, start: str, lock: Path) -> No
 def _trial_workers(
     plan: TuneConfig, study: str, url: str, start: str, lock: Path
 ) -> Iterator[list[PrefectFuture[None]]]:
-    """Search in `parallel` processes while the block runs, each in a pool of its own: if one dies, the others go on.
+    """Search in `parallel` processes while the block runs, each in its own pool, so that others go on if one dies.
 
-    If the block is left by an exception, or this process dies, they end at once; their trials are run again when the
-    study is resumed.
+    If an exception leaves the block, or this process dies, they end at once. Their trials are run again when the study
+    is resumed.
     """
     inputs = {"plan": plan, "study": study, "url": url, "start": start, "lock": lock}
     life, ours = multiprocessing.Pipe(duplex=False)
@@ -188,7 +190,7 @@ def _trial_workers(
 
 
 def _end_with_parent(life: Connection) -> None:
-    """End this process when the other end of the pipe is closed, by its holder or by its holder's death."""
+    """End this process when the other end of the pipe is closed, because its holder closed it or died."""
 
     def watch() -> None:
         life.poll(None)

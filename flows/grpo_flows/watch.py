@@ -1,4 +1,4 @@
-"""Check the triggers of a retraining and emit an event, which an automation may start the retraining on."""
+"""Check the triggers of a retraining and emit an event, on which an automation may start the retraining."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENT = "grpo.drift-detected"
 
 @flow(name="watch", flow_run_name="{config.name}", task_runner=one_thread())
 def watch(config: RetrainConfig) -> TriggerReport:
-    """Check every trigger; when one fires against a champion, emit `grpo.drift-detected`. Trains nothing.
+    """Check every trigger, and emit `grpo.drift-detected` if one fires against a champion. Trains nothing.
 
     Args:
         config: The triggers, and the model that they are checked for.

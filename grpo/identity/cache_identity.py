@@ -21,7 +21,10 @@ from grpo.scenarios.sources import content_hash
 
 
 def identity(value: Any) -> Any:
-    """The part of a stage's input that its result depends on: of an artifact its digest, of a file not its path."""
+    """The part of a stage's input that its result depends on.
+
+    An artifact counts with its digest. The path of a file does not count.
+    """
     if isinstance(value, Artifact):
         return value.sha256
     if isinstance(value, BaseModel):
@@ -36,7 +39,7 @@ def identity(value: Any) -> Any:
 
 
 def stage_key(name: str, inputs: Mapping[str, Any]) -> str:
-    """Cache identity: stage, its inputs without the address of the store, our code, and the user's code and files."""
+    """Cache identity: the stage, its inputs except `store`, our code, and the user's code and files."""
     relevant = {key: identity(value) for key, value in inputs.items() if key != "store"}
     text = json.dumps([name, code_digest(), relevant, _contents(external_digests(inputs.values()))], sort_keys=True)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()}"
@@ -46,7 +49,7 @@ _PLACEMENT = ("compute", "store", "save_total_limit", "import_from")
 
 
 class RunInputs(BaseModel):
-    """Digests of everything that the policy of a run is made from, besides its settings and our own code."""
+    """Digests of everything that the policy of a run is made from, except its settings and our own code."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,7 +64,7 @@ class RunInputs(BaseModel):
 
     @classmethod
     def of(cls, config: PipelineConfig) -> RunInputs:
-        """Digests of what the config names. Raises `DataError`, `PolicyError` and `ConfigError` for what is missing."""
+        """Digests of what the config names. Raises `DataError`, `PolicyError` or `ConfigError` if some is missing."""
         return cls(
             sources=content_hash(config.scenarios.sources),
             model=model_digest(config.policy),
@@ -69,12 +72,12 @@ class RunInputs(BaseModel):
         )
 
     def after(self, reads: Mapping[str, str | None]) -> RunInputs:
-        """The same with what the user's code has read so far."""
+        """The same inputs, with what the user's code has read so far."""
         return self.model_copy(update={"reads": {shown(name): digest or ABSENT for name, digest in reads.items()}})
 
     @property
     def external_digests(self) -> dict[str, str]:
-        """Everything of the user's, by name."""
+        """Digests of the user's code, of declared files and of what the code has read, by name."""
         return self.user_code | self.reads
 
     def key(self, config: PipelineConfig) -> str:
@@ -84,14 +87,17 @@ class RunInputs(BaseModel):
 
 
 def _contents(digests: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Digests without the paths of files, in their order: two files that exchange their content are a change."""
+    """Digests without the paths of files, in the order of the paths.
+
+    Because of the order, the result changes if two files exchange their content.
+    """
     kinds = ("file", "model", "exists", "stat")
     named = ((name.partition(" ")[0], name, digest) for name, digest in sorted(digests.items()))
     return [(kind if kind in kinds else name, digest) for kind, name, digest in named]
 
 
 def run_settings(config: PipelineConfig) -> dict[str, Any]:
-    """Settings that the result of a run depends on: all but placement, storage and paths of files."""
+    """Settings that the result of a run depends on: all except placement, storage and paths of files."""
     return {name: identity(item) for name, item in without_paths(config).items() if name not in _PLACEMENT}
 
 
@@ -101,16 +107,15 @@ def short_digest(value: object) -> str:
 
 
 def model_digest(policy: PolicySettings) -> str:
-    """Digest of a model, by commit, version or content. Raises `PolicyError` where there is none."""
+    """Digest of a model, by commit, version or content. Raises `PolicyError` if the model does not exist."""
     check_trainable(policy.model)
     return model_identity(policy.model)[:16]
 
 
 def pin_models(config: PipelineConfig) -> PipelineConfig:
-    """Config whose models and data sets are pinned: a branch on the hub to its commit, an alias of the registry to its
-    version.
+    """Config with models and data sets pinned: a hub branch to its commit, a registry alias to its version.
 
-    Raises as `model_source` for a model that does not exist, and `DataError` for a data set.
+    Raises like `model_source` if a model does not exist, and `DataError` if a data set does not exist.
     """
     check_trainable(config.policy.model)
     policy = config.policy.model_copy(update={"model": pinned(config.policy.model)})

@@ -47,7 +47,7 @@ NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "
 
 @functools.cache
 def source_digest() -> str:
-    """Digest of the sources of `grpo` and of the stages, and of the rubrics; the same in a checkout and in a wheel."""
+    """Digest of the sources of `grpo` and the stages, and of the rubrics. It is the same in a checkout and a wheel."""
     digest, shipped = hashlib.sha256(), shipped_folder()
     for root in (*(package_folder(name) for name in ("grpo", "grpo_tasks")), RUBRICS):
         for path in sorted(root.rglob("*")):
@@ -63,7 +63,7 @@ def package_versions() -> dict[str, str]:
 
 @functools.cache
 def code_digest() -> str:
-    """Digest of the sources and the numeric packages; a change recomputes all stages."""
+    """Digest of the sources and the numeric packages. If it changes, all stages are computed again."""
     digest = hashlib.sha256(source_digest().encode())
     for package, version in package_versions().items():
         digest.update(f"{package}=={version}".encode())
@@ -71,7 +71,7 @@ def code_digest() -> str:
 
 
 def commit() -> str | None:
-    """Git commit of the project, with `+` for changed tracked files; None outside a repository."""
+    """Git commit of the project, with `+` if tracked files were changed. None outside a repository."""
 
     def git(*arguments: str) -> str | None:
         try:
@@ -103,11 +103,11 @@ class UserCode:
     texts: frozenset[str]
     """Texts in their options and sources, which may name files."""
     declares: bool
-    """True where settings declare reads."""
+    """True if settings declare reads."""
 
 
 def executed_code(values: Iterable[Any]) -> UserCode | None:
-    """The user's code that these settings run; None without any. A whole `PipelineConfig` is recorded, not run."""
+    """The user's code that these settings run, or None. A `PipelineConfig` is left out, because it is only recorded."""
     settings = [value for value in values if not isinstance(value, PipelineConfig)]
     parts = [part for part in _parts(settings) if _reference(part) is not None]
     if not parts:
@@ -134,7 +134,7 @@ def _texts(value: Any) -> Iterator[str]:
 def external_digests(values: Iterable[Any]) -> dict[str, str]:
     """Digests of the user's modules and files that these settings name.
 
-    Raises `ConfigError` for a missing module or file.
+    Raises `ConfigError` if a module or file is missing.
     """
     identity: dict[str, str] = {}
     for part in _parts(values):
@@ -203,7 +203,7 @@ def _user_model(part: BaseModel) -> str | None:
 
 
 def _shown(path: Path) -> str:
-    """Path as in the config; a file of the project relative to its root."""
+    """Path as in the config. If it is an absolute path in the project, it is made relative to the project's root."""
     project = Path(__file__).resolve().parents[2]
     return str(path.relative_to(project)) if path.is_absolute() and path.is_relative_to(project) else str(path)
 

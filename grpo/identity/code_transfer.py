@@ -1,6 +1,6 @@
 """Transfer of the user's modules to another machine, through the artifact store.
 
-The other machine may have modules of these names itself: `check_modules` compares them.
+The other machine may have modules with these names itself, so `check_modules` compares them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grpo.user_objects import make_importable
 
 
 def write_code_artifact(store: ArtifactStore, inputs: Mapping[str, Any]) -> Artifact | None:
-    """Store the sources of the user's modules that a stage imports; None where its inputs name none."""
+    """Store the sources of the user's modules that a stage imports. Returns None if its inputs name none."""
     files = user_code_files(inputs.values())
     if not files:
         return None
@@ -28,7 +28,7 @@ def write_code_artifact(store: ArtifactStore, inputs: Mapping[str, Any]) -> Arti
 
 
 def receive_code(store: ArtifactStore, code: Artifact) -> None:
-    """Make the user's modules of another machine importable here, after what is installed or on the path already."""
+    """Make the user's modules from another machine importable here. Modules that are on the path already come first."""
     make_importable(store.path(code))
 
 
@@ -39,7 +39,7 @@ def module_digests(inputs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_modules(inputs: Mapping[str, Any], modules: Mapping[str, str]) -> None:
-    """Raise `ConfigError` where the user's modules are not here as they were on the machine that sent the stage."""
+    """Raise `ConfigError` if the user's modules here differ from the ones on the machine that sent the stage."""
     here = module_digests(inputs)
     for name in sorted({*here, *modules}):
         if here.get(name) != modules.get(name):

@@ -31,7 +31,7 @@ def provenance(
     evaluation: Evaluation | None = None,
     agent: AgentRecord | None = None,
 ) -> Provenance:
-    """Everything that the result of this config depends on, as it is now."""
+    """Provenance of a run: everything that the result of this config depends on, as it is now."""
     import torch  # not needed to read the registry
 
     return Provenance(
@@ -57,7 +57,7 @@ def provenance(
 
 
 def agent_record(config: PipelineConfig) -> AgentRecord:
-    """Prompt, tools and user's modules of the agent of a run. Raises `ConfigError` where one cannot be made."""
+    """Prompt, tools and user's modules of a run's agent. Raises `ConfigError` if it cannot be made."""
     environment, agent = make_environment_without_model(config.environment), make_agent(config.agent)
     return AgentRecord(
         system_prompt=environment.system_prompt,

@@ -6,9 +6,9 @@
         module shop.words      sha256 of shop/words.py
         package textstat       0.7.4
 
-Imports are followed in the sources without running them; of a module of this project, whose sources have a digest of
-their own, the distributions that it imports are added. Not covered: a module imported by a computed name; a stage
-records it when it is opened (`grpo.reads.recorder`).
+Imports are followed in the sources without running them. If a module belongs to this project, only the distributions
+that it imports are added, because the project's sources have their own digest. Not covered: a module that is imported
+by a computed name. A stage records such a module when it is opened (`grpo.reads.recorder`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _LONGEST_PATH = 500
 def user_code_digests(reference: str) -> Mapping[str, str]:
     """Digests of all modules that `package.module:name` imports, and versions of the imported packages.
 
-    Cached in a process, whose imported modules do not change with the files. Raises `ConfigError` for a missing module.
+    The result is cached in a process, because modules that are imported do not change when their files do. Raises
+    `ConfigError` if the module is missing, or if its source is not valid Python.
     """
     name = reference.partition(":")[0]
     if find_module(name) is None:
@@ -66,7 +67,7 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
             try:
                 waiting.extend(_imports(source, module if is_package else module.rpartition(".")[0]))
             except (SyntaxError, ValueError, RecursionError) as error:
-                if module == name:  # another one may never be imported, as one for an older Python in a try
+                if module == name:  # another module may never be imported, e.g. one for an older Python in a try
                     raise ConfigError(f"{spec.origin} is not valid Python: {error}") from error
     return dict(sorted(identity.items()))
 
@@ -74,7 +75,7 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
 def module_files(reference: str) -> dict[str, Path]:
     """Source files of the user's modules that `package.module:name` imports, by their path below an import folder.
 
-    Modules of installed packages are left out. Raises as `user_code_digests`.
+    Modules of installed packages are left out. Raises like `user_code_digests`.
     """
     files: dict[str, Path] = {}
     for entry in user_code_digests(reference):
@@ -90,14 +91,14 @@ def module_files(reference: str) -> dict[str, Path]:
 
 
 def user_modules(reference: str) -> list[str]:
-    """Names of the user's modules that a reference imports. Raises as `user_code_digests`."""
+    """Names of the user's modules that a reference imports. Raises like `user_code_digests`."""
     kinds = (entry.partition(" ") for entry in user_code_digests(reference))
     return [module for kind, _, module in kinds if kind == "module"]
 
 
 @functools.cache
 def source_texts(reference: str) -> frozenset[str]:
-    """Texts in the sources of the user's modules, which may name files. Raises as `user_code_digests`."""
+    """Texts in the sources of the user's modules, because they may name files. Raises like `user_code_digests`."""
     texts: set[str] = set()
     for module in user_modules(reference):
         spec = find_module(module)
@@ -110,7 +111,7 @@ def source_texts(reference: str) -> frozenset[str]:
 
 
 def _imports(source: bytes, package: str) -> Iterator[str]:
-    """Yield the modules in the import statements of a source, at any depth. Raises as `ast.parse`."""
+    """Yield the modules in the import statements of a source, at any depth. Raises like `ast.parse`."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -126,7 +127,7 @@ def _imports(source: bytes, package: str) -> Iterator[str]:
 
 
 def _add_imported(identity: dict[str, str], module: str) -> None:
-    """Add the distributions that a module of this project imports itself; the project's own digest covers the rest."""
+    """Add the distributions that a module of this project imports. The project's own digest covers the rest."""
     spec = find_module(module)
     if spec is None or (source := module_source(spec)) is None:
         return
@@ -154,7 +155,8 @@ def _add_distribution(identity: dict[str, str], top: str) -> None:
 def _distributions(top: str) -> tuple[str, ...]:
     """Names of the installed distributions with this top-level module.
 
-    `importlib.metadata.packages_distributions` parses the metadata and the files of all of them, which takes a second.
+    `importlib.metadata.packages_distributions` is not used, because it parses the metadata and the files of all
+    distributions, which takes a second.
     """
     named = (d.metadata["Name"] for d in importlib.metadata.distributions() if _provides(d, top))
     return tuple(dict.fromkeys(named))

@@ -1,6 +1,6 @@
 """Checks before a run: everything that can be refused without training is refused before the first stage.
 
-The table is `CHECKS`; `check` calls it for every command and every flow.
+`CHECKS` is the table of all checks. Every command and every flow calls `check`, which runs them.
 """
 
 from grpo.preflight.check import Check, Purpose, check, find_faults, prepared

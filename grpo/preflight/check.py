@@ -25,7 +25,7 @@ class Checked:
 
     faults: tuple[Fault, ...]
     config: PipelineConfig | None
-    """Models pinned, metric of the gates chosen; None where that is not possible."""
+    """Config with models pinned and the metric of the gates chosen. None if there are faults."""
 
 
 def check(
@@ -39,16 +39,16 @@ def check(
 ) -> PipelineConfig:
     """Raise one error with all faults, or return the config as the run uses it: models pinned, metric of gates chosen.
 
-    Takes seconds, loads no weights and leaves nothing behind. With `depth="files"` only the checks that need neither
-    torch nor MLflow are made, for commands that make the others in their flow.
+    It takes seconds, loads no weights and leaves no files behind. With `depth="files"` only the checks that need
+    neither torch nor MLflow are made, because the flow of the command makes the others.
 
     Args:
         config: Config of the run.
-        purpose: What it is for: a training with gates and registration, a trial of one without them, an evaluation.
+        purpose: `train` for a training with gates and registration, `trial` for one without them, or `evaluate`.
         depth: `files` leaves out the checks that import torch or MLflow.
-        whole: Whether every scenario is held out.
-        registry: Opens the registry; None where there is none yet.
-        before: Checks of the caller that are made first, such as those of servers.
+        whole: True if every scenario is held out.
+        registry: Opens the registry, or returns None if there is none yet.
+        before: Checks of the caller that are made first, e.g. checks of servers.
 
     """
     checked = find_faults(config, purpose=purpose, depth=depth, whole=whole, registry=registry, before=before)
@@ -67,10 +67,11 @@ def find_faults(
     registry: Callable[[], Registry | None] = lambda: None,
     before: Sequence[Check] = (),
 ) -> Checked:
-    """Make all checks, see `check`; a fault that several of them meet is named once.
+    """Make all checks, see `check`. If several of them meet the same fault, it is named once.
 
-    Those of the table that a config has passed in this process within `RECENT_S` are not made again: a command makes
-    some of them before it starts its server, and its flow the rest. The caller's own are always made.
+    Checks of the table that this config has passed in this process within `RECENT_S` are not made again, because a
+    command makes some of them before it starts its server, and its flow makes the rest. The caller's own checks are
+    always made.
     """
     passed = recently_passed(identity := identity_of(config, purpose=purpose, whole=whole))
     faults: list[Fault] = []
@@ -101,7 +102,10 @@ def find_faults(
 
 
 def prepared(facts: Facts, *, purpose: Purpose) -> PipelineConfig:
-    """The config of a training with its models pinned, and the metric of gates that name none, where it is known."""
+    """The config as a run uses it: models pinned, and for a training the metric of gates that name none, if known.
+
+    For an evaluation the config is returned as given.
+    """
     if purpose == "evaluate":
         return facts.given
     config = facts.config()

@@ -54,7 +54,7 @@ def playable(facts: Facts) -> Iterator[Exception]:
 
 
 def splits(facts: Facts) -> Iterator[Exception]:
-    """Split the scenarios, where the sample is all of them."""
+    """Split the scenarios, if the sample is all of them."""
     facts.split()
     yield from ()
 

@@ -1,6 +1,6 @@
-"""What the checks look at: scenarios, environment, tokenizer and played episodes of a config, each made once.
+"""Facts that the checks look at: scenarios, environment, tokenizer and played episodes of a config, each made once.
 
-A fact that cannot be made raises its error in every check that needs it, and counts as one fault.
+If a fact cannot be made, every check that needs it raises the same error, which counts as one fault.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from grpo.trajectories import Trajectory
 
 MOST_RECORDS = 1_000
-"""Records of each source that are read: larger sources are judged by their first ones."""
+"""Records of each source that are read. If a source has more, only its first ones are checked."""
 _PLAYED = 3
 """Scenarios that are played with scripted replies."""
 T = TypeVar("T")
@@ -48,11 +48,11 @@ class Sample(NamedTuple):
 
     scenarios: tuple[Scenario, ...]
     table: Path | None
-    """Table of all scenarios; None where the sources have more than the sample."""
+    """Table of all scenarios. None if the sources have more than the sample."""
 
 
 def _once(make: Callable[[Facts], T]) -> Callable[[Facts], T]:
-    """Make a fact once; its error is raised again by every later call."""
+    """Make a fact once. If that raises, every later call raises the same error again."""
     name = make.__name__
 
     @wraps(make)
@@ -78,9 +78,9 @@ class Facts:
     ) -> None:
         self.given = config
         self.whole = whole
-        """True where every scenario is held out, as in an evaluation on a file."""
+        """True if every scenario is held out, as in an evaluation on a file."""
         self.registry = registry
-        """The registry; None where it is a file of this machine that no run has made yet."""
+        """Opens the registry, or returns None if it is a file of this machine that no run has made yet."""
         self._made: dict[str, tuple[Any, Exception | None]] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="grpo-preflight-", ignore_cleanup_errors=True)
 
@@ -104,7 +104,7 @@ class Facts:
 
     @_once
     def environment(self) -> Environment:
-        """The environment, with a user who follows rules where a model would write the user's messages."""
+        """The environment. If a model would write the user's messages, a user who follows rules replaces it."""
         return make_environment_without_model(self.given.environment)
 
     @_once
@@ -114,9 +114,9 @@ class Facts:
 
     @_once
     def sample(self) -> Sample | None:
-        """Scenarios of the sources; None for a data set on a hub, which would be fetched first.
+        """Scenarios of the sources. None if one is a data set on a hub, because it would have to be fetched first.
 
-        None as well for a source whose connection fails now: the stage that reads it tries again.
+        None as well if the connection to a source fails now, because the stage that reads it tries again.
         """
         sources = pin_sources(self.given.scenarios).sources
         if any(isinstance(source, HubDataSource) for source in sources):
@@ -137,7 +137,7 @@ class Facts:
 
     @_once
     def unplayable(self) -> dict[str, str]:
-        """Reasons why scenarios of the sample cannot be played, by id. Raises `BudgetError` where they are too many."""
+        """Reasons why scenarios of the sample cannot be played, by id. Raises `BudgetError` if they are too many."""
         sample, bound = self.sample(), self.given.scenarios.max_quarantined_fraction
         if sample is None:
             return {}
@@ -150,7 +150,7 @@ class Facts:
 
     @_once
     def split(self) -> Split | None:
-        """Training and held-out scenarios; None where the sample is not all of them."""
+        """Training and held-out scenarios. None if the sample is not all of them."""
         sample, settings = self.sample(), self.given.scenarios
         if sample is None or sample.table is None:
             return None
@@ -162,7 +162,7 @@ class Facts:
 
     @_once
     def heldout(self) -> tuple[Scenario, ...]:
-        """Held-out scenarios, or the playable ones of the sample where the split is not known."""
+        """Held-out scenarios, or all playable scenarios of the sample if the split is not known."""
         sample, parts = self.sample(), self.split()
         if sample is None:
             return ()
@@ -173,7 +173,7 @@ class Facts:
 
     @_once
     def playable(self) -> tuple[Scenario, ...]:
-        """Scenarios that a run plays: those of both splits, or the playable ones of the sample."""
+        """Scenarios that a run plays: both splits, or if the split is not known the playable ones of the sample."""
         sample, parts = self.sample(), self.split()
         if sample is None:
             return ()
@@ -188,7 +188,7 @@ class Facts:
     def can_verify(self, scenario: Scenario) -> bool:
         """True if an episode of this scenario may end with a success or a failure.
 
-        An environment of the user's own that verifies by itself is believed: only its episodes would show it.
+        If an environment of the user's own verifies by itself, this is True, because only its episodes would show more.
         """
         return self.environment().can_verify(scenario, judged=self.given.judge is not None) is not False
 
@@ -228,7 +228,7 @@ class Facts:
 
     @_once
     def max_context(self) -> int:
-        """Tokens that an episode may have: `rollout.max_context`, or the model's limit where that is lower."""
+        """Tokens that an episode may have: `rollout.max_context`, or the model's limit if it is lower."""
         from grpo.policy.context import context_limit
 
         return min(self.given.rollout.max_context, context_limit(self.sizes().config))
@@ -237,7 +237,7 @@ class Facts:
     def episodes(self) -> tuple[Trajectory, ...]:
         """Episodes of a few scenarios, the longest among them, in which a script replies instead of the model.
 
-        They show what only an episode shows: prompts that do not fit, an environment or a reward that raises.
+        They find faults that only an episode shows: a prompt that does not fit, an environment or a reward that raises.
         """
         from grpo.policy.scripted import ScriptedPolicy
         from grpo.rollout.collect import collect

@@ -24,9 +24,9 @@ _KINDS: tuple[type[Exception], ...] = (
     *(ConfigError, DataError, PolicyError, AddressError, RegistryError, RewardError, BudgetError, StorageError),
     *(CapacityError, ArtifactError, GRPOError, ConnectionError, TimeoutError),
 )
-"""Types of a joint error, which has the type of the first fault: the exit code of a command depends on it."""
+"""Types of a joint error. It has the type of the first fault, because the exit code of a command depends on it."""
 EXPECTED = (GRPOError, ConnectionError, TimeoutError)
-"""Errors that are faults of a config or of what it names; any other exception is a fault of this project."""
+"""Errors that are faults of a config or of what it names. Any other exception is a fault of this project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +36,14 @@ class Fault:
     check: str
     """Name of the check that found it."""
     error: Exception
-    """Value, place and remedy, of the type that the run would have ended with."""
+    """Error with value, place and remedy, and with the type that the run would have ended with."""
 
     def __str__(self) -> str:
         return str(self.error)
 
 
 def raise_faults(faults: Sequence[Fault]) -> NoReturn:
-    """Raise the only fault as it is, or one error of the first one's type that lists them all, one per line."""
+    """Raise the only fault as it is, or one error that lists all faults, one per line, with the type of the first."""
     first, *others = (fault.error for fault in faults)
     if not others:
         raise first

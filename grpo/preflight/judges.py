@@ -1,4 +1,4 @@
-"""Checks of the servers of judges and of the simulated user's model: they answer, and take the key."""
+"""Checks that the servers of judges and of the simulated user's model answer and accept the key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REFUSED = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
 
 
 def servers(facts: Facts) -> Iterator[Exception]:
-    """Ask the server of each judge for its models: it has to answer, and to take the key."""
+    """Ask the server of each judge for its models. It has to answer and to accept the key."""
     config = facts.given
     judges: list[JudgeSettings] = [] if config.judge is None else [config.judge]
     judges += [gate.judge for gate in config.gates if isinstance(gate, SafetyGate) and gate.judge is not None]
@@ -64,9 +64,9 @@ def user_model(facts: Facts) -> Iterator[Exception]:
 
 
 def ask(endpoint: OpenAIEndpoint, *, setting: str) -> None:
-    """Ask a server for its models; only one that does not answer or refuses the key is a fault, as many have no list.
+    """Ask a server for its models. Any other answer than a refused key is accepted, because many servers have no list.
 
-    Raises `ConnectionError`, or `PolicyError` for a key that is refused.
+    Raises `ConnectionError` if the server does not answer, and `PolicyError` if it refuses the key.
     """
     key = os.environ.get(endpoint.key, "").strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}

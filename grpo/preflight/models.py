@@ -36,7 +36,7 @@ def template(facts: Facts) -> Iterator[Exception]:
 
 
 def backend(facts: Facts) -> Iterator[Exception]:
-    """Import what `policy.quantization` and `rollout.backend` need."""
+    """Import the packages that `policy.quantization` and `rollout.backend` need."""
     config = facts.given
     try:
         if config.policy.quantization is not None:
@@ -46,11 +46,11 @@ def backend(facts: Facts) -> Iterator[Exception]:
     except GRPOError as error:
         yield error
     if config.rollout.backend == "vllm":
-        import grpo.policy.vllm  # noqa: F401 - raises where the package is missing
+        import grpo.policy.vllm  # noqa: F401 - raises if the package is missing
 
 
 def training(facts: Facts) -> Iterator[Exception]:
-    """Build the model without weights, with its adapters, and let it recompute activations if that is asked for."""
+    """Build the model without weights, with its adapters, and with activation checkpointing if it is configured."""
     facts.sizes()
     if facts.given.training.gradient_checkpointing:
         from grpo.learner.performance import activation_checkpointing
@@ -61,7 +61,7 @@ def training(facts: Facts) -> Iterator[Exception]:
 
 
 def context(facts: Facts) -> Iterator[Exception]:
-    """Compare a turn's tokens with those that an episode may have."""
+    """Compare the new tokens of a turn with the tokens that an episode may have."""
     from grpo.policy.context import describe_context
 
     rollout, limit = facts.given.rollout, facts.max_context()
@@ -75,7 +75,7 @@ def context(facts: Facts) -> Iterator[Exception]:
 
 
 def episodes(facts: Facts) -> Iterator[Exception]:
-    """Play a few scenarios with scripted replies: prompts that do not fit, and an environment that cannot begin."""
+    """Play scenarios with scripted replies, to find prompts that do not fit and an environment that cannot begin."""
     played = facts.episodes()
     unread = [trajectory for trajectory in played if not _replied(trajectory)]
     too_long = [trajectory for trajectory in unread if trajectory.stop == "truncated"]
@@ -101,7 +101,7 @@ def _replied(trajectory: Trajectory) -> bool:
 
 
 def store_place(facts: Facts) -> Iterator[Exception]:
-    """Refuse a store that was moved elsewhere: everything would be computed again."""
+    """Refuse a store that was moved elsewhere, because everything would be computed again."""
     store = ArtifactStore(facts.given.store)
     present = present_address(store.uri)
     if present != store.uri and not store.documents.names("results"):
@@ -109,7 +109,7 @@ def store_place(facts: Facts) -> Iterator[Exception]:
 
 
 def disk(facts: Facts) -> Iterator[Exception]:
-    """Compare the free space of a local store with the checkpoints that the run keeps, at 4 bytes a weight."""
+    """Compare the free space of a local store with the checkpoints that the run keeps, at 4 bytes per weight."""
     store = ArtifactStore(facts.given.store)
     if not store.is_local:
         return

@@ -1,7 +1,7 @@
-"""Checks of gates and rewards against what the environment can tell: outcomes, categories, held-out scenarios.
+"""Checks that the environment gives what gates and rewards need: outcomes, categories, held-out scenarios.
 
-A metric that the environment cannot give is found here and not after the training: a gate without evidence refuses
-every candidate.
+A metric that the environment cannot give is refused here and not after the training, because a gate without evidence
+refuses every candidate.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ ON_OUTCOMES = ("task_completion", "checks")
 _WITHOUT_REWARD = (ConversationSettings, SimulatedUserSettings, TaskSettings, ReplaySettings)
 """Environments that give an episode no reward of their own."""
 Verifies = Callable[[Scenario], bool]
-"""True for a scenario whose episodes may end with a success or a failure."""
+"""True for a scenario if its episodes may end with a success or a failure."""
 _REMEDY = "use metric reward, give the scenarios `expected`, or choose an environment that verifies outcomes"
 
 
 def gate_metric(facts: Facts) -> Metric | None:
-    """Metric of gates that name none; None where not all scenarios are known yet, and the run chooses it later."""
+    """Metric of gates that name none. None if not all scenarios are known yet, so that the run chooses it later."""
     return None if facts.split() is None else _metric(facts.heldout(), facts.can_verify)
 
 
 def settled(config: PipelineConfig, heldout: Sequence[Scenario]) -> PipelineConfig:
     """The config with a metric for gates that name none, chosen from the held-out scenarios of a run.
 
-    Raises `ConfigError` where a gate asks for what these do not have: the checks before a run read a part of a large
-    source only, and none of a data set on a hub.
+    Raises `ConfigError` if a gate needs something that these scenarios do not have. The checks before a run may have
+    missed it, because they read only a part of a large source, and nothing of a data set on a hub.
     """
     environment, judged = make_environment_without_model(config.environment), config.judge is not None
 
@@ -64,16 +64,16 @@ def settled(config: PipelineConfig, heldout: Sequence[Scenario]) -> PipelineConf
 
 
 def _metric(heldout: Sequence[Scenario], verifies: Verifies) -> Metric:
-    """Success where every category of the base scenarios that are held out has a verified outcome.
+    """Success if every category of the held-out base scenarios has a verified outcome, and otherwise reward.
 
-    Conversations of a retraining do not decide: their categories are what clients say.
+    Conversations of a retraining do not decide, because clients choose their categories.
     """
     verified = any(map(verifies, heldout))
     return "success" if verified and not _without_outcome(_base(heldout), verifies) else "reward"
 
 
 def gates(facts: Facts) -> Iterator[Exception]:
-    """Refuse a named metric `success`, pass^k and must-pass scenarios where nothing can be verified."""
+    """Refuse a named metric `success`, pass^k and must-pass scenarios if their outcomes cannot be verified."""
     if scenarios := facts.heldout():
         yield from _unverified(facts.given, scenarios, facts.can_verify)
 
@@ -81,8 +81,8 @@ def gates(facts: Facts) -> Iterator[Exception]:
 def _unverified(config: PipelineConfig, scenarios: Sequence[Scenario], verifies: Verifies) -> Iterator[ConfigError]:
     """Faults of gates that count successes which nothing verifies.
 
-    As in the gates themselves, the conversations of a retraining count in the improvement and as must-pass scenarios,
-    and pass^k and categories are those of the base scenarios.
+    As in the gates themselves, the conversations of a retraining count for the improvement and as must-pass scenarios.
+    For pass^k and categories only the base scenarios count.
     """
     kind, base = config.environment.kind, _base(scenarios)
     verified = {scenario.id for scenario in scenarios if verifies(scenario)}
@@ -113,7 +113,7 @@ def _unverified(config: PipelineConfig, scenarios: Sequence[Scenario], verifies:
 
 
 def rewards(facts: Facts) -> Iterator[Exception]:
-    """Refuse rewards on outcomes where no scenario has one, and `environment` where the environment gives no reward."""
+    """Refuse rewards on outcomes if no scenario has one, and `environment` if the environment gives no reward."""
     scenarios, environment = facts.playable(), facts.given.environment
     for number, component in enumerate(facts.given.reward):
         place = f"reward[{number}] ({component.kind})"
@@ -133,7 +133,7 @@ def rewards(facts: Facts) -> Iterator[Exception]:
 
 
 def credit(facts: Facts) -> Iterator[Exception]:
-    """Refuse credit by state where the environment gives no digest of its states."""
+    """Refuse credit by state if the environment gives no digest of its states."""
     if facts.given.training.credit_assignment == "state" and not facts.environment().gives_states:
         yield ConfigError(
             f"training.credit_assignment state: environment {facts.given.environment.kind} gives no digest of its "
@@ -142,13 +142,16 @@ def credit(facts: Facts) -> Iterator[Exception]:
 
 
 def _gives_checks(facts: Facts, scenario: Scenario) -> bool:
-    """True if an episode may have an outcome that a reward reads; assertions without a judge leave other checks."""
+    """True if an episode may have an outcome that a reward reads.
+
+    Without a judge, assertions are left out and other checks remain.
+    """
     environment = facts.environment()
     return environment.can_verify(scenario, judged=True) is not False
 
 
 def gate_scenarios(facts: Facts) -> Iterator[Exception]:
-    """Find the scenarios and categories that gates name among those held out, where all of these are known."""
+    """Find the scenarios and categories that gates name among the held-out scenarios, if all of these are known."""
     if facts.split() is not None:
         scenarios = facts.heldout()
         for gate in facts.given.gates:
@@ -181,7 +184,7 @@ def enough_scenarios(facts: Facts) -> Iterator[Exception]:
 
 
 def _highest_bound(facts: Facts, count: int) -> float:
-    """Lower bound of the difference where the candidate gains the whole range in each scenario."""
+    """Lower bound of the difference if the candidate gains the whole range in each scenario."""
     settings = facts.given.evaluation
     return interval(
         np.ones(count), ends=(-1.0, 1.0), confidence=settings.confidence, resamples=settings.resamples, seed=0

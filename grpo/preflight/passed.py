@@ -1,4 +1,4 @@
-"""Memory of the checks that this process has just passed: a command makes some of them, and its flow the rest."""
+"""Memory of the checks that this process has just passed, because a command makes some and its flow makes the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _passed: dict[tuple[str, Depth], float] = {}
 def identity_of(config: PipelineConfig, *, purpose: Purpose, whole: bool) -> str | None:
     """Digest of a config with its local sources, the user's code and the places of its records.
 
-    None where sources or code are not there.
+    None if sources or code are missing.
     """
     local = [source for source in config.scenarios.sources if not isinstance(source, HubDataSource)]
     try:
@@ -33,7 +33,7 @@ def identity_of(config: PipelineConfig, *, purpose: Purpose, whole: bool) -> str
 
 
 def recently_passed(identity: str | None) -> set[Depth]:
-    """Depths of the checks that have just been passed; older ones are forgotten, as files and servers change."""
+    """Depths of the checks that have just been passed. Older ones are forgotten, because files and servers change."""
     now = time.monotonic()
     for key in [key for key, made in _passed.items() if now - made > RECENT_S]:
         _passed.pop(key, None)

@@ -23,7 +23,10 @@ def registry(facts: Facts) -> Iterator[Exception]:
 
 
 def _champion(facts: Facts, models: Registry) -> None:
-    """Refuse a champion that was deleted, or whose checkpoint is not in the store: it could not be compared with."""
+    """Refuse to start if the champion was deleted or its checkpoint is missing, because no candidate could be compared.
+
+    The checkpoint may be in the store of the config or in its own store.
+    """
     name = facts.given.registry.model_name
     champion = models.champion(name)
     if champion is None:

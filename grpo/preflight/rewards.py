@@ -1,4 +1,4 @@
-"""Checks of rewards: they can be made, known exploits do not pay, and they score a played episode without raising."""
+"""Checks of rewards: they can be made, known exploits earn nothing, and they score a played episode without raising."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo.scenarios.columns import missing_columns
 
 
 def made(facts: Facts) -> Iterator[Exception]:
-    """Try the known exploits on each reward. An exception of a reward is named with its file and line."""
+    """Try the known exploits on each reward. If a reward raises, the error names its file and line."""
     for component in facts.given.reward:
         try:
             with reward_code(_name(component)):
@@ -41,7 +41,7 @@ def columns(facts: Facts) -> Iterator[Exception]:
 
 
 def scored(facts: Facts) -> Iterator[Exception]:
-    """Score played episodes with each reward but LLM judges, whose answers cost."""
+    """Score a played episode with each reward except LLM judges, because their answers cost."""
     scenarios = {scenario.id: scenario for scenario in facts.playable()}
     played = [trajectory for trajectory in facts.episodes() if trajectory.stop != "failed"]
     if not played:
@@ -54,7 +54,7 @@ def scored(facts: Facts) -> Iterator[Exception]:
             trajectory = played[0]
             scenario = scenarios.get(trajectory.scenario_id)
             if reward.needed_columns and missing_columns(reward.needed_columns, scenario):
-                continue  # which `columns` says
+                continue  # reported by `columns`
             try:
                 runner.run(_score(reward, Episode.of(trajectory, scenario), _name(component)))
             except Unscored:

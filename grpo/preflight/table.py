@@ -9,7 +9,7 @@ from typing import Literal
 from grpo.preflight.facts import Facts
 
 SERVERS, STORE = "servers answer", "home and store can be written"
-"""Names of checks that others need."""
+"""Names of checks that other checks need."""
 Purpose = Literal["train", "trial", "evaluate"]
 Depth = Literal["files", "all"]
 """`files` leaves out the checks that import torch or MLflow."""
@@ -24,9 +24,10 @@ class Check:
 
     name: str
     test: Callable[[Facts], Iterable[Exception]]
-    """Yields every fault that it finds, or raises the first."""
+    """Function that yields every fault, or raises the first."""
     purposes: frozenset[Purpose] = ALWAYS
     imports: bool = False
     """True if it imports torch or MLflow, which takes seconds."""
     needs: str | None = None
-    """Name of a check without which it is left out: MLflow's client asks a server that is away for minutes."""
+    """Name of another check. If that one fails, this one is left out, because e.g. MLflow's client would wait minutes
+    for a server that is away."""

@@ -1,7 +1,7 @@
-"""Environment variables that are read: `os.environ` reports each look-up, which has no audit event.
+"""Environment variables that are read: `os.environ` reports each look-up, because Python has no audit event for it.
 
-A copy of the whole environment, as `{**os.environ}` for a program that is started, reads no variable in particular.
-Not covered: `getenv` of libraries in C.
+A copy of the whole environment, e.g. `{**os.environ}` for a program that is started, does not count as a read of any
+variable. Not covered: `getenv` of libraries in C.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _IGNORED = frozenset({
     "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "HOSTNAME", "DISPLAY", "EDITOR", "PAGER",
     "VIRTUAL_ENV", "NO_COLOR", "FORCE_COLOR", "_",
 })  # fmt: skip
-"""Variables of the machine, the shell and the process, which differ without a difference in what is computed."""
+"""Variables of the machine, the shell and the process. They may differ although the same thing is computed."""
 _IGNORED_PREFIXES = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_", "PYTEST_", "LC_", "XDG_", "SSH_", "DASK_")
 _bulk = threading.local()
 _report: list[Callable[[str, str | None], None]] = []
 
 
 class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
-    """`os.environ` that reports what is looked up."""
+    """`os.environ` that reports each look-up of a variable."""
 
     def __getitem__(self, key: str) -> str:
         try:
@@ -40,7 +40,7 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
 
 
 def install(report: Callable[[str, str | None], None]) -> None:
-    """Let `report` have the name and the value of each variable that is looked up from now on."""
+    """Call `report` with the name and the value of each variable that is looked up from now on."""
     _report[:] = [report]
     if type(os.environ) is os._Environ:
         os.environ.__class__ = _RecordingEnviron
@@ -56,7 +56,7 @@ def _look_up(key: object, value: str | None) -> None:
 
 
 def _place() -> tuple[int, int, int]:
-    """Frame, code and instruction that uses the environment: `{**os.environ}` looks all up in one instruction."""
+    """Frame, code and instruction that uses the environment: `{**os.environ}` is one instruction with many look-ups."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "os", "collections.abc"):
         frame = frame.f_back

@@ -1,11 +1,11 @@
-"""Who reads: the user's code, told by the frames of the stack.
+"""Reader of a file: the frames of the stack show if the user's code reads it.
 
     Path.read_text     standard library
     load_words         shop/rewards.py                   the user's
     <module>           shop/rewards.py                   the user's, while it is imported: `shop.rewards`
     load_object        grpo/user_objects.py              this project: the walk ends here
 
-A read during the import of an installed package is the package's, whose version stands for it.
+A read during the import of an installed package belongs to the package, because its version is in the identity.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo.reads.modules import PROJECT, is_users
 from grpo.storage.shipped import package_folder
 
 _claimed: set[str] = set()
-"""Top-level modules that settings name: the user's, also where they are installed."""
+"""Top-level modules that settings name. They count as the user's even if they are installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Reader:
     in_project: bool
     """True if a frame is this project's."""
     is_import_system: bool = False
-    """True for Python's search for modules, which lists the folders of the import path."""
+    """True if Python searches for a module, for which it lists the folders of the import path."""
 
 
 def claim(module: str) -> None:
-    """Count a module and those beside it in its package as the user's, unless it is of this project or of Python."""
+    """Count a module and its whole package as the user's, unless it belongs to this project or to Python."""
     top = module.partition(".")[0]
     if top not in PROJECT and top not in sys.stdlib_module_names:
         _claimed.add(top)
 
 
 def reader() -> Reader:
-    """Walk the stack outwards, without the frames of this package, up to the first frame of this project."""
+    """Walk the stack outwards up to the first frame of this project, and skip the frames of this package."""
     frame = sys._getframe(1)
     modules: list[str] = []
     is_user = in_project = False

@@ -1,8 +1,8 @@
 """Modules by name, found without importing anything.
 
 `importlib.util.find_spec("gymnasium.utils.save_video")` imports `gymnasium` and `gymnasium.utils`, which may fail,
-print or take seconds. Here each finder of `sys.meta_path` is asked part by part, with the search path of the part
-before.
+print or take seconds. Instead, this module asks each finder of `sys.meta_path` for one part of the name after the
+other, and passes the search path of the part before.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
 
 
 def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
-    """Find a module, in a package, a namespace package, a zip file or an editable install; None for a missing one.
+    """Find a module in a package, a namespace package, a zip file or an editable install. None if it is missing.
 
-    Not found is a module in a package that changes its `__path__` while it is imported and is not imported yet.
+    If a package changes its `__path__` when it is imported, its modules are found only after its import.
     """
     path: Sequence[str] | None = None
     spec = None
@@ -43,7 +43,7 @@ def find_module(name: str) -> importlib.machinery.ModuleSpec | None:
 
 
 def module_source(spec: importlib.machinery.ModuleSpec) -> bytes | None:
-    """Bytes of a module's file, also in a zip file; None for a namespace package and a built-in module."""
+    """Bytes of a module's file, also in a zip file. None for a namespace package and a built-in module."""
     if spec.origin is None or not spec.has_location:
         return None
     if Path(spec.origin).is_file():
@@ -56,11 +56,11 @@ def module_source(spec: importlib.machinery.ModuleSpec) -> bytes | None:
 
 
 def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
-    """Return True for a module of an installed package, whose version stands for it.
+    """Return True if a module belongs to an installed package. Its version then identifies its code.
 
-    Installed is what is in this environment's site-packages, and what has its metadata beside it, as `pip install
-    --target vendor` leaves it in a folder of PYTHONPATH. Modules in other folders, those of editable installs among
-    them, are the user's code.
+    A module counts as installed if it is in this environment's site-packages, or if the metadata of its package lies
+    in the same folder, as after `pip install --target vendor` in a folder of PYTHONPATH. Modules in other folders are
+    the user's code, also in editable installs.
     """
     places = [spec.origin] if spec.origin else list(_locations(spec) or ())
     if any(Path(place).resolve().is_relative_to(root) for place in places for root in _INSTALLED):
@@ -70,7 +70,7 @@ def is_installed(spec: importlib.machinery.ModuleSpec) -> bool:
 
 
 def is_users(file: str) -> bool:
-    """Return True for a source file outside of Python, of this project and of the installed packages."""
+    """Return True if a source file does not belong to Python, this project or an installed package."""
     return not file.startswith("<") and _is_users(file)
 
 
@@ -82,7 +82,7 @@ def _is_users(file: str) -> bool:
 
 
 def import_root(spec: importlib.machinery.ModuleSpec) -> Path | None:
-    """Folder on the import path below which a module lies; None for a built-in one."""
+    """Folder on the import path below which a module lies. None if it is built in."""
     places = [spec.origin] if spec.has_location and spec.origin else list(_locations(spec) or ())
     return next((root for place in places for root in _roots(place, spec)), None)
 
@@ -99,7 +99,7 @@ def _find(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSp
     for finder in sys.meta_path:
         try:
             spec = finder.find_spec(name, path)
-        except Exception:  # noqa: BLE001, S112 - a finder that another package has installed; the next one is asked
+        except Exception:  # noqa: BLE001, S112 - a finder of another package may raise anything, and the next one is asked
             continue
         if spec is not None:
             return spec
@@ -107,7 +107,7 @@ def _find(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSp
 
 
 def _namespace(name: str, path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:
-    """A namespace package inside of a package: `PathFinder` makes none below a parent that is not imported."""
+    """Find a namespace package inside of a package, because `PathFinder` needs the parent to be imported."""
     folders = [str(folder) for place in path if (folder := Path(place, name.rpartition(".")[2])).is_dir()]
     if not folders:
         return None
@@ -117,7 +117,7 @@ def _namespace(name: str, path: Sequence[str]) -> importlib.machinery.ModuleSpec
 
 
 def _search_path(name: str, spec: importlib.machinery.ModuleSpec) -> Sequence[str] | None:
-    """Folders of a package's modules: those that an imported one has now, else those where it was found."""
+    """Folders of a package's modules: its present `__path__` if it is imported, else the folders where it was found."""
     imported = getattr(sys.modules.get(name), "__path__", None)
     try:
         return list(imported) if imported is not None else _locations(spec)
@@ -126,16 +126,20 @@ def _search_path(name: str, spec: importlib.machinery.ModuleSpec) -> Sequence[st
 
 
 def _locations(spec: importlib.machinery.ModuleSpec) -> Sequence[str] | None:
-    """Search path of a spec; that of a namespace package computes itself from its parent, which is not imported."""
+    """Search path of a spec, as stored.
+
+    The path object of a namespace package would compute itself from its parent again, which is not imported.
+    """
     locations = spec.submodule_search_locations
     return locations if locations is None else list(getattr(locations, "_path", locations))
 
 
 @functools.cache
 def _distributed(root: Path) -> frozenset[str]:
-    """Top-level modules of the distributions whose metadata lies in a folder.
+    """Top-level modules of the distributions that have their metadata in this folder.
 
-    `shop.egg-info` without a version in its name is what an editable install leaves beside the sources.
+    A folder like `shop.egg-info` without a version is left out, because an editable install leaves it next to the
+    sources.
     """
     names: set[str] = set()
     for distribution in importlib.metadata.distributions(path=[str(root)]):

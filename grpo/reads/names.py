@@ -1,12 +1,12 @@
-"""Names of what is read, independent of the folder that a project lies in, and their digests.
+"""Names of files and variables that are read, independent of the folder that a project lies in, and their digests.
 
     /data/words.txt            the content of a file, or the names in a folder
     shop:shop/words.txt        the same, from the folder on the import path that holds the user's module `shop`
-    exists /data/words.txt     whether there is a file or a folder
+    exists /data/words.txt     existence of a file or a folder
     stat shop:words.txt        its size, mode and time of change
     variable WORDS             the value of an environment variable
 
-A project that is moved or copied as a whole keeps the second form, and with it its cache.
+If a project is moved or copied as a whole, names of the second form stay the same, so its cache stays valid.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE = "file "
 _CREDENTIAL = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 _SET = "set"
 ABSENT = "absent"
-"""Digest in a lineage of a file or a variable that was looked for and is missing."""
+"""Digest in a lineage for a file or a variable that was looked for and is missing."""
 
 
 def roots_of(modules: Iterable[str]) -> dict[str, str]:
@@ -37,7 +37,7 @@ def roots_of(modules: Iterable[str]) -> dict[str, str]:
 
 
 def named(path: str, roots: Mapping[str, str]) -> str:
-    """Name of a path; below one of the folders from there on."""
+    """Name of a path. If it lies below one of the folders, the name is relative to that folder."""
     for top, root in roots.items():
         if path.startswith(root.rstrip(os.sep) + os.sep):
             return f"{top}:{path[len(root.rstrip(os.sep)) + 1 :]}"
@@ -45,27 +45,28 @@ def named(path: str, roots: Mapping[str, str]) -> str:
 
 
 def renamed(name: str, roots: Mapping[str, str]) -> str:
-    """A name with an absolute path as `named` gives it."""
+    """The name with its absolute path shortened as by `named`."""
     kind = next((kind for kind in (EXISTS, STAT, VARIABLE) if name.startswith(kind)), "")
     return name if kind == VARIABLE else f"{kind}{named(name.removeprefix(kind), roots)}"
 
 
 def without(digests: Mapping[str, str | None], folders: Iterable[Path]) -> dict[str, str | None]:
-    """Digests without the names of what lies in these folders."""
+    """Digests without files that lie in these folders."""
     tops = tuple(f"{str(folder).rstrip(os.sep)}{os.sep}" for folder in folders)
     return {name: digest for name, digest in digests.items() if not f"{_parts(name)[1]}{os.sep}".startswith(tops)}
 
 
 def shown(name: str) -> str:
-    """Name in a lineage, whose files have absolute paths: `file /home/me/shop/words.txt`."""
+    """Name as a lineage gives it, with an absolute path: `file /home/me/shop/words.txt`."""
     kind, rest = _parts(name)
     return f"{kind}{_path(rest) or rest}" if kind != VARIABLE else name
 
 
 def current_digest(name: str) -> str | None:
-    """Digest of what a name stands for now, also of one that `shown` has returned; None for what is missing.
+    """Present digest of a file or variable by its name, or by its name from `shown`. None if it is missing.
 
-    Of a variable that looks like a credential only whether it is set takes part: a digest could be guessed.
+    If a variable looks like a credential, its value does not count, only that it is set, because the value could be
+    guessed from a digest.
     """
     kind, rest = _parts(name)
     if kind == VARIABLE:
@@ -88,14 +89,14 @@ def current_digest(name: str) -> str | None:
 
 
 def variable_digest(name: str, value: str | None) -> str | None:
-    """Digest of a variable's value."""
+    """Digest of a variable's value. None if it is not set, and the same text for every value of a credential."""
     if value is None or _CREDENTIAL.search(name):
         return None if value is None else _SET
     return hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
 
 
 def is_read(name: str) -> bool:
-    """Return True for the name of something read, among the digests of a lineage."""
+    """Return True if a name among the digests of a lineage is a file or a variable that was read."""
     return name.startswith((FILE, EXISTS, STAT, VARIABLE))
 
 
@@ -105,7 +106,7 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _path(place: str) -> str | None:
-    """Absolute path of a place; None where the module that it counts from is not here."""
+    """Absolute path of a place. None if it is relative to a module that is not on this machine."""
     if place.startswith(os.sep):
         return place
     top, separator, relative = place.partition(":")

@@ -23,11 +23,11 @@ _PROJECT = tuple(map(package_folder, PROJECT))
 
 
 class ReadRecorder:
-    """What was read; a file that was also written is not an input."""
+    """Files, folders and variables that were read. A file that was also written is not an input."""
 
     def __init__(self) -> None:
         self.unseen: set[str] = set()
-        """Ways in which something was read that cannot be seen, such as a program that was started."""
+        """Ways in which something was read that cannot be seen, e.g. a program that was started."""
         self._read: set[str] = set()
         self._listed: set[str] = set()
         self._written: set[str] = set()
@@ -36,11 +36,11 @@ class ReadRecorder:
         self._variables: dict[str, str | None] = {}
 
     def opened(self, path: str, *, writes: bool = False) -> None:
-        """A file was opened."""
+        """Record that a file was opened."""
         (self._written if writes else self._read).add(path)
 
     def listed(self, path: str) -> None:
-        """The names in a folder were read."""
+        """Record that the names in a folder were read."""
         self._listed.add(path)
 
     @property
@@ -49,26 +49,26 @@ class ReadRecorder:
         return frozenset(self._written)
 
     def touched(self, path: str) -> None:
-        """A file was given to something that reads it or writes it: one that changes until the end was written."""
+        """Record that a file was given to code that reads or writes it. If it changes until the end, it was written."""
         if Path(path).is_file():
             self._touched.setdefault(path, _state(path))
 
     def looked_at(self, path: str, *, whole: bool) -> None:
-        """Its existence was read, or its `whole` status."""
+        """Record that the existence of a file was read, or its `whole` status."""
         self._status.add((STAT if whole else EXISTS, path))
 
     def has_met(self, path: str) -> bool:
-        """Return True for a file that was looked at, or in a folder that was listed."""
+        """Return True if a file was looked at, or if its folder was listed."""
         return str(Path(path).parent) in self._listed or any(path == seen for _, seen in self._status)
 
     def variable(self, name: str, value: str | None) -> None:
-        """An environment variable was read; its first value counts."""
+        """Record that an environment variable was read. Its first value counts."""
         self._variables.setdefault(name, variable_digest(name, value))
 
     def digests(
         self, *, exclude: tuple[Path, ...] = (), roots: Mapping[str, str] | None = None
     ) -> dict[str, str | None]:
-        """Digests by name, see `grpo.reads.names`, without the folders `exclude`; None for what is missing.
+        """Digests by name, see `grpo.reads.names`, without the folders `exclude`. The digest is None if it is missing.
 
         `roots` are the folders of the user's modules, from `roots_of`.
         """
@@ -81,7 +81,7 @@ class ReadRecorder:
 
 
 def changed(reads: Mapping[str, str | None]) -> list[str]:
-    """Return the names of what changed since it was read."""
+    """Return the names of files and variables that changed since they were read."""
     return [name for name, digest in reads.items() if current_digest(name) != digest]
 
 
@@ -110,7 +110,7 @@ PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 
 
 def _note_program(recorder: ReadRecorder, event: str, arguments: tuple[Any, ...]) -> None:
-    """A program that is started: its file, and every argument that is a file."""
+    """Record a program that is started: its file, and every argument that is a file."""
     folder = None
     if event == "os.system":
         words = _words(arguments[0])
@@ -138,7 +138,7 @@ def _words(command: str | bytes) -> list[str]:
 
 
 def _databases(database: object) -> Iterator[str]:
-    """Files of a database of sqlite3: its own, and the journal of what is not in it yet."""
+    """Files of a database of sqlite3: its own file, and the journal of changes that are not in it yet."""
     text = os.fsdecode(database) if isinstance(database, (str, bytes, os.PathLike)) else ""
     if text.startswith("file:"):
         text = urllib.parse.unquote(urllib.parse.urlsplit(text).path)
@@ -177,7 +177,10 @@ def _source(path: str) -> str:
 
 
 def _counts(path: str, exclude: tuple[Path, ...]) -> bool:
-    """Return True for a path outside of the system, of Python, of installed code, of this project and of `exclude`."""
+    """Return True if a path is outside of the system, Python, installed code, this project and `exclude`.
+
+    The data that this project ships counts nevertheless.
+    """
     roots = (*map(str, (*_PROJECT, *exclude)), *_SYSTEM)
     return _below(path, (str(shipped_folder()),)) or not (_below(path, roots) or _of_the_installation(path))
 
@@ -187,7 +190,7 @@ def _below(path: str, roots: tuple[str, ...]) -> bool:
 
 
 def _of_the_installation(path: str) -> bool:
-    """Return True for code of Python and of installed packages, whose versions are in the identity already."""
+    """Return True for code of Python and of installed packages, because the identity has their versions already."""
     place = Path(path)
     if place.is_relative_to(_INSTALLED):
         return place.suffix in (".py", ".pyc", ".so", ".pth") or ".dist-info" in path or place.is_dir()

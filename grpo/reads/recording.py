@@ -1,12 +1,12 @@
 """Recording of what the user's code reads, from the first import of this module on.
 
-In a stage: `open` and listings of its context; of the user's code and the threads that it starts also connections of
-sqlite3, programs, libraries that are loaded, variables of the environment, `os.stat`, and what C++ or a program opens
-below the folders of its modules.
+In a stage, `open` and listings of folders are recorded for everything in its context. For the user's code and the
+threads that it starts, the following is recorded as well: connections of sqlite3, programs, libraries that are loaded,
+environment variables, `os.stat`, and files that C++ or a program opens below the folders of the user's modules.
 
-While a module is imported: `WORDS = Path("words.txt").read_text()` at the top of one runs once in a process, long
-before a stage calls its functions. It is recorded for the module with the digest of that moment, and every stage that
-runs code of the module counts it.
+While a module is imported, its reads are recorded for the module, with the digest of that moment. This is needed
+because `WORDS = Path("words.txt").read_text()` at the top of a module runs once in a process, long before a stage calls
+its functions. Every stage that runs code of the module counts these reads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from grpo.reads.watch import existing_places, may_name, watched
 
 _LISTINGS = ("os.listdir", "os.scandir")
 _EVERY = ("open", *_LISTINGS)
-"""Events that count in a stage's context, whoever causes them; others only where the user's code does."""
+"""Events that count in a stage's context, whatever code causes them. Others count only if the user's code does."""
 _USERS = ("sqlite3.connect", "ctypes.dlopen", "os.fork", "os.forkpty", *PROGRAMS)
 _THREADS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
 _EVENTS = frozenset((*_EVERY, *_USERS, *_THREADS))
@@ -41,7 +41,7 @@ _own = threading.local()
 
 
 class _ModuleReads:
-    """Reads of a module while it is imported, each with the digest of the moment."""
+    """Reads of a module while it is imported, each with the digest of that moment."""
 
     def __init__(self) -> None:
         self.digests: dict[str, str | None] = {}
@@ -63,14 +63,14 @@ _modules: dict[str, _ModuleReads] = {}
 
 
 class StageReads:
-    """What a stage has read, with what its modules have read when they were imported."""
+    """Reads of a stage, and reads of its modules when they were imported."""
 
     def __init__(self, modules: Iterable[str], recorder: ReadRecorder) -> None:
         self._modules = tuple(modules)
         self._recorder = recorder
 
     def digests(self, *, exclude: tuple[Path, ...] = ()) -> dict[str, str | None]:
-        """Digests by name, see `grpo.reads.names`, without what lies in the folders `exclude`."""
+        """Digests by name, see `grpo.reads.names`, without files in the folders `exclude`."""
         roots = _users_roots(self._modules)
         digests = self._recorder.digests(exclude=exclude, roots=roots)
         for module in self._modules:
@@ -91,8 +91,8 @@ class StageReads:
 def recorded_reads(modules: Iterable[str] = (), texts: Iterable[str] = ()) -> Iterator[StageReads]:
     """Record the reads of this context and of the user's threads while the block runs.
 
-    Also those from outside of Python, below the folders of `modules`, the user's, and of files and folders that their
-    `texts` name.
+    Reads from outside of Python are recorded as well if they are below the folders of `modules`, which are the user's,
+    or in files and folders that the `texts` of these modules name.
     """
     modules, recorder = tuple(modules), ReadRecorder()
     token = _recorder.set(recorder)
@@ -132,14 +132,14 @@ def recorded_import(module: str) -> Iterator[None]:
 
 
 def _users_roots(modules: Iterable[str]) -> dict[str, str]:
-    """Folders of these modules, without those of installed packages."""
+    """Folders of these modules, without folders of installed packages."""
     return {top: root for top, root in roots_of(modules).items() if is_users(f"{root}/module.py")}
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook. An error in it would be one of the user's `open`."""
+    """Audit hook. It must not raise, because the error would reach the user's `open`."""
     if not _EVENTS or event not in _EVENTS or getattr(_own, "busy", False):
-        return  # without _EVENTS the interpreter ends, and has begun to clear this module
+        return  # if _EVENTS is gone, the interpreter is ending and has begun to clear this module
     with _unrecorded():
         try:
             who = _reader()
@@ -150,7 +150,7 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
                 return
             elif event in _EVERY or who.is_user:
                 _add(who, lambda recorder: note(recorder, event, arguments))
-        except Exception as error:  # noqa: BLE001 - see above; it is told with what cannot be seen
+        except Exception as error:  # noqa: BLE001 - see above, it is reported with what cannot be seen
             for recorder in tuple(_active):
                 recorder.unseen.add(f"{event}, which could not be recorded ({error})")
 
@@ -164,7 +164,7 @@ def _looked_at(path: str, whole: bool) -> None:
 
 
 def _add_where_user(record: Callable[[ReadRecorder], object]) -> None:
-    """Record what has no audit event, where the user's code reads it."""
+    """Record a read that has no audit event, if the user's code makes it."""
     if not getattr(_own, "busy", False):
         with _unrecorded():
             if (who := _reader()).is_user:
@@ -172,10 +172,10 @@ def _add_where_user(record: Callable[[ReadRecorder], object]) -> None:
 
 
 def _add(who: Reader, record: Callable[[ReadRecorder], object]) -> None:
-    """Add a read to the recorder of the context, or of all stages, and to the modules that are imported.
+    """Add a read to the recorder of the context, or of all stages, and to the modules that are being imported.
 
-    Which stage a thread of the user's works for is unknown: one read too many costs a computation, one too few a wrong
-    result.
+    If a thread of the user's has no context, the stage that it works for is unknown, so the read counts for all of
+    them. One read too many costs a computation, but one too few causes a wrong result.
     """
     own = _recorder.get()
     for recorder in (own,) if own is not None else tuple(_active) if who.is_user else ():
@@ -185,7 +185,11 @@ def _add(who: Reader, record: Callable[[ReadRecorder], object]) -> None:
 
 
 def _reader() -> Reader:
-    """Who reads: without a frame of this project in a recorded context, and in a marked thread, it is the user."""
+    """Reader of the present stack, see `frames.reader`.
+
+    In a recorded context and in a marked thread, it also counts as the user if no frame of this project is in the
+    stack.
+    """
     who = reader()
     if not (who.is_user or who.in_project) and (getattr(_own, "users", False) or _recorder.get() is not None):
         return Reader(True, who.modules, who.in_project)
@@ -207,7 +211,7 @@ def _mark(function: Any) -> None:
 
 @contextmanager
 def _unrecorded() -> Iterator[None]:
-    """Leave out what this module reads itself."""
+    """Record nothing while the block runs, because this module reads files itself."""
     before = getattr(_own, "busy", False)
     _own.busy = True
     try:

@@ -1,7 +1,7 @@
-"""`os.stat`, which has no audit event: reported while something is recorded, and left as it is otherwise.
+"""Reports of `os.stat`, which has no audit event. It is replaced while something is recorded, and restored afterwards.
 
-`Path.exists`, `Path.stat` and `os.path.getmtime` call it. Not covered: `from os import stat` of before, the entries of
-`os.scandir`, and libraries in C.
+`Path.exists`, `Path.stat` and `os.path.getmtime` call it. Not covered: code that has run `from os import stat` before,
+the entries of `os.scandir`, and libraries in C.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _EXISTENCE = frozenset({"exists", "lexists", "isfile", "isdir", "is_file", "is_dir", "islink", "is_symlink", "access"})
-"""Functions that read no more of a status than what it is of."""
+"""Functions that read only the existence or the kind of a file, not the rest of its status."""
 _NOT_READ = frozenset({"realpath", "_joinrealpath", "resolve", "samefile", "ismount", "makedirs", "mkdir"})
 _lock = threading.Lock()
 _users: list[Callable[[str, bool], None]] = []
@@ -23,7 +23,10 @@ _stat = os.stat
 
 @contextmanager
 def recorded(report: Callable[[str, bool], None]) -> Iterator[None]:
-    """Let `report(path, whole)` have each path whose status is read while the block runs, `whole` or its existence."""
+    """Call `report(path, whole)` each time that the status of a path is read while the block runs.
+
+    `whole` is False if only the existence of the path is read.
+    """
     with _lock:
         _users.append(report)
         _replace(_reporting)
@@ -48,7 +51,7 @@ def _reporting(path: Any, *args: Any, **options: Any) -> os.stat_result:
 
 
 def _replace(function: Any) -> None:
-    """Put a function in the place of `os.stat`, and into the sets that say what it can."""
+    """Replace `os.stat` by a function, and add it to the sets `os.supports_*` that have the present one."""
     before, os.stat = os.stat, function
     for abilities in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
         if before in abilities:

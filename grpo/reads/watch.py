@@ -1,8 +1,8 @@
-"""Files that are opened below a folder, by whatever opens them: pyarrow in C++, a program, a library through ctypes.
+"""Files that are opened below a folder by Python or by other code: pyarrow in C++, a program, a library through ctypes.
 
-The kernel reports it (inotify, Linux), also of editors and other programs; so of these only files count that the code
-may name. Not covered: files in other folders, another operating system, and more than `_MOST_FOLDERS` folders; a read
-of such a file has to be declared.
+The kernel (inotify, Linux) reports every file that is opened, also by editors and other programs. Therefore a file
+counts only if the code may name it. Not covered: files in other folders, other operating systems, and more than
+`_MOST_FOLDERS` folders. A read of such a file has to be declared.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ _OPEN, _WRITTEN, _FOLDER = 0x20, 0x8, 0x40000000
 _MOST_FOLDERS = 1000
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "mlruns"})
 _SYSTEM = frozenset({"bin", "dev", "etc", "lib", "lib64", "proc", "run", "sbin", "sys", "usr", "var"})
-"""Folders of the system, in which others read as well."""
+"""Folders of the system, which are not watched because other programs read in them as well."""
 _SHORTEST_PART = 4
 _DEEP = 3
-"""Parts of the shallowest folder that is watched, as `/data/exports`; in `/tmp` everybody reads."""
+"""Parts of the shallowest folder that is watched, e.g. `/data/exports`. In `/tmp` everybody reads."""
 _HEAD = struct.Struct("iIII")
 
 
 @contextmanager
 def watched(folders: Iterable[Path]) -> Iterator[list[str]]:
-    """Yield a list that has the files, after the block, that were opened and not written below these folders.
+    """Yield a list that after the block has the files below these folders that were opened and not written.
 
-    A path that is a file is watched as such. Hidden folders are left out. Empty where the kernel cannot report it.
+    If a path is a file, only this file is watched. Hidden folders are left out. The list stays empty if the kernel
+    cannot report opened files.
     """
     opened: list[str] = []
     try:
@@ -63,7 +64,10 @@ def _is_place(path: Path, text: str) -> bool:
 
 
 def may_name(texts: Iterable[str], path: str) -> bool:
-    """Return True if a text has a file's name, or a part of it as in `f"words_{language}.parquet"`; not for sources."""
+    """Return True if a text has a file's name, or a part of it as in `f"words_{language}.parquet"`.
+
+    Python files never count.
+    """
     name = Path(path).name
     if name.endswith((".py", ".pyc")):
         return False

@@ -1,10 +1,10 @@
 """Admission of a version that is not believed: it is shown, and signed with the key of this home.
 
-Versions come to need it when they were registered by another home, by a release that did not sign, or with MLflow's own
-client, and after a tag was changed on purpose. A version of a run keeps its provenance. Any other one that
-transformers can load is admitted without: its files become a checkpoint of this home, which is served with an agent
-that adds nothing. The verdict of both is `admitted`, because no gate of this home has judged them, so that only `grpo
-promote --force` promotes them.
+A version needs it if another home, a release that did not sign, or MLflow's own client registered it, or if a tag was
+changed on purpose. A version of a run keeps its provenance. Any other version that transformers can load is admitted
+without provenance. Its files become a checkpoint of this home, which is served with an agent that adds
+nothing. Both get the verdict `admitted`, because no gate of this home has judged them. Only `grpo promote --force`
+promotes such a version.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OBJECT = "object"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A version and what would be believed of it."""
+    """A version, and what its admission would sign."""
 
     address: str
     fault: str
@@ -66,7 +66,7 @@ class Admission:
     weights: str
     """Place of its weights."""
     unstored: Path | None = None
-    """Checkpoint of a version without provenance, which the admission puts into the store of this home."""
+    """Checkpoint that the admission puts into the store of this home, if the version has no provenance."""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -89,10 +89,11 @@ class Admission:
 
 @contextmanager
 def examined(models: Registry, address: str) -> Iterator[Admission]:
-    """Yield the version at `models:/NAME/3` as it would be admitted; its files are verified, and nothing is imported.
+    """Yield the version at `models:/NAME/3` as it would be admitted. Its files are verified, and nothing is imported.
 
-    Raises `AddressError` for a missing version, `RegistryError` for one that is signed, `ArtifactError` for damaged
-    files, `ConfigError` for one that imports code from a folder of artifacts, `PolicyError` for files of no model.
+    Raises `AddressError` if the version is missing, `RegistryError` if it is signed already, `ArtifactError` if its
+    files are damaged, `ConfigError` if it imports code from a folder of artifacts, and `PolicyError` if the files are
+    not a model.
     """
     listed = _listed(models, address)
     if (fault := fault_of(listed)) is None:
@@ -134,9 +135,9 @@ def examined(models: Registry, address: str) -> Iterator[Admission]:
 
 
 def admit(models: Registry, admission: Admission, *, reason: str, by: Actor) -> ModelVersion:
-    """Sign a version as it was examined. Its tags are written before the signature, which is what counts.
+    """Sign a version as it was examined. Its tags are written before the signature, because only the signature counts.
 
-    Call it inside of `examined`. The checkpoint of a version without provenance is stored here, and not before.
+    Call it inside of `examined`. If the version has no provenance, its checkpoint is stored here, and not before.
     """
     listed = _listed(models, admission.address)
     name, number = str(listed.name), str(listed.version)
@@ -172,7 +173,7 @@ def _listed(models: Registry, address: str) -> MlflowVersion:
 
 
 def _claimed(listed: MlflowVersion, address: str) -> Artifact:
-    """Checkpoint that the tags of a version name, whose files have its digest."""
+    """Checkpoint that the tags of a version name, after its files were compared with its digest."""
     uri, digest = listed.tags.get("checkpoint_uri"), listed.tags.get("checkpoint_sha256")
     if uri is None or digest is None:
         raise AddressError(f"{address} has a provenance and no tags checkpoint_uri, checkpoint_sha256; restore them")
@@ -187,7 +188,7 @@ def _tags_of(checkpoint: Artifact) -> dict[str, str]:
 
 @contextmanager
 def _converted(folder: Path, address: str) -> Iterator[Path]:
-    """Yield a checkpoint with the weights and the tokenizer of a logged model of transformers; it is not stored."""
+    """Yield a checkpoint with the weights and the tokenizer of a logged transformers model, without storing it."""
     from grpo.learner.checkpoints import save_base
     from grpo.policy.transformers.model import load
 
@@ -218,7 +219,7 @@ def _objects(settings: Any) -> Iterator[str]:
 
 
 def admitted_by(version: ModelVersion) -> str | None:
-    """Author, time and reason of an admission; None for a version that its own run has signed."""
+    """Time, author and reason of an admission. None if the version's own run has signed it."""
     if (text := version.tags.get(ADMITTED)) is None:
         return None
     record = json.loads(text)

@@ -19,28 +19,28 @@ from grpo.storage.fetched import user_temp_folder
 from grpo.storage.locks import scratch_path
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "pandas", "jinja2")
-"""Packages for loading and generating, beside MLflow, which MLflow adds itself."""
+"""Packages for loading and generating. MLflow is not listed, because MLflow adds itself."""
 
 
 def requirements() -> list[str]:
     """Requirements in the installed versions, without local version labels.
 
-    The package index has no torch 2.13.0+cpu; any build satisfies 2.13.0.
+    The package index has no torch 2.13.0+cpu, and any build satisfies 2.13.0.
     """
     return [f"{package}=={importlib.metadata.version(package).partition('+')[0]}" for package in _NEEDED]
 
 
 def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenance) -> tuple[str, str]:
-    """Log the policy with its signature, requirements and provenance; returns (URI, id) of the logged model.
+    """Log the policy with its signature, requirements and provenance. Returns (URI, id) of the logged model.
 
-    A process that is killed here leaves files that no version references; the next registration of the run removes
-    them. MLflow's intermediate copy is in a scratch folder, which the next registration removes.
+    If the process is killed here, it leaves files that no version references. The next registration of the run removes
+    them, and also the scratch folder with MLflow's intermediate copy.
     """
     import mlflow
     import mlflow.transformers
 
-    logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # warns of a model without a hub card
-    logging.getLogger("transformers.pipelines.base").setLevel(logging.CRITICAL)  # lists all classes, of a wrapper
+    logging.getLogger("mlflow.transformers").setLevel(logging.ERROR)  # warns if a model has no hub card
+    logging.getLogger("transformers.pipelines.base").setLevel(logging.CRITICAL)  # else it lists all classes
     with (
         scratch_path(user_temp_folder() / "registering") as scratch,
         _temporary_files_in(scratch),

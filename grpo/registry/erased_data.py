@@ -1,4 +1,4 @@
-"""Erasure of data of a run while it runs."""
+"""Refusal to register a run if data that it was trained on was erased while it ran."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DIGITS = 20
 
 
 def refuse_erased(config: PipelineConfig, scenarios: Artifact, artifacts: ArtifactStore) -> None:
-    """Raise `ErasedError` if the scenarios of a run, or an artifact that its config names, were erased meanwhile."""
+    """Raise `ErasedError` if the scenarios of a run, or an artifact that its config names, have been erased."""
     text = config.model_dump_json()
     erased = {Path(name).stem for name in artifacts.documents.names("erased")}
     if scenarios.sha256 in erased or any(f"/{digest[:_DIGITS]}" in text for digest in erased):

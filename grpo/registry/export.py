@@ -42,9 +42,9 @@ class Exported(Document):
 def export(models: Registry, address: str, folder: Path, *, adapters: bool = False) -> Exported:
     """Write weights, tokenizer, chat template and a model card that `transformers` and vLLM read without this package.
 
-    Adapters are merged, or with `adapters` apart from their base. The files are those that are registered, verified by
-    their digest. The folder appears when it is complete. Raises `ConfigError` for one that exists, and for a version
-    without adapters where they are asked for, `AddressError` for a version that does not exist.
+    Adapters are merged into the weights, or with `adapters` they are written apart from their base. The files are the
+    registered ones, verified by their digest. The folder appears when it is complete. Raises `ConfigError` if it exists
+    already, or if `adapters` is set and the version has none, and `AddressError` if the version does not exist.
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists; name a folder that does not")
@@ -58,7 +58,7 @@ def export(models: Registry, address: str, folder: Path, *, adapters: bool = Fal
         command = (_write_apart if adapters else _write_merged)(models, version, partial, folder)
         (partial / CARD).write_text(folder_card(lineage, folder, command, adapters=adapters), encoding="utf-8")
         readable = (partial / CARD).stat().st_mode & 0o777
-        for path in partial.rglob("*.safetensors"):  # which its package writes for its own user alone
+        for path in partial.rglob("*.safetensors"):  # the package safetensors writes files that only this user can read
             path.chmod(readable)
         partial.replace(folder)
     finally:
@@ -75,7 +75,7 @@ def _write_merged(models: Registry, version: ModelVersion, partial: Path, folder
 
 
 def _write_apart(models: Registry, version: ModelVersion, partial: Path, folder: Path) -> str:
-    """Write the base and the adapters of the registered checkpoint; both have the tokenizer."""
+    """Write the base and the adapters of the registered checkpoint, each with the tokenizer."""
     from grpo.learner.checkpoints import OPTIMIZER, STATE, read_state
 
     checkpoint = version.checkpoint
@@ -99,7 +99,7 @@ def _write_apart(models: Registry, version: ModelVersion, partial: Path, folder:
 
 
 def _limits(folder: Path) -> tuple[int | None, str | None]:
-    """Context, None where the model has no limit, and parser of tool calls of a model folder."""
+    """Context of a model folder, None if the model has no limit, and vLLM's parser for its tool calls."""
     limit = context_limit(AutoConfig.from_pretrained(str(folder), trust_remote_code=False))
     context = None if limit == UNBOUNDED else limit
     return context, tool_parser(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False))

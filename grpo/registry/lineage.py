@@ -25,11 +25,11 @@ class Ancestor(Document):
     policy: str
     """Hash of its weights."""
     version: int | None
-    """Registered version with these weights; None for a base model."""
+    """Registered version with these weights. None for a base model."""
     model: str
     """Model folder in the run's config."""
     refusal: str | None = None
-    """Reason why the version is not believed, so that what it was trained from is unknown; None for one that is."""
+    """Reason why the version is not believed. What it was trained from is then unknown. None if it is believed."""
 
 
 class Lineage(Document):
@@ -42,15 +42,15 @@ class Lineage(Document):
     tags: dict[str, str]
     provenance: Provenance
     parents: tuple[Ancestor, ...]
-    """Starting policies, from this version's down to the base model."""
+    """Starting policies, from the one of this version down to the base model."""
     evaluated_against: int | None
-    """Version that was the champion in its evaluation; None for a base model."""
+    """Version that was the champion in its evaluation. None if it was compared with a base model."""
     history: tuple[ChampionChange, ...]
     """Promotions and rollbacks of the model."""
     admitted: str | None = None
-    """Time, author and reason of an admission; None for a version that its own run has signed."""
+    """Time, author and reason of an admission. None if the version's own run has signed it."""
     moved: str | None = None
-    """Sentence about an alias `champion` that names another version than was promoted; None if it does not."""
+    """Sentence that is given if the alias `champion` names another version than was promoted. None if it does not."""
     unsigned: tuple[int, ...] = ()
     """Numbers of the promotion records that are not believed."""
 
@@ -77,7 +77,7 @@ def trace_lineage(registry: Registry, version: ModelVersion) -> Lineage:
 
 
 def _by_policy(versions: list[ModelVersion]) -> dict[str, ModelVersion]:
-    """First version by hash of its weights, as trained or with merged adapters, from which the next run starts."""
+    """First version by hash of its weights: as trained, and with merged adapters, because the next run starts there."""
     by_policy: dict[str, ModelVersion] = {}
     for version in versions:
         for tag in _POLICIES:
@@ -104,7 +104,7 @@ def _parents(
 
 
 def _refused(registry: Registry, name: str, policy: str) -> tuple[int | None, str | None]:
-    """Number of a version that claims to have these weights and is not believed, and the reason; None without one."""
+    """Number of a version that claims these weights but is not believed, and the reason. None if there is none."""
     for version in registry.listed(name):
         if policy in (version.tags.get(tag) for tag in _POLICIES):
             try:

@@ -1,6 +1,6 @@
 """Files of registered models in MLflow: fetched, and verified by their digests before anything reads them.
 
-MLmodel               YAML; under metadata.provenance is the provenance
+MLmodel               YAML, with the provenance under metadata.provenance
 model/                weights and config, adapters merged
 components/tokenizer
 """
@@ -38,7 +38,7 @@ HOST = "registered_on"
 """Tag of a logged model: the machine that registers it."""
 _ABANDONED_MS = 24 * 3600 * 1000
 _MOST_BYTES = 64 * 2**20
-"""Longest MLmodel that is read."""
+"""Size of the longest MLmodel that is read, in bytes."""
 _FETCHED_NOTE = "registered_model_meta"
 
 
@@ -57,9 +57,9 @@ def fetched(tracking_uri: str, address: str) -> Iterator[Path]:
 
 @contextmanager
 def verified_folder(tracking_uri: str, version: ModelVersion) -> Iterator[Path]:
-    """Yield the files of a version, which have its digest.
+    """Yield the files of a version after they were compared with its digest.
 
-    Raises `ArtifactError` for changed files, `AddressError` for a version without a registered model.
+    Raises `ArtifactError` if the files were changed, `AddressError` if the version has no registered model.
     """
     name = f"{version.name} version {version.version}"
     if (expected := version.tags.get(MODEL_DIGEST)) is None:
@@ -84,9 +84,9 @@ def model_digest(folder: Path) -> str:
 
 
 def verified_provenance(tracking_uri: str, version: ModelVersion) -> Provenance:
-    """Provenance of a version, whose file has its digest before it is parsed.
+    """Provenance of a version. Its file is compared with its digest before it is parsed.
 
-    Raises `AddressError` for a version without provenance, `SignatureError` for a changed file.
+    Raises `AddressError` if the version has no provenance, `SignatureError` if the file was changed.
     """
     if (expected := version.tags.get(MLMODEL_DIGEST)) is not None:
         with fetched(tracking_uri, f"{version.address}/{MLMODEL}") as file:
@@ -102,16 +102,16 @@ def verified_provenance(tracking_uri: str, version: ModelVersion) -> Provenance:
 
 
 def read_bounded(file: Path) -> bytes:
-    """Bytes of an `MLmodel`; raises `ArtifactError` for one that MLflow has not written."""
+    """Bytes of an `MLmodel`. Raises `ArtifactError` if it is longer than one that MLflow writes."""
     if file.stat().st_size > _MOST_BYTES:
         raise ArtifactError(f"{file} is damaged: more than {_MOST_BYTES >> 20} MiB")
     return file.read_bytes()
 
 
 def parse_provenance(content: bytes, *, moved: bool = False) -> Provenance | None:
-    """Provenance in the bytes of an `MLmodel`; None without one.
+    """Provenance in the bytes of an `MLmodel`, or None if it has none.
 
-    With `moved`, paths in places where this home was before are those in its place of now.
+    With `moved`, paths in a former place of this home become paths in its present place.
     """
     metadata = yaml.safe_load(content).get("metadata") or {}
     if PROVENANCE not in metadata:
@@ -128,9 +128,10 @@ def parse_provenance(content: bytes, *, moved: bool = False) -> Provenance | Non
 
 
 def sweep_abandoned(client: MlflowClient, run_id: str) -> None:
-    """Remove logged models of a run that no version has: a process was killed before it registered them.
+    """Remove logged models of a run that no version has, because a process was killed before it registered them.
 
-    Those of another machine may be in progress, so they are removed after a day. The caller has the model's lock.
+    Another machine may still be registering its models, so they are removed only after a day. The caller has to hold
+    the model's lock.
     """
     experiment = client.get_run(run_id).info.experiment_id
     registered = {version.model_id for version in client.search_model_versions(f"run_id = '{run_id}'")}
@@ -143,7 +144,7 @@ def sweep_abandoned(client: MlflowClient, run_id: str) -> None:
 
 
 def _remove(client: MlflowClient, model: LoggedModel) -> None:
-    """Delete a logged model with its files; MLflow itself keeps the files until `mlflow gc`."""
+    """Delete a logged model with its files, because MLflow itself keeps the files until `mlflow gc`."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     repository = get_artifact_repository(model.artifact_location, tracking_uri=client.tracking_uri)

@@ -1,4 +1,4 @@
-"""Texts of strangers in Markdown: scenario ids, names and reasons are shown as they are, never as markup.
+"""Texts of strangers in Markdown. Scenario ids, names and reasons are shown as they are, never as markup.
 
 a|b <i> [x](y)   →   a&#124;b &lt;i&gt; \\[x\\](y)
 """
@@ -14,9 +14,9 @@ _LINKS = re.compile(r"(?<=[A-Za-z]):(?=//)|(?<=www)\.", re.IGNORECASE)
 
 
 def escaped(text: str, *, limit: int = 200) -> str:
-    """One line of Markdown that shows the text: no markup, no link, no control character, at most `limit` characters.
+    """One line of Markdown that shows the text, without markup, links and control characters.
 
-    A longer text is cut and ends with `…`.
+    If it is longer than `limit` characters, it is cut and ends with `…`.
     """
     shown, length = [], 0
     for letter in " ".join(text.split()):

@@ -1,7 +1,7 @@
-"""Model cards in Markdown: of a version and of a registered model in MLflow, and of an exported folder.
+"""Model cards in Markdown for a version, for a registered model in MLflow, and for an exported folder.
 
-MLflow keeps at most 5,000 characters of a description; longer parts are cut. Names, ids and reasons come from configs
-and scenarios of strangers, and are escaped.
+MLflow keeps at most 5,000 characters of a description, so longer parts are cut. Names, ids and reasons are escaped,
+because they come from configs and scenarios of strangers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def model_description(
 ) -> str:
     """Description of a registered model: its champion, since when and why, and the card of that version.
 
-    Without a champion, `card` is that of the newest version. `moved` is a sentence about an alias that was moved by
-    hand.
+    Without a champion, `card` is the card of the newest version. `moved` is a sentence that is given if the alias was
+    moved by hand.
     """
     if champion is None:
         opening = f"**No version of {escaped(name)} is in service.**"
@@ -62,7 +62,7 @@ def model_description(
 
 
 def result(provenance: Provenance, verdict: str) -> Iterator[str]:
-    """Verdict, held-out result beside the champion's, and gates."""
+    """Verdict, held-out results of the version and of the champion, and gates."""
     yield f"**{escaped(verdict)}**: {escaped(provenance.decision, limit=_MOST_REASON)}"
     if provenance.heldout is not None:
         yield _heldout(provenance.heldout)
@@ -116,7 +116,7 @@ def _heldout(heldout: HeldOut) -> str:
 
 
 def _gate_rows(provenance: Provenance) -> Iterator[tuple[str, ...]]:
-    """Rows of the gates, those that failed first, as far as there is room."""
+    """Rows of the gates, as many as there is room for. Gates that failed come first."""
     room = _MOST_GATE_TEXT
     for name in sorted(provenance.checks, key=lambda name: name not in provenance.failed_gates)[:_MOST_ROWS]:
         value, condition = provenance.checks[name], provenance.conditions.get(name)

@@ -1,16 +1,17 @@
 """Promotions and rollbacks of a registered model.
 
 The last signed record decides which version is in service (`grpo.policy.weights.promotion_records`). MLflow writes one
-tag or alias in one transaction and guarantees no more, so a change takes effect with its record; the aliases follow:
+tag or alias in one transaction and guarantees no more. Therefore a change takes effect with its record, and the aliases
+follow:
 
     1  tag promotion.0007    in effect
     2  alias champion        for people and other clients
     3  alias previous        the target of a rollback
 
-After a kill before step 1 nothing has changed; after it the change is in effect, and the next change sets the aliases.
-Changes on one machine are serialized by a lock, across machines by Prefect's concurrency limit. Readers take no lock
-and write nothing. With `follow_alias` the version that the alias `champion` names counts as the champion, also where it
-was moved by hand.
+If the process is killed before step 1, nothing has changed. If it is killed after step 1, the change is in effect, and
+the next change sets the aliases. A lock serializes changes on one machine, and Prefect's concurrency limit serializes
+them across machines. Readers take no lock and write nothing. With `follow_alias` the champion is the version that the
+alias `champion` names, even if the alias was moved by hand.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class PromotionRule(Document):
 
     name: str
     refusal: str | None
-    """Reason why the version is refused; None where it keeps the rule."""
+    """Reason why the version is refused. None if it keeps the rule."""
 
 
 class PlannedChange(Document):
@@ -60,9 +61,9 @@ class PlannedChange(Document):
     previous: int | None
     """Version that the alias `previous` names now."""
     change: ChampionChange | None
-    """Record that would be written; None where the version is champion already."""
+    """Record that would be written. None if the version is champion already."""
     rules: tuple[PromotionRule, ...]
-    """Rules of a promotion; none of a rollback."""
+    """Rules of a promotion. A rollback has none."""
 
 
 class PromotionLog:
@@ -74,7 +75,7 @@ class PromotionLog:
         self._lock = lock
 
     def state(self) -> PromotionState:
-        """Read champion and history; takes no lock and writes nothing."""
+        """Read champion and history, without taking a lock or writing anything."""
         return promotion_state(self._client, self._model)
 
     def history(self) -> tuple[ChampionChange, ...]:
@@ -92,11 +93,11 @@ class PromotionLog:
         verify: Callable[[int], None] | None = None,
         follow_alias: bool = False,
     ) -> ChampionChange | None:
-        """Make a version the champion; None if it is, and its aliases are put back. `verify` raises for damaged files.
+        """Make a version the champion, or return None and put its aliases back if it is the champion already.
 
-        Raises `SignatureError` for a version that is not believed, and `PromotionRefused` for one that failed its
-        gates, was evaluated against another champion or was in service before, and while a deleted champion is not
-        replaced; `force` overrides a refusal, and the record has it.
+        `verify` raises if files are damaged. Raises `SignatureError` if the version is not believed, and
+        `PromotionRefused` if it failed its gates, was evaluated against another champion or was in service before, or
+        if a deleted champion has not been replaced. `force` overrides a refusal, and the record has it.
         """
         with self._lock:
             state, stale = self._read(follow_alias=follow_alias)
@@ -121,10 +122,11 @@ class PromotionLog:
         verify: Callable[[int], None] | None = None,
         follow_alias: bool = False,
     ) -> ChampionChange:
-        """Restore the version before the champion; with `follow_alias` before the one that the alias names.
+        """Restore the version before the champion, or with `follow_alias` before the one that the alias names.
 
         Versions 1, 2, 3 rolled back twice leave 1 in service. Deleted versions are skipped, and a deleted champion is
-        replaced. A flow run that is retried rolls back once. Raises `NothingToRollBack` without an earlier version.
+        replaced. If a flow run is retried, it rolls back once. Raises `NothingToRollBack` if an earlier version does
+        not exist.
         """
         with self._lock:
             state, stale = self._read(follow_alias=follow_alias)
@@ -141,13 +143,13 @@ class PromotionLog:
     def plan_promotion(
         self, version: int, *, reason: str, by: Actor, checks: dict[str, float | None] | None = None
     ) -> PlannedChange:
-        """The promotion as `promote` would make it now, and the rules that it keeps or breaks; writes nothing."""
+        """The promotion that `promote` would make now, and the rules that it keeps or breaks. Writes nothing."""
         state = self.state()
         change, rules = self._promotion(state, version, reason=reason, by=by, checks=checks)
         return PlannedChange(champion=state.champion, previous=self._previous(), change=change, rules=rules)
 
     def plan_rollback(self, *, reason: str, by: Actor, follow_alias: bool = False) -> PlannedChange:
-        """The rollback as `rollback` would make it now; writes nothing. Raises `NothingToRollBack`."""
+        """The rollback that `rollback` would make now. Writes nothing. Raises `NothingToRollBack`."""
         state, _ = self._read(follow_alias=follow_alias)
         change = self._rollback(state, reason=reason, by=by)
         return PlannedChange(champion=state.champion, previous=self._previous(), change=change, rules=())
@@ -164,13 +166,13 @@ class PromotionLog:
         by: Actor,
         checks: dict[str, float | None] | None,
     ) -> tuple[ChampionChange | None, tuple[PromotionRule, ...]]:
-        """Record of a promotion, and its rules; no record for a version that is champion already."""
+        """Record of a promotion, and its rules. The record is None if the version is champion already."""
         candidate = self._version(version)
         if state.history and state.champion == version and candidate.content == state.history[-1].content:
             return None, ()
         rules = tuple(self._rules(candidate, state))
         previous = state.champion
-        if previous in (None, version):  # a deleted champion, or one whose alias was moved by hand
+        if previous in (None, version):  # a deleted champion, or an alias that was moved by hand
             previous = _before(version, champion_stack(state.history), self._existing_versions())
         change = ChampionChange(
             number=next_number(state),
@@ -188,7 +190,7 @@ class PromotionLog:
         return change, rules
 
     def _rollback(self, state: PromotionState, *, reason: str, by: Actor) -> ChampionChange:
-        """Record of a rollback. Raises `NothingToRollBack` without an earlier version."""
+        """Record of a rollback. Raises `NothingToRollBack` if an earlier version does not exist."""
         history = state.history
         if not history:
             raise NothingToRollBack(f"model {self._model} has no champion, so there is nothing to roll back")
@@ -214,7 +216,7 @@ class PromotionLog:
         )
 
     def _rules(self, candidate: ModelVersion, state: PromotionState) -> Iterator[PromotionRule]:
-        """Rules of a promotion, each with the reason where the version breaks it."""
+        """Rules of a promotion, each with the reason if the version breaks it."""
         name = f"{self._model} version {candidate.version}"
         verdict, refusal = candidate.tags.get("verdict"), None
         if verdict != "promote":
@@ -230,7 +232,7 @@ class PromotionLog:
         )
 
     def _other_champion(self, name: str, candidate: ModelVersion, state: PromotionState) -> str | None:
-        """Reason where a version was not evaluated against the champion; None where it was, or where there is none."""
+        """Reason why a version was not evaluated against the champion. None if it was, or if none was ever promoted."""
         if state.champion is None:
             missing = state.history or state.alias not in (None, candidate.version)
             return str(missing_champion(state)) if missing else None
@@ -255,7 +257,7 @@ class PromotionLog:
         return {int(version.version) for version in versions}
 
     def _read(self, *, follow_alias: bool = False) -> tuple[PromotionState, bool]:
-        """State, and whether the aliases are not those of the last change: it was interrupted, or they were moved.
+        """State, and True if the aliases differ from the last change, because it was interrupted or they were moved.
 
         With `follow_alias` the champion is the version that the alias names.
         """
@@ -285,7 +287,7 @@ class PromotionLog:
 
 
 def champion_stack(history: tuple[ChampionChange, ...]) -> list[int]:
-    """Champions from the oldest that a rollback can reach to the present one.
+    """Champions in order, from the oldest one that a rollback can reach to the present one.
 
     promote 1, 2, 3 → 1 2 3      rollback → 1 2      promote 4 → 1 2 4
     """
@@ -303,7 +305,7 @@ def champion_stack(history: tuple[ChampionChange, ...]) -> list[int]:
 
 
 def _before(version: int, stack: list[int], existing: set[int]) -> int | None:
-    """Newest existing version below `version` in the stack, or of all the stack if it is not in it."""
+    """Newest existing version below `version` in the stack, or in the whole stack if `version` is not in it."""
     end = len(stack) - stack[::-1].index(version) - 1 if version in stack else len(stack)
     return next((below for below in reversed(stack[:end]) if below in existing and below != version), None)
 
@@ -311,9 +313,11 @@ def _before(version: int, stack: list[int], existing: set[int]) -> int | None:
 def _already_done(
     history: tuple[ChampionChange, ...], interrupted: bool, reason: str, by: Actor
 ) -> ChampionChange | None:
-    """The rollback in effect that this request repeats: of the same flow run, or an interrupted one by the same person.
+    """The rollback in effect that this request repeats, if any.
 
-    A command that is repeated after a kill has another flow run; the reason distinguishes it from a second rollback.
+    A request repeats a rollback of the same flow run, or an interrupted one by the same person with the same reason. If
+    a command is repeated after a kill, it has another flow run, so only the reason distinguishes it from a second
+    rollback.
     """
     for change in reversed(history):
         if change.action == "rollback" and by.run is not None and change.by.run == by.run:

@@ -1,4 +1,7 @@
-"""Provenance of a version: config, data, code and environment, enough to reproduce it and to name differences."""
+"""Provenance of a version: config, data, code and environment.
+
+It is enough to reproduce a version, and to name what differs if the result does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ PROVENANCE = "provenance"
 """Key in the metadata of a registered model."""
 
 FILE = "file "
-"""Beginning of the names of files among the external digests, before the path."""
+"""Prefix of the names of files among the external digests. The path follows it."""
 _NUMBER = r"(-?[0-9.]+(?:e[-+]?[0-9]+)?)"
 _ESTIMATE = rf"{_NUMBER} \[{_NUMBER}, {_NUMBER}\]"
 _HELDOUT = re.compile(rf"(success|reward) {_ESTIMATE}, champion {_ESTIMATE}, ([0-9]+) scenarios, {_NUMBER} % intervals")
@@ -33,8 +36,8 @@ class Estimate(Document):
 class HeldOut(Document):
     """Held-out result of a version, and of the champion that it was compared with.
 
-    As text, in a tag that people read too: `success 0.81 [0.74, 0.88], champion 0.41 [0.35, 0.47], 120 scenarios,
-    95 % intervals`.
+    A tag holds it as text, because people read it too: `success 0.81 [0.74, 0.88], champion 0.41 [0.35, 0.47], 120
+    scenarios, 95 % intervals`.
     """
 
     metric: Literal["success", "reward"]
@@ -51,7 +54,7 @@ class HeldOut(Document):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read the text of a tag, rounded to four digits; None for any other text."""
+        """Read the text of a tag, which is rounded to four digits. Returns None for any other text."""
         if (match := _HELDOUT.fullmatch(text)) is None:
             return None
         metric, *numbers = match.groups()
@@ -63,13 +66,13 @@ class HeldOut(Document):
 
 
 class AgentRecord(Document):
-    """Agent that a version was trained as: prompt, tools and code that the config of the run does not have."""
+    """Prompt, tools and code of the agent that a version was trained as, which the run's config does not have."""
 
     system_prompt: str
-    """System prompt of the environment, before that of the agent and of the conversation."""
+    """System prompt of the environment, which comes before the prompts of the agent and of the conversation."""
     tools: tuple[str, ...]
-    """Tools of the environment and of the agent, each as JSON: MLflow sorts the keys of objects, and a prompt has them
-    in their own order."""
+    """Tools of the environment and of the agent, each as a JSON text, because MLflow would sort the keys of objects,
+    and a prompt has them in their own order."""
     modules: dict[str, str] = Field(default_factory=dict)
     """sha256 of the user's files that the agent and the renderer import, by their path below an import folder."""
     environment_modules: dict[str, str] = Field(default_factory=dict)
@@ -91,14 +94,14 @@ class Provenance(Document):
     code: str
     """Digest of the library's sources and of the numeric packages."""
     commit: str | None
-    """Git commit of the project, with `+` for uncommitted changes; None outside a repository."""
+    """Git commit of the project, with `+` for uncommitted changes. None outside a repository."""
     packages: dict[str, str]
     external_digests: dict[str, str] = Field(default_factory=dict)
     """Digests of the user's modules and files, and versions of the packages that they import, by name."""
     machine: dict[str, str]
-    """Processor and number of threads; floating-point sums depend on them in the last digit."""
+    """Processor and number of threads, because the last digit of floating-point sums depends on them."""
     policies: tuple[str, ...]
-    """Hashes of the base policy and of the policy after each iteration; the last one is registered."""
+    """Hashes of the base policy and of the policy after each iteration. The last one is registered."""
     champion: str
     """Hash of the policy that it was evaluated against."""
     decision: str
@@ -106,12 +109,12 @@ class Provenance(Document):
     checks: dict[str, float | None]
     """Values of the gates."""
     conditions: dict[str, str] = Field(default_factory=dict)
-    """Conditions of the gates, such as `> 0`, by name."""
+    """Conditions of the gates, e.g. `> 0`, by name."""
     failed_gates: tuple[str, ...] = ()
     heldout: HeldOut | None = None
-    """Result on the held-out scenarios; None for a version that was not evaluated."""
+    """Result on the held-out scenarios. None if the version was not evaluated."""
     agent: AgentRecord | None = None
-    """Agent to serve the version with; None for a run that registers nothing."""
+    """Agent to serve the version with. None if the run registers nothing."""
 
     def differences(self, now: Provenance) -> dict[str, tuple[str, str]]:
         """Differing values, (then, now) by name, ordered by likely cause: code, packages, data, machine."""
@@ -132,7 +135,7 @@ class Provenance(Document):
 
 
 def _without_moved(then: dict[str, str], now: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Digests by name, without the files that lie elsewhere now and have the same content.
+    """Digests by name, without files that have the same content and only lie elsewhere now.
 
     then  file /a/words.txt 1f    now  file /b/words.txt 1f    →    neither
     """

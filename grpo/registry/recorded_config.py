@@ -1,7 +1,8 @@
 """Config of a registered version, which names the user's code.
 
-A validated config makes the folders of its objects importable, so the provenance has to be verified before. Folders in
-which others can put files are refused even then: the artifacts of MLflow and what was downloaded from it.
+Validating a config makes the folders of its objects importable, so the caller has to verify the provenance first. Even
+then a config is refused if it imports from a folder in which others can put files: artifacts, and what was downloaded
+from MLflow.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ IMPORT_FROM = "import_from"
 def recorded_config(address: str, provenance: Provenance) -> PipelineConfig:
     """Config of the run that registered a version.
 
-    Raises `ConfigError` where it imports the user's code from a folder of artifacts.
+    Raises `ConfigError` if it imports the user's code from a folder of artifacts.
     """
     check_import_folders(address, provenance)
     return PipelineConfig.model_validate(provenance.config)
 
 
 def check_import_folders(address: str, provenance: Provenance) -> None:
-    """Raise `ConfigError` where a config imports the user's code from a folder of artifacts; imports nothing."""
+    """Raise `ConfigError` if a config imports the user's code from a folder of artifacts. Imports nothing."""
     for folder in import_folders(provenance.config):
         for place in (user_temp_folder(), home() / "mlartifacts", home() / "artifacts"):
             if Path(folder).resolve().is_relative_to(place.resolve()):

@@ -3,9 +3,10 @@
     kept/run.quickstart/3fa1…            one of the newest checkpoints of the run of this name
     kept/registered/3fa1…                referenced by a registered version
     kept/days.2026-11-26/curate_day-…    result of this identity, which a check of the triggers used on this day
-    removed/77be…                        removed; recomputed from the base when it is needed
+    removed/77be…                        removed, and recomputed from the base when it is needed
 
-The record of a removal is written first, so that a run can distinguish a removed checkpoint from a lost one.
+The record of a removal is written before the artifact is removed, so that a run can distinguish a removed checkpoint
+from a lost one.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class Retention:
         return [artifact for artifact in artifacts if artifact is not None]
 
     def release(self, artifact: Artifact, owner: str) -> bool:
-        """Remove this owner's reference, and the artifact with its last one; True if the artifact was removed."""
+        """Remove this owner's reference, and the artifact if it was the last one. True if the artifact was removed."""
         self._documents.remove(self._name(artifact, owner))
         if any(name.endswith(f"/{artifact.sha256}") for name in self._documents.names(_KEPT, depth=2)):
             return False
         return self._store.remove(artifact)
 
     def renew(self, owner: str, results: Mapping[str, Artifact], *, today: date) -> list[Artifact]:
-        """Keep results by their cache identity for today and tomorrow, and remove those that were last kept before.
+        """Keep results by their cache identity for today and tomorrow, and remove results that were last kept earlier.
 
-        They are computed again where they are needed once more, so that there is no record of their removal. Returns
-        the artifacts that were removed.
+        If a removed result is needed again, it is computed again, so no record of its removal is kept. Returns the
+        artifacts that were removed.
         """
         for key, artifact in results.items():
             name = f"{_KEPT}/{owner}.{today.isoformat()}/{key}"

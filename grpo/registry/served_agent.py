@@ -4,8 +4,8 @@
     agent = served.with_policy(load(served.files.folder, base=served.files.base))
     messages = [Message(role="system", content=served.system_prompt), *conversation]
 
-The user's modules that its agent and renderer import have to be here, in the bytes of the training; they are among the
-files of the version's run, in the folder `code`.
+The user's modules that its agent and renderer import have to be on this machine, with the same bytes as in training.
+The files of the version's run have them in the folder `code`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class ServedAgent:
 
     version: ModelVersion
     files: ModelFiles
-    """Folder of the weights, and of the base of adapters."""
+    """Folder of the weights and, if they are adapters, folder of their base."""
     agent: MultiTurnAgent
     """Agent without a policy, with the sampling of the evaluation."""
     renderer: RendererSettings | None
-    """Renderer of the user's own; None renders with the chat template."""
+    """Renderer of the user's own. None renders with the chat template."""
     system_prompt: str
-    """System prompt of the environment, for the start of each conversation; empty where it has none."""
+    """System prompt of the environment, for the start of each conversation. Empty if the environment has none."""
     tools: tuple[Tool, ...]
     """Tools of the environment and of the agent, as rollouts rendered them."""
 
@@ -57,10 +57,10 @@ class ServedAgent:
 
 
 def served_agent(models: Registry, version: ModelVersion) -> ServedAgent:
-    """Rebuild the agent of a version; loads no weights. A version without provenance gets one that adds nothing.
+    """Rebuild the agent of a version, without loading weights. If it has no provenance, its agent adds nothing.
 
-    Raises `AddressError` for a version without a record of its agent, `ConfigError` where a module of the user's is
-    missing or is not that of the training, and `ArtifactError` for damaged weights.
+    Raises `AddressError` if the version has no record of its agent, `ConfigError` if a module of the user's is missing
+    or differs from the one in training, and `ArtifactError` if the weights are damaged.
     """
     if version.is_model_alone:
         return ServedAgent(
@@ -90,7 +90,7 @@ def served_agent(models: Registry, version: ModelVersion) -> ServedAgent:
 
 
 def check_modules(version: ModelVersion, modules: Mapping[str, str]) -> None:
-    """Raise `ConfigError` for a file of the user's that is missing, or has another sha256 than at the training."""
+    """Raise `ConfigError` if a file of the user's is missing, or has another sha256 than in training."""
     for name, expected in modules.items():
         module = _module(name)
         origin = _origin(module)
@@ -112,7 +112,7 @@ def _module(name: str) -> str:
 
 
 def _origin(module: str) -> Path | None:
-    """File of a module, which is not imported."""
+    """File of a module, found without importing it. None if there is none."""
     spec = find_module(module)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return None

@@ -26,11 +26,11 @@ _PARSERS = {
     "llama3_json": r'\{\s*"(type|name)"[^{]*"parameters"|<\|python_tag\|>',
     "pythonic": r"^\s*\[\w+\(",
 }
-"""vLLM's parsers of tool calls, by the text of a call that each reads; the first that fits counts."""
+"""vLLM's parsers of tool calls, each with a pattern of the calls that it reads. The first pattern that fits counts."""
 
 
 def tool_parser(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """vLLM's parser for the calls that a chat template renders; None for a format that it has no parser of."""
+    """vLLM's parser for the calls that a chat template renders. None if vLLM has no parser for their format."""
     call = Message(role="assistant", content="", tool_calls=(ToolCall(name="look_up", arguments={"order": "1"}),))
     try:
         renderer = Renderer(tokenizer)
@@ -43,12 +43,10 @@ def tool_parser(tokenizer: PreTrainedTokenizerBase) -> str | None:
 def vllm_command(
     folder: Path, name: str, *, context: int | None, parser: str | None, adapters: tuple[Path, int] | None = None
 ) -> str:
-    """Command that serves a folder under a name; `adapters` are another folder and its rank.
+    """Command that serves a folder under a name. `adapters` are the folder of the adapters and their rank.
 
-    Without a `context` vLLM derives it from the model.
-
-    The chat template is the folder's own, and the sampling settings are vLLM's instead of generation_config.json, as in
-    the evaluation.
+    If `context` is None, vLLM derives it from the model. The chat template is the folder's own. As in the evaluation,
+    the sampling settings are vLLM's defaults instead of those in generation_config.json.
     """
     words = ["vllm", "serve", str(folder)]
     words += ["--max-model-len", str(context)] if context is not None else []

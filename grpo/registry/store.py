@@ -58,7 +58,7 @@ CODE = "code"
 class Registry:
     """Runs and registered models of one tracking server.
 
-    Connection errors of MLflow propagate; a missing object is None or a `RegistryError`.
+    Connection errors of MLflow propagate. For a missing object a method returns None or raises `RegistryError`.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Registry:
 
     @property
     def client(self) -> MlflowClient:
-        """MLflow's client; one process at a time creates the tables of a database."""
+        """MLflow's client. If the tables of a database have to be created, one process at a time does so."""
         if self._client is None:
             self._client = open_client(self.tracking_uri)
         return self._client
 
     def experiment(self, name: str) -> str:
-        """Id of the experiment, created on first use. Raises as `known_experiment`."""
+        """Id of the experiment, created on first use. Raises like `known_experiment`."""
         client = self.client
         with exclusive(self.tracking_uri):
             if (known := self.known_experiment(name)) is not None:
@@ -89,7 +89,7 @@ class Registry:
             return str(client.get_experiment_by_name(name).experiment_id)
 
     def known_experiment(self, name: str) -> str | None:
-        """Id of an experiment; None for one that is not there. Raises `RegistryError` for a deleted one."""
+        """Id of an experiment, or None if there is none. Raises `RegistryError` if it was deleted."""
         experiment = self.client.get_experiment_by_name(name)
         if experiment is None:
             return None
@@ -101,11 +101,11 @@ class Registry:
         return str(experiment.experiment_id)
 
     def champion(self, model: str, *, follow_alias: bool = False) -> ModelVersion | None:
-        """Version in service; None before the first promotion.
+        """Version in service, or None before the first promotion.
 
-        It is the one that was promoted, or with `follow_alias` the one that the alias `champion` names; a warning says
-        where they differ. Raises `RegistryError` for a deleted champion: a comparison with the base instead could
-        promote a worse version; and `SignatureError` for one that is not believed.
+        It is the version that was promoted, or with `follow_alias` the one that the alias `champion` names. A warning
+        is logged if the two differ. Raises `RegistryError` if the champion was deleted, because a comparison with the
+        base instead could promote a worse version, and `SignatureError` if the champion is not believed.
         """
         try:
             state = self.promotions(model).state()
@@ -118,7 +118,7 @@ class Registry:
         return promoted_champion(self.client, state)
 
     def resolve(self, address: str, *, follow_alias: bool = False) -> ModelVersion:
-        """Version at `models:/NAME@alias` or `models:/NAME/3`. Raises as `resolve_version`."""
+        """Version at `models:/NAME@alias` or `models:/NAME/3`. Raises like `resolve_version`."""
         return resolve_version(lambda: self.client, address, follow_alias=follow_alias)
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
@@ -131,11 +131,11 @@ class Registry:
         return sorted(verified(self.listed(model)), key=lambda version: version.version)
 
     def listed(self, model: str) -> list[MlflowVersion]:
-        """All versions of a model as MLflow has them, of which nothing is verified."""
+        """All versions of a model as MLflow lists them. Nothing about them is verified."""
         return list(self.client.search_model_versions(f"name = '{model}'", max_results=10_000))
 
     def checkpoints(self, store: str) -> list[Artifact]:
-        """Checkpoints in a store that registered versions reference: their own and those of their champions."""
+        """Checkpoints in a store that registered versions reference, for themselves and for their champions."""
         pairs = [("checkpoint_uri", "checkpoint_sha256"), ("champion_uri", "champion_sha256")]
         referenced = {
             (version.tags[uri], version.tags[digest])
@@ -149,7 +149,7 @@ class Registry:
         return [*own, *(artifact for artifact in named if artifact.uri.startswith(f"{artifacts.uri}/"))]
 
     def model_folder(self, version: ModelVersion) -> AbstractContextManager[Path]:
-        """Yield the files of the registered model. Raises as `verified_folder`."""
+        """Yield the files of the registered model. Raises like `verified_folder`."""
         return verified_folder(self.tracking_uri, version)
 
     def verify(self, version: ModelVersion) -> None:
@@ -163,7 +163,7 @@ class Registry:
         return sorted(name for name, number in model.aliases.items() if int(number) == version.version)
 
     def provenance(self, version: ModelVersion) -> Provenance:
-        """Provenance of a version. Raises as `verified_provenance`."""
+        """Provenance of a version. Raises like `verified_provenance`."""
         import mlflow
 
         mlflow.set_tracking_uri(self.tracking_uri)
@@ -181,7 +181,7 @@ class Registry:
         return str(run.info.run_id)
 
     def log_metrics(self, run_id: str, series: Mapping[str, Sequence[float | None]]) -> None:
-        """Log the values of each name by iteration, without those that are None."""
+        """Log the values of each name by iteration. Values that are None are left out."""
         import time
 
         from mlflow.entities import Metric
@@ -222,10 +222,10 @@ class Registry:
         tags: Mapping[str, str],
         provenance: Provenance,
     ) -> ModelVersion:
-        """Log the policy as a chat model and register it with its card; the alias `candidate` names the newest version.
+        """Log the policy as a chat model and register it with its card. The newest version gets the alias `candidate`.
 
-        A second registration with the same `run_key` returns the existing version. A version is created in one
-        transaction with its tags after its files are complete, so a killed process leaves none or a complete one.
+        A second registration with the same `run_key` returns the existing version. A version is created with its tags
+        in one transaction when its files are complete, so a killed process leaves no version or a complete one.
         """
         import mlflow
 
@@ -254,7 +254,7 @@ class Registry:
             return version
 
     def _digests(self, address: str, provenance: Provenance) -> dict[str, str]:
-        """Digests of a logged model's files as tags; raises `SignatureError` if another process has changed them."""
+        """Digests of a logged model's files as tags. Raises `SignatureError` if another process has changed them."""
         with fetched(self.tracking_uri, address) as folder:
             content = read_bounded(folder / MLMODEL)
             if parse_provenance(content) != provenance:
@@ -262,7 +262,7 @@ class Registry:
             return {MODEL_DIGEST: model_digest(folder), MLMODEL_DIGEST: hashlib.sha256(content).hexdigest()}
 
     def _write_card(self, version: ModelVersion, provenance: Provenance) -> None:
-        """Write the description of a version, which a process that was killed may have left out."""
+        """Write the description of a version if it has none, because a killed process may not have written it."""
         if self.client.get_model_version(version.name, str(version.version)).description:
             return
         info = self.client.get_run(version.run_id).info
@@ -274,7 +274,7 @@ class Registry:
         self.client.update_model_version(version.name, str(version.version), description=card)
 
     def _describe(self, model: str) -> None:
-        """Write the description of a model with a signed version: its champion, and its card or that of the newest."""
+        """Write the description of a model: its champion, and the card of the champion or of the newest version."""
         state, versions = self.promotions(model).state(), self.versions(model)
         if not versions:
             return
@@ -293,7 +293,7 @@ class Registry:
 
     @contextmanager
     def _named(self, model: str) -> Iterator[None]:
-        """Create the registered model if needed; remove it again when its first version fails."""
+        """Create the registered model if needed, and remove it again if its first version fails."""
         made = False
         with _ignore_existing():
             self.client.create_registered_model(model)
@@ -312,7 +312,7 @@ class Registry:
     def promote(
         self, model: str, version: int, *, reason: str, by: Actor, force: bool = False, follow_alias: bool = False
     ) -> ChampionChange | None:
-        """Make a verified version champion; None where it is champion already. Raises as `PromotionLog.promote`."""
+        """Make a verified version champion, or return None if it is already. Raises like `PromotionLog.promote`."""
         change = self.promotions(model).promote(
             version,
             reason=reason,
@@ -326,7 +326,7 @@ class Registry:
         return change
 
     def rollback(self, model: str, *, reason: str, by: Actor, follow_alias: bool = False) -> ChampionChange:
-        """Make the version before the champion champion again. Raises as `PromotionLog.rollback`."""
+        """Make the version before the present champion the champion again. Raises like `PromotionLog.rollback`."""
         change = self.promotions(model).rollback(
             reason=reason, by=by, verify=self._verifier(model), follow_alias=follow_alias
         )
@@ -334,13 +334,13 @@ class Registry:
         return change
 
     def plan_promotion(self, model: str, version: int, *, reason: str, by: Actor) -> PlannedChange:
-        """Plan of `promote`, whose files are verified; writes nothing. Raises `ArtifactError` for a damaged version."""
+        """Plan of `promote`, with the files verified. Writes nothing. Raises `ArtifactError` if files are damaged."""
         checks = self._checks(model, version)
         self._verifier(model)(version)
         return self.promotions(model).plan_promotion(version, reason=reason, by=by, checks=checks)
 
     def plan_rollback(self, model: str, *, reason: str, by: Actor, follow_alias: bool = False) -> PlannedChange:
-        """Plan of `rollback`, as `plan_promotion`."""
+        """Plan of `rollback`. Like `plan_promotion`, it verifies the files and writes nothing."""
         plan = self.promotions(model).plan_rollback(reason=reason, by=by, follow_alias=follow_alias)
         assert plan.change is not None
         self._verifier(model)(plan.change.champion)
@@ -349,7 +349,7 @@ class Registry:
     def describe(self, model: str, *, wait_s: float = -1) -> None:
         """Write the description of a model again, as after each promotion and rollback.
 
-        Raises `TimeoutError` where another process changes the model for longer than `wait_s`; by default it waits.
+        Raises `TimeoutError` if another process changes the model for longer than `wait_s`. By default it waits.
         """
         with self._exclusive(model).acquire(timeout=wait_s):
             self._describe(model)
@@ -359,7 +359,7 @@ class Registry:
         return lambda version: self.verify(self._version(model, version))
 
     def _checks(self, model: str, version: int) -> dict[str, float | None]:
-        """Values of the gates of a version; empty for one without provenance."""
+        """Values of the gates of a version. Empty if it has no provenance."""
         known = self._version(model, version)
         return {} if known.is_model_alone else self.provenance(known).checks
 
@@ -372,14 +372,14 @@ class Registry:
 
 
 def verified(versions: Iterable[MlflowVersion]) -> Iterator[ModelVersion]:
-    """Those versions that are believed; others are not found, as if they were not there."""
+    """Yield the versions that are believed, and skip the others as if they did not exist."""
     for version in versions:
         with suppress(SignatureError):
             yield as_version(version)
 
 
 def _lock_folder(tracking_uri: str) -> Path:
-    """Folder of the database, or this user's temporary folder for a server."""
+    """Folder of the database, or this user's temporary folder if the registry is a server."""
     if tracking_uri.startswith("sqlite:///"):
         return Path(tracking_uri.removeprefix("sqlite:///")).parent
     return user_temp_folder() / "locks"

@@ -22,7 +22,7 @@ _PAGE = 1000
 
 
 class VersionSummary(Document):
-    """One registered version. What a version says of itself is believed only without a `refusal`."""
+    """One registered version. What it says about itself is believed only if `refusal` is None."""
 
     name: str
     version: int
@@ -30,19 +30,20 @@ class VersionSummary(Document):
     """Address by number, which every command takes."""
     aliases: list[str]
     verdict: str | None
-    """Verdict of its gates; None for a version that no run of this pipeline registered."""
+    """Verdict of its gates. None if no run of this pipeline registered the version."""
     heldout: HeldOut | None
     registered: str
     """UTC, ISO 8601."""
     run: str | None
-    """Name of the run; None where MLflow has it no more."""
+    """Name of the run. None if MLflow does not have the run any more."""
     run_id: str
     refusal: str | None
-    """Reason why no command takes it: it is not signed, or was changed; None for one that is signed."""
+    """Reason why no command takes it: it is not signed, or it was changed. None if its signature is valid."""
     in_service: bool
-    """It was promoted last."""
+    """True if it was promoted last."""
     moved: str | None
-    """Sentence about the alias `champion`, at the version in service and at the one that it was moved to by hand."""
+    """Sentence that is given if the alias `champion` was moved by hand, both for the version in service and for the
+    version that the alias names."""
 
 
 def list_versions(registry: Registry, name: str | None = None) -> list[VersionSummary]:

@@ -36,9 +36,9 @@ def build_mixture(
     seed: int,
     store: str,
 ) -> MixtureResult:
-    """Mix both kinds within the bounds of the settings; what the champion was evaluated on stays held out.
+    """Mix both kinds within the bounds of the settings. Scenarios that the champion was evaluated on stay held out.
 
-    `lineage` is the champion's, empty without a champion.
+    `lineage` is the data lineage of the champion. Without a champion it is empty.
     """
     artifacts = ArtifactStore(store)
     judged = evaluation_scenarios(artifacts, lineage[0]) if lineage else []

@@ -1,4 +1,4 @@
-"""Check the triggers of a retraining. Not cached: the result depends on the time and on the registry."""
+"""Check the triggers of a retraining. Not cached, because the result depends on the time and on the registry."""
 
 from __future__ import annotations
 

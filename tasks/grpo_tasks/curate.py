@@ -20,7 +20,7 @@ from grpo_tasks.split import read_split
 from grpo_tasks.stage import Call, stage
 
 RETRAINING = "retraining"
-"""Owner of the conversations that a retraining was planned from, with the name of its config."""
+"""Owner of the conversations that a retraining was planned from. The name of its config is added."""
 
 
 class CurationResult(StageResult):
@@ -40,7 +40,7 @@ def curate(
     settings: CurationSettings,
     store: str,
 ) -> CurationResult:
-    """Filter conversations; those that are held out of `base`, or were held out of the champion's data, are refused.
+    """Filter conversations. A conversation is refused if it is held out in `base` or was held out for the champion.
 
     `content` is the digest of the sources.
     """
@@ -62,9 +62,9 @@ def curate(
 
 
 def keep_conversations(call: Call[CurationResult], result: CurationResult, registered: Iterable[str]) -> None:
-    """Keep the result of this call for today and tomorrow, and remove conversations that were last used before.
+    """Keep the result of this call for today and tomorrow, and remove conversations that were last used earlier.
 
-    `registered` are the digests of the conversations of registered versions, which are kept.
+    `registered` are the digests of conversations that registered versions were trained on. These are always kept.
     """
     store = ArtifactStore(call.inputs["store"])
     retention, key = Retention(store), stage_key(call.stage.name, call.inputs)
@@ -74,7 +74,7 @@ def keep_conversations(call: Call[CurationResult], result: CurationResult, regis
 
 
 def keep_planned(conversations: Artifact, name: str, store: str) -> None:
-    """Keep the conversations of the plan of this retraining, instead of those of its last plan."""
+    """Keep the conversations that this retraining is planned from, and release the conversations of its last plan."""
     retention, owner = Retention(ArtifactStore(store)), f"{RETRAINING}.{name}"
     retention.keep(conversations, owner)
     for earlier in retention.kept(owner):

@@ -20,7 +20,7 @@ class DPOResult(Checkpoint):
 
     pairs: int
     losses: tuple[float, ...]
-    """Of each optimizer step, nats a pair."""
+    """Loss of each optimizer step, in nats per pair."""
     before: PreferenceMetrics
     after: PreferenceMetrics
 
@@ -37,7 +37,7 @@ def dpo(
     seed: int,
     store: str,
 ) -> DPOResult:
-    """Prefer the chosen replies to the rejected ones; the base is the reference policy."""
+    """Train the policy to prefer the chosen replies to the rejected ones. The base is the reference policy."""
     from grpo.learner.preference_tuning import tune_on_preferences
 
     artifacts = ArtifactStore(store)

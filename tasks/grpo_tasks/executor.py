@@ -1,4 +1,4 @@
-"""Executor of a flow run: runs its stages here, on a task runner or on the GPU pool, and keeps their timings."""
+"""Executor of a flow run. It runs the stages here, on a task runner or on the GPU pool, and keeps their timings."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ class _Timing:
 
 
 class InProcessExecutor:
-    """Runs stages in this process, one after the other, without task runs: for work without a Prefect server."""
+    """Runs stages in this process, one after the other, without task runs, so that no Prefect server is needed."""
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
         """See `grpo_tasks.stage.Executor`."""
         return [call.stage.fn(**call.inputs) for call in calls]
 
     def start(self, call: Call[R]) -> Callable[[], R]:
-        """See `grpo_tasks.stage.Executor`; the call is run at once."""
+        """See `grpo_tasks.stage.Executor`. The call runs at once."""
         result = call.stage.fn(**call.inputs)
         return lambda: result
 
 
 class StageExecutor:
-    """Runs stages, and records what was cached, what was computed and how long the flow waited."""
+    """Runs stages, and counts cached runs, the time of computed ones, and the time that the flow waited."""
 
     def __init__(self, runner: TaskRunner[Any], remote: RemoteStages) -> None:
         self.reads: dict[str, str | None] = {}
-        """Files that a user's code has read so far, with their digests."""
+        """Files, folders and variables that a user's code has read so far, with their digests."""
         self._runner = runner
         self._remote = remote
         self._timings: dict[str, _Timing] = {}
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
-        """See `grpo_tasks.stage.Executor`; a single call runs in this thread, several on the task runner."""
+        """See `grpo_tasks.stage.Executor`. A single call runs in this thread, several calls on the task runner."""
         stage, started = calls[0].stage, time.perf_counter()
         task = self._announce(stage, len(calls))
         if len(calls) == 1 and isinstance(self._runner, ThreadPoolTaskRunner):
@@ -71,7 +71,7 @@ class StageExecutor:
         return self._results(stage, states, started)
 
     def start(self, call: Call[R]) -> Callable[[], R]:
-        """See `grpo_tasks.stage.Executor`; the flow's own task runner has a thread for it."""
+        """See `grpo_tasks.stage.Executor`. The flow's own task runner has a thread for the call."""
         future = self._announce(call.stage, 1).submit(**call.inputs)
 
         def result() -> R:
@@ -82,7 +82,7 @@ class StageExecutor:
         return result
 
     def timings(self) -> tuple[StageTiming, ...]:
-        """One row a stage, in the order in which they first ran."""
+        """One row per stage, in the order in which the stages first ran."""
         return tuple(
             StageTiming(
                 name=name,
@@ -100,7 +100,7 @@ class StageExecutor:
         return self._remote.task(stage)
 
     def _results(self, stage: Stage[..., R], states: Sequence[State[R]], started: float) -> list[R]:
-        """Results of finished runs of a stage; counts them, the time, and what a user's code read."""
+        """Results of finished runs of a stage. Adds them to the timings and to what a user's code has read."""
         timing = self._timings[stage.name]
         results: list[R] = []
         for state in states:
@@ -118,7 +118,7 @@ class StageExecutor:
 
 
 def one_thread() -> TaskRunner[Any]:
-    """Task runner of a flow: one background thread, for an update beside the next rollout."""
+    """Task runner of a flow: one background thread, in which an update can run during the next rollout."""
     return ThreadPoolTaskRunner(max_workers=1)
 
 
@@ -126,10 +126,10 @@ def one_thread() -> TaskRunner[Any]:
 def stage_executor(
     rollout: RolloutSettings | None = None, compute: ComputeSettings | None = None
 ) -> Iterator[StageExecutor]:
-    """Run the stages that the block calls: shards on the task runner of `rollout`, GPU stages where `compute` says.
+    """Run the stages that the block calls: shards on the task runner of `rollout`, GPU stages as `compute` says.
 
-    Ctrl-C and SIGTERM end them within seconds, wherever they are; see `grpo.interrupts`.
-    What they write is readable by its owner only, also where Prefect has started the process of the flow run.
+    Ctrl-C and SIGTERM end them within seconds, whatever they are doing, see `grpo.interrupts`. Only its owner can read
+    what they write, even if Prefect has started the process of the flow run.
     """
     runner = one_thread() if rollout is None else shard_runner(rollout)
     with private_files(), stoppable(), runner, RemoteStages(compute or ComputeSettings()) as remote:
@@ -141,10 +141,10 @@ def stage_executor(
 def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
     """Task runner of rollout shards: threads of this process, or a Dask cluster, which replaces dead workers.
 
-    Dask runs whatever is sent to its ports. A cluster that is started here accepts only holders of a certificate that
-    it makes for itself, and serves no pages.
+    Dask runs whatever is sent to its ports. Therefore a cluster that is started here accepts only clients with the
+    certificate that it makes for itself, and it serves no pages.
 
-    Raises `ConfigError` when Dask is asked for and not installed.
+    Raises `ConfigError` if Dask is configured and not installed.
     """
     if settings.runner == "threads":
         return ThreadPoolTaskRunner(max_workers=settings.workers)
@@ -165,7 +165,7 @@ def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
 
 
 def _wait(futures: Sequence[PrefectFuture[R]]) -> list[State[R]]:
-    """Final states; a run that Dask gave up, because its worker died again and again, raises."""
+    """Final states. Raises if Dask gave up a run because its worker died again and again."""
     for future in futures:
         future.result(raise_on_failure=False)
     return [future.state for future in futures]

@@ -35,7 +35,7 @@ def gate(
 ) -> GateResult:
     """Check the evaluation, and the scored held-out rollouts that it was made from, against every gate.
 
-    Conversations among the `scenarios` are judged apart.
+    Conversations among the `scenarios` are judged separately.
     """
     artifacts = ArtifactStore(store)
     before, after = (list(read_all([artifacts.path(artifact)])) for artifact in (champion, candidate))

@@ -1,4 +1,4 @@
-"""GPU slots: of the stages that work on a device, as many at once as Prefect's limit `gpu` allows."""
+"""GPU slots: Prefect's limit `gpu` bounds the number of stages that work on a device at the same time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LIMIT = "gpu"
-"""Global concurrency limit, one slot a device."""
+"""Global concurrency limit, one slot per device."""
 _LEASE_S = 60.0
-"""After which the slot of a holder that was killed is free again."""
+"""Time after which a slot is free again if its holder was killed."""
 
 
 def on_cuda() -> bool:
-    """True when models of this process are on a CUDA device."""
+    """True if models of this process are on a CUDA device."""
     import torch
 
     return torch.cuda.is_available()
 
 
 def create_slots(number: int | None = None) -> None:
-    """Set the limit to `number` slots; without a number, create it for the devices of this machine where it is missing.
+    """Set the limit to `number` slots. Without a number, create it for the devices of this machine if it is missing.
 
     A machine without a device counts as one with a single device.
     """
@@ -51,10 +51,10 @@ def create_slots(number: int | None = None) -> None:
 
 
 def holds_gpu_slot(function: Callable[P, R]) -> Callable[P, R]:
-    """Let the work of a stage wait for a slot and hold it, where it runs on a CUDA device.
+    """Let the work of a stage wait for a slot and hold it, if it runs on a CUDA device.
 
-    A stage whose settings name `processes` holds one for each of them. A server without the limit gets it first, so
-    that two runs that start at once on one machine do not share a device.
+    If the settings of a stage name `processes`, it holds one slot for each of them. If the server does not have the
+    limit yet, it is created first, so that two runs that start at once on one machine do not share a device.
     """
     signature = inspect.signature(function)
 

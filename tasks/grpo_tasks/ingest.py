@@ -11,7 +11,7 @@ from grpo_tasks.stage import stage
 
 
 class IngestResult(StageResult):
-    """A folder with both tables, and what became of the records."""
+    """A folder with both tables, and the counts of the records."""
 
     scenarios: Artifact
     counts: IngestCounts
@@ -21,7 +21,7 @@ class IngestResult(StageResult):
 def ingest(sources: tuple[Source, ...], content: str, max_quarantined_fraction: float, store: str) -> IngestResult:
     """Read every record of the sources into one table, or into quarantine with a reason.
 
-    `content` is the digest of the sources: a changed file makes a changed stage.
+    `content` is the digest of the sources. If a file changes, the cache identity of the stage changes.
     """
     with ArtifactStore(store).new_folder("scenarios") as new:
         counts = ingest_sources(

@@ -16,9 +16,9 @@ REGISTERED = "models:/"
 
 
 def stored_checkpoint(model: str) -> Artifact | None:
-    """The checkpoint at an address of the registry or of a store; None for a model folder.
+    """The checkpoint at an address of the registry or of a store. None for a model folder.
 
-    Raises as `Registry.resolve`.
+    Raises like `Registry.resolve`.
     """
     if model.startswith(REGISTERED):
         from grpo_tasks.registry import registry

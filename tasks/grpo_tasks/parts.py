@@ -1,7 +1,7 @@
-"""Parts of a stage that are kept in the store under identities of their own, such as the days of a log.
+"""Parts of a stage that are kept in the store under identities of their own, e.g. the days of a log.
 
-A part is looked up, computed by one process at a time, and verified like the result of a stage, but without a task run:
-a check of the triggers has a thousand of them.
+A part is looked up, computed by one process at a time, and verified like the result of a stage. It has no task run,
+because a check of the triggers has a thousand parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PartResult(StageResult):
 
 
 class StoredParts:
-    """Parts in a store, by the identity of each; `used` has the results that were looked up, by their key."""
+    """Parts in a store, by the identity of each. `used` has the results that were looked up, by their key."""
 
     def __init__(self, store: str, kind: str) -> None:
         self._store, self._kind = ArtifactStore(store), kind
@@ -41,7 +41,7 @@ class StoredParts:
         return self._find(stage_key(stage, identity))
 
     def make(self, stage: str, identity: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
-        """The file with this identity, which `write` writes where it is missing."""
+        """The file with this identity. If it is missing, `write` writes it."""
         key = stage_key(stage, identity)
         if (path := self._find(key)) is not None:
             return path
@@ -55,7 +55,7 @@ class StoredParts:
         return self._store.path(new.artifact)
 
     def renew(self) -> None:
-        """Keep the parts that were used for today and tomorrow, and remove those that were last used before."""
+        """Keep the parts that were used for today and tomorrow, and remove parts that were last used earlier."""
         Retention(self._store).renew(self._kind, self.used, today=datetime.now(UTC).date())
 
     def _find(self, key: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""Patience of a flow between its stages, where it looks into the store and the registry: it waits as stages do."""
+"""Retries of a flow's own work between its stages, when it looks into the store and the registry."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ R = TypeVar("R")
 
 
 def patient(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function try again after a fault that a retry can fix, with the pauses of stages.
+    """Let a function try again after a fault that a retry can fix, with the same pauses as stages.
 
-    It may have done a part of its work before: only what can be repeated may be decorated.
+    Decorate only functions that can be repeated, because a failed try may have done a part of the work.
     """
 
     @functools.wraps(function)

@@ -20,7 +20,7 @@ _LEASE_S, _PATIENCE_S = 60.0, 180.0
 
 
 class PromoteResult(StageResult):
-    """The promotion; None where the version was champion before."""
+    """The promotion. None if the version was champion already."""
 
     change: ChampionChange | None
 
@@ -29,7 +29,7 @@ class PromoteResult(StageResult):
 def promote(
     model_name: str, version: int, reason: str, force: bool = False, follow_alias: bool = False
 ) -> PromoteResult:
-    """Make a version champion. Raises as `Registry.promote`."""
+    """Make a version champion. Raises like `Registry.promote`."""
     with one_at_a_time(model_name):
         change = registry().promote(
             model_name, version, reason=reason, by=_flow_run(), force=force, follow_alias=follow_alias
@@ -52,7 +52,7 @@ def _flow_run() -> Actor:
 
 @contextmanager
 def one_at_a_time(model_name: str) -> Iterator[None]:
-    """Lock a model's promotions on all machines of this Prefect server; the lease of a dead holder expires."""
+    """Lock a model's promotions on all machines of this Prefect server. If the holder dies, its lease expires."""
     name = f"promote-{model_name}"
     with get_client(sync_client=True) as client, suppress(ObjectAlreadyExists):
         client.upsert_global_concurrency_limit_by_name(name, 1)

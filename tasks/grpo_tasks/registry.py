@@ -17,7 +17,7 @@ def registry() -> Registry:
 
 
 def existing_registry() -> Registry | None:
-    """The registry; None where it is a file of this machine that no run has made yet, which opening it would."""
+    """The registry. None if it is a file of this machine that no run has made yet, because opening it would make it."""
     uri = tracking_uri()
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
         return None

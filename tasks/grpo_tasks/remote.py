@@ -1,8 +1,8 @@
-"""Remote stages: sent to a deployment on another work pool, such as that of the GPU workers, and waited for.
+"""Remote stages: sent to a deployment on another work pool, e.g. the pool of the GPU workers, and waited for.
 
-The inputs travel as JSON, the sources of the user's modules as an artifact in the store; the result comes back as one,
-whose address is the message of the flow run's last state. A `GRPOError`, and a fault that a retry can fix, come back as
-their type and text. The flow at the other end is `grpo_flows.stage.run_stage`.
+The inputs travel as JSON, and the sources of the user's modules as an artifact in the store. The result comes back as
+an artifact as well, and the message of the flow run's last state is its address. A `GRPOError`, and a fault that a
+retry can fix, come back as type and text. The flow at the other end is `grpo_flows.stage.run_stage`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ _POLL_S = 2.0
 _WAITING_S = 60.0
 """Interval at which the log warns that no worker has taken a stage."""
 _LOOK_S = 15.0
-"""Interval at which the store is looked into for the result of a stage that runs elsewhere."""
+"""Interval at which the store is searched for the result of a stage that runs elsewhere."""
 _ENDING_S = 60.0
-"""Time that a stage has to set its state after its result is there; its machine or its server was lost after that."""
+"""Time that a stage has to set its state after its result is there. Later its machine or its server counts as lost."""
 _AWAY_S = 300.0
 """Longest time without an answer of Prefect's server while a stage runs elsewhere."""
 
 
 class RemoteStages:
-    """The stages that `compute.gpu_stages` names, sent to its deployment; when the block ends, open ones are cancelled.
+    """The stages that `compute.gpu_stages` names, sent to its deployment. When the block ends, open ones are cancelled.
 
-    What a killed run has sent goes on to its end: its result is there when the run is started again.
+    If the run is killed, the stages that it has sent go on to their end. Their results are there when the run is
+    started again.
     """
 
     def __init__(self, settings: ComputeSettings) -> None:
@@ -60,17 +61,17 @@ class RemoteStages:
         self._over = threading.Event()
 
     def __enter__(self) -> Self:
-        """Nothing is sent yet."""
+        """Start without sending anything."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let every thread that waits for a stage give it up."""
+        """Let every thread that waits for a stage give up."""
         self._over.set()
 
     def task(self, stage: Stage[..., R]) -> Task[..., R]:
-        """The stage's own task, or one that sends its inputs to the deployment: the same cache identity and retries."""
+        """The stage's own task, or one that sends its inputs to the deployment, with the same identity and retries."""
         if self._settings is None or stage.name not in self._settings.stages:
             return stage.task
 
@@ -82,7 +83,7 @@ class RemoteStages:
     def _send(self, stage: Stage[..., R], inputs: dict[str, Any]) -> R:
         assert self._settings is not None
         deployment = self._settings.deployment
-        store = ArtifactStore(inputs["store"]).uri  # of a relative path, the address that is the same everywhere
+        store = ArtifactStore(inputs["store"]).uri  # makes a relative path an address that is the same everywhere
         flow_run = _start(deployment, stage, {**inputs, "store": store})
         try:
             ended = self._wait(flow_run, deployment, lambda: stage.find(inputs) if stage.cache else None)
@@ -98,11 +99,11 @@ class RemoteStages:
     def _wait(self, flow_run: FlowRun, deployment: str, find: Callable[[], R | None]) -> State[Any] | R:
         """Final state of the run, or the result that it has left in the store without setting its state.
 
-        Raises `ConnectionError` when Prefect's server is away for long.
+        Raises `ConnectionError` if Prefect's server does not answer for longer than `_AWAY_S`.
         """
         answered = warned = looked = time.monotonic()
         seen: float | None = None
-        """When the result was seen first."""
+        """Time at which the result was seen first."""
         with get_client(sync_client=True) as client:
             while True:
                 try:
@@ -137,7 +138,7 @@ def encode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """A stage's inputs from JSON, of the types that its parameters have."""
+    """A stage's inputs from JSON, converted to the types of its parameters."""
     return dict(_inputs(stage).model_validate(inputs))
 
 
@@ -149,13 +150,16 @@ def write_result_artifact(store: ArtifactStore, result: StageResult) -> Artifact
 
 
 def read_result_artifact(stage: Stage[..., R], message: str, store: str) -> R:
-    """The result that a remote stage left in the store; `message` is that of its last state."""
+    """The result that a remote stage left in the store. `message` is the message of its last state."""
     path = ArtifactStore(store).path(Artifact.model_validate_json(message))
     return stage.result_type.model_validate_json(path.read_bytes())
 
 
 def error_message(error: Exception) -> str:
-    """Message of the last state of a stage that ended with this error: a fault that a retry can fix keeps its kind."""
+    """Message of the last state of a stage that ended with this error.
+
+    If a retry can fix it, the message names `TimeoutError` or `ConnectionError`, otherwise the type of the error.
+    """
     kind = "TimeoutError" if isinstance(error, TimeoutError) else "ConnectionError"
     return f"{kind if isinstance(error, TRANSIENT) else type(error).__name__}: {error}"
 
@@ -168,7 +172,7 @@ def read_error(message: str) -> Exception | None:
 
 
 def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> FlowRun:
-    """Create a run of the deployment; one attempt of a task run creates one."""
+    """Create a run of the deployment. If an attempt of a task run calls this again, it gets the same run."""
     context = TaskRunContext.get()
     attempt = f"{context.task_run.id}-{context.task_run.run_count}" if context else None
     code = write_code_artifact(ArtifactStore(inputs["store"]), inputs)

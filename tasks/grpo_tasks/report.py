@@ -1,4 +1,4 @@
-"""Write the run report and attach it to Prefect and MLflow; progress of a run in Prefect's page. Not cached."""
+"""Write the run report, attach it to Prefect and MLflow, and show a run's progress in Prefect's page. Not cached."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _PAUSE_S = 1.0
 
 @contextmanager
 def iteration_progress(iterations: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar in Prefect's page; the function that is yielded takes the number of finished iterations.
+    """Progress bar in Prefect's page. Yields a function that takes the number of finished iterations.
 
-    It updates the server once a second at most, so that a cached run does not wait for its bar.
+    The bar updates the server not more than once per second, so that a cached run does not wait for its bar.
     """
 
     def text(done: int) -> str:
@@ -76,7 +76,7 @@ def shown_conversations(
     retry_condition_fn=is_transient,
 )
 def report(document: ReportDocument, config: PipelineConfig, run_key: str, docs: Artifact | None, folder: Path) -> Path:
-    """Write the report and attach it to the records of both services; returns the page."""
+    """Write the report and attach it to the records of both services. Returns the page."""
     data_docs = ArtifactStore(config.store).path(docs) if docs is not None else None
     files = write_report(document, folder, data_docs=data_docs)
     models = registry()
@@ -112,7 +112,7 @@ def _attach(document: ReportDocument, picture: Path, page: Path) -> None:
 
 
 def _row(check: GateCheck) -> dict[str, str]:
-    """A gate as Prefect's page can show it: a cell is read as Markdown, where > begins a quotation."""
+    """A gate as Prefect's page can show it. A cell is read as Markdown, in which > would begin a quotation."""
     return {
         "gate": check.name,
         "value": "–" if check.value is None else f"{check.value:.4g}",

@@ -19,9 +19,9 @@ class StageResult(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     compute_s: float = 0.0
-    """Seconds that the work itself took, when it was last done."""
+    """Seconds that the work itself took when it was last done."""
     reads: dict[str, str | None] = {}
-    """What a user's code read meanwhile, by name (`grpo.reads.names`), with its digest; None for what was absent."""
+    """Digests of what a user's code read during the work, by name (`grpo.reads.names`). None if it was missing."""
 
     def numbers(self) -> dict[str, float]:
         """Numbers that the progress shows when the stage has ended."""
@@ -32,7 +32,7 @@ class StageResult(BaseModel):
         return [value for _, value in self if isinstance(value, Artifact)]
 
     def verify(self, store: ArtifactStore) -> None:
-        """Raise `ArtifactError` unless everything that this result names is as it was."""
+        """Raise `ArtifactError` if something that this result names is missing, damaged or changed."""
         for artifact in self.artifacts():
             store.verify(artifact)
         if differing := changed(self.reads):
@@ -43,9 +43,9 @@ R = TypeVar("R", bound=StageResult)
 
 
 def read_result(store: ArtifactStore, key: str, kind: type[R]) -> R | None:
-    """Read the result with this cache identity; None where there is none.
+    """Read the result with this cache identity. None if there is none.
 
-    Raises `ArtifactError` where it, an artifact or a file that it was computed from is missing, damaged or changed.
+    Raises `ArtifactError` if it, an artifact or a file that it was computed from is missing, damaged or changed.
     """
     name = f"{_FOLDER}/{key}"
     document = store.documents.read(name)
@@ -65,12 +65,12 @@ def write_result(store: ArtifactStore, key: str, result: StageResult) -> None:
 
 
 def stages_with_results(store: ArtifactStore) -> set[str]:
-    """Names of the stages of which the store has a result, of any run."""
+    """Names of the stages that have a result in the store, from any run."""
     return {name.rpartition("/")[2].rpartition("-")[0] for name in store.documents.names(_FOLDER)}
 
 
 def _with_own_addresses(store: ArtifactStore, value: Any) -> Any:
-    """The document with the addresses that its artifacts have now: the store may have been moved since."""
+    """The document with the present addresses of its artifacts, because the store may have been moved since."""
     if isinstance(value, list):
         return [_with_own_addresses(store, item) for item in value]
     if not isinstance(value, dict):

@@ -21,14 +21,14 @@ FILE = "retraining.json"
 
 
 def write_retraining(document: RetrainingReport, folder: Path) -> Path:
-    """Write `retraining.json`, which needs no server; returns the file."""
+    """Write `retraining.json`, which needs no server. Returns the file."""
     path = folder / FILE
     write_atomically(path, document.model_dump_json(indent=1))
     return path
 
 
 def mixture_rows(mixture: MixtureCounts) -> list[dict[str, str | int]]:
-    """Rows of the report: scenarios of both splits, those that bounds left out, and the shares of keys and users."""
+    """Rows of the report: scenarios of both splits, scenarios left out by bounds, and the shares of keys and users."""
     rows: list[dict[str, str | int]] = [
         {"what": f"{split}, {kind}", "count": getattr(mixture, f"{field}_{part}")}
         for split, part in (("training split", "train"), ("held-out split", "heldout"))
@@ -60,7 +60,7 @@ def curation_rows(curation: CurationCounts) -> list[dict[str, str | int]]:
 
 @task(name="retraining-report", cache_policy=NO_CACHE, persist_result=False)
 def retraining_report(document: RetrainingReport, version: ModelVersion | None, folder: Path) -> Path:
-    """Write `retraining.json`, and attach triggers and curation to the run and to the version; returns the file."""
+    """Write `retraining.json`, and attach triggers and curation to the run and to the version. Returns the file."""
     path = write_retraining(document, folder)
     rows: list[dict[str, str | int]] = []
     if document.triggers is not None:

@@ -47,7 +47,7 @@ def rollout(
     seed: int,
     store: str,
 ) -> RolloutResult:
-    """Generate `samples` episodes of each scenario of this shard, of iteration `part` or of the held-out scenarios."""
+    """Generate `samples` episodes for each scenario of this shard, of iteration `part` or of the held-out scenarios."""
     from grpo.learner.inference_backend import make_inference_backend
 
     artifacts = ArtifactStore(store)

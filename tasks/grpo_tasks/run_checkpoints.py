@@ -1,4 +1,4 @@
-"""Retention of a run's checkpoints: the newest are kept, older ones are removed while the run goes on."""
+"""Retention of a run's checkpoints: the newest are kept, and older ones are removed while the run goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_tasks.registry import registry
 
 
 class RunCheckpoints:
-    """The newest checkpoints of a run, which stay in the store; older ones are removed."""
+    """The newest checkpoints of a run, which stay in the store. Older ones are removed."""
 
     def __init__(self, config: PipelineConfig, base: Checkpoint) -> None:
         self.removed: list[Artifact] = []
@@ -32,7 +32,7 @@ class RunCheckpoints:
             self._release(self._checkpoints[-self._limit - 1])
 
     def restart(self) -> None:
-        """Reset the list before a recomputation; the checkpoints of before are released at the end of the run."""
+        """Reset the list before a recomputation. The earlier checkpoints are released at the end of the run."""
         self._checkpoints = []
 
     def release_earlier_runs(self) -> None:

@@ -39,9 +39,9 @@ def score(
     store: str,
     environment: EnvironmentSettings | None = None,
 ) -> ScoreResult:
-    """Score every episode of these shards; see `grpo.rewards.score.score_rollout`.
+    """Score every episode of these shards, see `grpo.rewards.score.score_rollout`.
 
-    `environment` is given where rewards call methods of its class, whose code is then part of this stage's identity.
+    `environment` is given if rewards call methods of its class. Its code is then part of this stage's identity.
     """
     artifacts = ArtifactStore(store)
     played = read_all([artifacts.path(artifact) for artifact in rollouts])

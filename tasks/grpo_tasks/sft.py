@@ -19,7 +19,7 @@ class SFTResult(Checkpoint):
 
     demonstrations: int
     losses: tuple[float, ...]
-    """Of each optimizer step, nats a token."""
+    """Loss of each optimizer step, in nats per token."""
 
 
 @stage
@@ -34,7 +34,7 @@ def sft(
     seed: int,
     store: str,
 ) -> SFTResult:
-    """Imitate the demonstrations in the prompts of this agent and environment."""
+    """Train on the demonstrations, rendered with the prompts of this agent and environment."""
     from grpo.learner.fine_tuning import fine_tune
 
     artifacts = ArtifactStore(store)

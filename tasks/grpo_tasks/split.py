@@ -36,10 +36,10 @@ def split(
     environment: EnvironmentSettings | None = None,
     max_refused_share: float = 0.0,
 ) -> SplitResult:
-    """Split by a stable hash within each category: the same scenario is always on the same side.
+    """Split by a stable hash within each category, so that a scenario is always in the same split.
 
-    Scenarios that the environment, where one is given, cannot play are on neither side; raises `BudgetError` where they
-    are too many.
+    If an environment is given, scenarios that it cannot play are in neither split. Raises `BudgetError` if they are too
+    many.
     """
     artifacts = ArtifactStore(store)
     table = artifacts.path(scenarios) / SCENARIOS_FILE

@@ -1,7 +1,7 @@
 """Stages: cached, retryable steps of the pipeline that exchange artifacts.
 
-The cache is ours, not Prefect's: Prefect reads a stored result with whatever serializer the file names, pickle among
-them, and notices no change in it. A hit shows as Cached in Prefect's page all the same.
+The cache is ours and not Prefect's, because Prefect reads a stored result with whatever serializer the file names,
+also pickle, and does not notice if the file was changed. Prefect's page still shows a hit as Cached.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 TRANSIENT = (ConnectionError, TimeoutError, BrokenExecutor)
 """Faults that a retry can fix: a dropped connection, a timeout, a worker that died."""
 PAUSES_S = (1.0, 10.0, 60.0, 120.0)
-"""Pauses before a stage is tried again: an object store or a database that is started again is away for minutes."""
+"""Pauses before a stage is tried again. An object store or a database that is restarted is away for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +56,13 @@ class Call(Generic[R]):
 
 
 class Executor(Protocol):
-    """Runs the stages of a flow run; see `grpo_tasks.executor` and, for a dry run, `grpo_flows.dry_run`."""
+    """Runs the stages of a flow run, see `grpo_tasks.executor` and, for a dry run, `grpo_flows.dry_run`."""
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
-        """Results of these calls of one stage, in order; they run side by side where there are several."""
+        """Results of these calls of one stage, in order. If there are several calls, they may run in parallel."""
 
     def start(self, call: Call[R]) -> Callable[[], R]:
-        """Start a call in the background; the function that is returned waits for its result."""
+        """Start a call in the background. The function that is returned waits for its result."""
 
 
 _executor: ContextVar[Executor | None] = ContextVar("executor", default=None)
@@ -71,7 +71,7 @@ _executor: ContextVar[Executor | None] = ContextVar("executor", default=None)
 class Stage(Generic[P, R]):
     """A function that is cached by identity, computed by one run at a time, and retried with growing pauses.
 
-    Its parameter `store` is where the result is kept, and the only input that is not part of the identity.
+    The result is kept in the store that its parameter `store` names. Only this input is not part of the identity.
     """
 
     def __init__(self, function: Callable[P, R], *, cache: bool = True) -> None:
@@ -83,14 +83,14 @@ class Stage(Generic[P, R]):
         self.result_type: type[R] = get_type_hints(inspect.unwrap(function))["return"]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Result of the stage, from the cache or computed where the executor of this flow run says."""
+        """Result of the stage, from the cache or computed by the executor of this flow run."""
         return run_all([self.bind(*args, **kwargs)])[0]
 
     @functools.cached_property
     def task(self) -> Task[P, R]:
         """Prefect task that takes the result from the cache, or computes it in this process.
 
-        It is made when a run needs it: a dry run, which looks into the cache, does not load Prefect.
+        It is made when a run needs it, so that a dry run, which only looks into the cache, does not load Prefect.
         """
         return self.task_of(self._run)
 
@@ -105,14 +105,17 @@ class Stage(Generic[P, R]):
         return self._run(self.bind(*args, **kwargs).inputs)
 
     def find(self, inputs: Mapping[str, Any]) -> R | None:
-        """Cached result; None where there is none or where it is damaged."""
+        """Cached result. None if there is none or if it is damaged."""
         try:
             return read_result(ArtifactStore(inputs["store"]), stage_key(self.name, inputs), self.result_type)
         except ArtifactError:
             return None
 
     def cached(self, inputs: dict[str, Any], compute: Callable[[dict[str, Any]], R], *, alone: bool) -> R:
-        """Cached result, or the one that `compute` returns, which is stored; `alone` locks the identity meanwhile."""
+        """Cached result, or else the result of `compute`, which is stored.
+
+        With `alone`, the identity is locked for that time, so that no other process computes it as well.
+        """
         store, key = ArtifactStore(inputs["store"]), stage_key(self.name, inputs)
         with file_lock(lock_path(key)) if alone else nullcontext():
             try:
@@ -129,7 +132,7 @@ class Stage(Generic[P, R]):
             return result
 
     def task_of(self, run: Callable[[dict[str, Any]], R]) -> Task[P, R]:
-        """Prefect task with the name, the signature and the retries of this stage, whose work is `run(inputs)`."""
+        """Prefect task with the name, the signature and the retries of this stage. Its work is `run(inputs)`."""
 
         from prefect import task
         from prefect.cache_policies import NO_CACHE
@@ -140,7 +143,7 @@ class Stage(Generic[P, R]):
 
         work.__name__, work.__doc__, work.__module__ = self.name, self.function.__doc__, self.function.__module__
         work.__signature__ = self.signature  # type: ignore[attr-defined]
-        # and not `__wrapped__`: a Dask worker would get the function by value, with the globals that it names
+        # `__wrapped__` is not set, because a Dask worker would get the function by value, with the globals that it uses
         return task(
             name=self.name,
             cache_policy=NO_CACHE,
@@ -155,9 +158,9 @@ class Stage(Generic[P, R]):
         return self.cached(inputs, self._compute, alone=True) if self.cache else self._compute(inputs)
 
     def _compute(self, inputs: dict[str, Any]) -> R:
-        """Run the function and time it; what the user's code reads in it is recorded.
+        """Run the function, measure its time, and record what the user's code reads.
 
-        Code of the user that ends the process, as `sys.exit` does, ends the stage with an error instead.
+        If the user's code would end the process, e.g. with `sys.exit`, the stage ends with an error instead.
         """
         started, guarded = time.perf_counter(), user_code(f"stage {self.name}", passes=is_exception)
         if self.cache and (code := executed_code(inputs.values())) is not None:
@@ -173,17 +176,20 @@ class Stage(Generic[P, R]):
         return result.model_copy(update={"compute_s": time.perf_counter() - started})
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, str]]:
-        """A stage travels to another process by its name."""
+        """Pickle a stage by its name, so that another process imports it."""
         return _stage_at, (self.__module__, self.name)
 
 
 def stage(function: Callable[P, R]) -> Stage[P, R]:
-    """Make a function a stage; see `Stage`."""
+    """Make a function a stage, see `Stage`."""
     return Stage(function)
 
 
 def uncached_stage(function: Callable[P, R]) -> Stage[P, R]:
-    """Make a function a stage whose result depends on more than its inputs: it is retried and timed, never cached."""
+    """Make a function a stage that is never cached, because its result depends on more than its inputs.
+
+    It is still retried and timed.
+    """
     return Stage(function, cache=False)
 
 
@@ -194,7 +200,7 @@ def run_all(calls: Sequence[Call[R]]) -> list[R]:
 
 
 def start(call: Call[R]) -> Callable[[], R]:
-    """Start a call in the background; the function that is returned waits for its result."""
+    """Start a call in the background. The function that is returned waits for its result."""
     executor = _executor.get()
     if executor is None:
         future = call.stage.task.submit(**call.inputs)
@@ -213,7 +219,7 @@ def executed_by(executor: Executor) -> Iterator[None]:
 
 
 def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool:
-    """Retry only what a second try can fix; a `GRPOError` fails at once."""
+    """Retry only faults that a second try can fix. A `GRPOError` fails at once."""
     try:
         state.result()
     except GRPOError:
@@ -229,7 +235,7 @@ def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool
 
 @contextmanager
 def _escaped_errors() -> Iterator[None]:
-    """Escape control characters in an exception, which may be of user code: Prefect's database keeps its text."""
+    """Escape control characters in an exception: it may come from user code, and Prefect's database keeps its text."""
     try:
         yield
     except Exception as error:
@@ -242,7 +248,7 @@ def _stage_at(module: str, name: str) -> Any:
 
 
 def _show_as_cached() -> None:
-    """Let the task run end as Cached: its work was committed before."""
+    """Let the task run end as Cached, because its work was committed before."""
     from prefect.transactions import TransactionState, get_transaction
 
     transaction = get_transaction()
@@ -251,7 +257,7 @@ def _show_as_cached() -> None:
 
 
 def _warn_of_unseen(stage: str, code: UserCode, unseen: Sequence[str]) -> None:
-    """Say once in a process that something is read out of sight, unless reads are declared."""
+    """Warn once per process and way that something is read that cannot be seen, unless reads are declared."""
     for way in unseen:
         if not code.declares and (stage, way) not in _warned:
             _warned.add((stage, way))

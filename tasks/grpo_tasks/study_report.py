@@ -25,7 +25,7 @@ def study_record(plan: TuneConfig, study: str) -> StudyTracker:
 
 @task(name="report-study", cache_policy=NO_CACHE, persist_result=False)
 def report_study(document: StudyDocument, record: StudyTracker, folder: Path) -> Path:
-    """Write the report of a study and attach it to the records of both services; returns the page."""
+    """Write the report of a study and attach it to the records of both services. Returns the page."""
     files = write_study(document, folder)
     for trial in document.study.trials:
         record.add(trial)

@@ -31,8 +31,8 @@ def train(
 ) -> TrainResult:
     """Train the parent checkpoint on the scored rounds of a rollout.
 
-    A later rollout without a learning signal, as when all of it succeeds, leaves the policy as it is. Raises
-    `NoLearningSignal` for the first one, and `NoEffect` for an update that changes no weight.
+    If a later rollout has no learning signal, e.g. because all its episodes succeed, the policy stays as it is. Raises
+    `NoLearningSignal` if the first rollout has none, and `NoEffect` if the update changes no weight.
     """
     from grpo.learner.checkpoints import read_state
     from grpo.learner.update import UpdateSkipped

@@ -23,9 +23,9 @@ class ValidateResult(StageResult):
 def validate(
     scenarios: Artifact, validation_fraction: float, store: str, previous: Artifact | None = None
 ) -> ValidateResult:
-    """Run the Great Expectations suite; a failed expectation stops the run and names the first rows.
+    """Run the Great Expectations suite. A failed expectation stops the run, and the error names the first rows.
 
-    With `previous`, the scenarios of the last version, the balance of the categories is compared with theirs.
+    If `previous`, the scenarios of the last version, is given, the balance of the categories is compared with it.
     """
     artifacts = ArtifactStore(store)
     with artifacts.new_folder("data_docs") as new:
@@ -39,6 +39,6 @@ def validate(
 
 
 def _table(artifacts: ArtifactStore, scenarios: Artifact) -> Path:
-    """Table of ingested scenarios, which are a folder, or of a mixture, which is a file."""
+    """Table of scenarios. Ingested scenarios are a folder with the table, and a mixture is the file itself."""
     path = artifacts.path(scenarios)
     return path / SCENARIOS_FILE if path.is_dir() else path

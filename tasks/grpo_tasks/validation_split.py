@@ -11,7 +11,7 @@ from grpo_tasks.stage import stage
 
 @stage
 def validation_split(scenarios: Artifact, split: Artifact, share: float, store: str) -> SplitResult:
-    """Split the training scenarios again; the held-out scenarios of `split` are in neither part."""
+    """Split the training scenarios again. The held-out scenarios of `split` are in neither part."""
     artifacts = ArtifactStore(store)
     splits = hold_back_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, read_split(artifacts, split), share=share)
     return SplitResult(split=write_split(artifacts, splits), train=len(splits.train), heldout=len(splits.heldout))

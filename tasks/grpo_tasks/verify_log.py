@@ -26,7 +26,7 @@ class VerificationResult(StageResult):
 def verify_log(
     sources: tuple[ServedSource, ...], content: str, model: str, seed: int, store: str
 ) -> VerificationResult:
-    """Compute the log-probabilities of a hundred drawn turns of a registered model again, see `check_served`.
+    """Compute the log-probabilities of a hundred randomly drawn turns of a registered model again, see `check_served`.
 
     `content` is the digest of the sources.
     """

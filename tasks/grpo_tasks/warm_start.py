@@ -15,7 +15,7 @@ class WarmStart(StageResult):
 
 @stage
 def warm_start(champion: Artifact, store: str) -> WarmStart:
-    """Export the champion's weights, with adapters merged; optimizer and schedule start afresh."""
+    """Export the champion's weights with adapters merged. The optimizer and its schedule start from the beginning."""
     from grpo.learner.checkpoints import load_policy
     from grpo.policy.transformers.adapters import merge_adapters
     from grpo.policy.transformers.model import TransformersPolicy

@@ -15,7 +15,7 @@ from grpo_tasks.stage import stage
 
 
 class CorrectionsResult(StageResult):
-    """A file of demonstrations or pairs, one a correction."""
+    """A file of demonstrations or pairs, one per correction."""
 
     written: Artifact
     counts: CorrectionCounts
@@ -33,7 +33,8 @@ def write_corrections(
 ) -> CorrectionsResult:
     """Redact and write the corrections of the conversations in the training split of a mixture.
 
-    Demonstrations for `method` sft, preference pairs for dpo. `content` is the digest of the sources.
+    They are demonstrations if `method` is sft, and preference pairs if it is dpo. `content` is the digest of the
+    sources.
     """
     artifacts = ArtifactStore(store)
     trained = {scenario.id for scenario in read_scenarios(artifacts.path(mixture)) if scenario.split == "train"}

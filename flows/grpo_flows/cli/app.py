@@ -56,6 +56,6 @@ def main(
 
 
 def run() -> None:
-    """Run the command of this process; a program that calls `app` itself keeps its own handlers of signals."""
-    end_by_signals()  # so that started servers are stopped on SIGTERM as on Ctrl-C
+    """Run the command of this process. A program that calls `app` instead keeps its own signal handlers."""
+    end_by_signals()  # so that started servers are also stopped on SIGTERM, and not only on Ctrl-C
     app(prog_name="grpo")

@@ -21,9 +21,9 @@ _MAX_TURNS = 10_000
 
 
 def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
-    """An agent with the model at an address; `options` are `key=value` of `AgentConfig`.
+    """An agent with the model at an address. `options` are settings `key=value` of `AgentConfig`.
 
-    Raises `PolicyError` or `AddressError` for a missing model, `ConfigError` for an unknown option.
+    Raises `PolicyError` or `AddressError` if the model is missing, `ConfigError` if an option is unknown.
     """
     given = {**dict(map(parse_override, options)), "model_name": model}
     try:
@@ -36,7 +36,7 @@ def open_agent(model: str, options: Sequence[str] = ()) -> MultiTurnAgent:
 
 
 def chat(agent: MultiTurnAgent, lines: Iterable[str]) -> Iterator[str]:
-    """Yield the reply to each line of one conversation; empty lines are skipped."""
+    """Yield the reply to each line of one conversation. Empty lines are skipped."""
     manager = ConversationManager(agent, max_conversation_turns=_MAX_TURNS)
     with asyncio.Runner() as runner:
         conversation = runner.run(manager.start_conversation("terminal"))
@@ -64,15 +64,15 @@ def reply_to_each(
 
 
 def unanswered_calls(agent: MultiTurnAgent, reply: str) -> list[str]:
-    """Tool calls in a reply, which nothing answers outside of an environment."""
+    """Tool calls in a reply. Outside of an environment nothing answers them."""
     assert agent.renderer is not None
     return list(map(str, agent.renderer.parse_text(reply).tool_calls))
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
-    """The conversations in a JSON file: a list whose items are a user message, or a list of messages.
+    """The conversations in a JSON file. It has a list, and each item is a user message or a list of messages.
 
-    Raises `DataError` with the position of an item that is neither.
+    If an item is neither, raises `DataError` with its position.
     """
     try:
         items = json.loads(path.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ def _conversation(item: object, place: str) -> list[Message]:
 
 
 def checkpoint_policy(model: str) -> Any:
-    """The policy of a registered version or of a checkpoint in a store; None for any other address."""
+    """The policy of a registered version or of a checkpoint in a store. None for any other address."""
     if "://" in model:
         return None
     from grpo.artifacts import store_of

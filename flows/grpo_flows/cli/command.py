@@ -37,7 +37,7 @@ def start_command(*, services: bool = True) -> Path:
     """Apply the settings to the environment and check the home, ports, databases and named servers.
 
     With `services=False` only the home is checked. Returns the home. Raises `ConfigError`, `StorageError` or
-    `ConnectionError` for what `grpo doctor` shows as a problem.
+    `ConnectionError` for the first fault that `grpo doctor` would show as a problem.
     """
     home = settings.apply()
     from grpo_flows.local.checks import check_home, check_named_servers, check_ports, check_records, require

@@ -20,15 +20,15 @@ from grpo.errors import printable
 _RUNS = ("prefect.flow_runs", "prefect.task_runs")
 _EVENTS = "prefect.events.clients"
 _SILENT_S = 30.0
-"""Longest time between two lines of progress of a stage that reports any."""
+"""Longest time between two lines of progress, if a stage reports any."""
 _ITERATION = ("rollout", "score", "train")
-"""Stages of an iteration; the rollouts after the last iteration belong to the evaluation."""
+"""Stages of an iteration. The rollouts after the last iteration belong to the evaluation."""
 _SHOWN = ("reward", "success", "loss")
 _ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
 
 
 class PlainConsole(Console):
-    """A console that interprets no markup: names, paths, records and messages may contain `[/x]` or `:smile:`.
+    """A console that interprets no markup, because names, paths, records and messages may contain `[/x]` or `:smile:`.
 
     Control characters are escaped, so that no text moves the cursor or colours the screen. Styles are given as `Text`.
     """
@@ -37,14 +37,14 @@ class PlainConsole(Console):
         super().__init__(stderr=stderr, file=file, width=width, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, **options: object) -> Text:
-        """See `Console.render_str`; all strings and cells of tables pass it."""
+        """See `Console.render_str`. All strings and cells of tables pass through it."""
         return super().render_str(printable(text), **options)  # type: ignore[arg-type]
 
 
 class _OnceFilter(logging.Filter):
-    """Drop the final log line of a task and of its flow: the command prints it, and the server has all of it.
+    """Drop the final log line of a task and of its flow, because the command prints it, and the server has all of it.
 
-    Of the warnings about events that an unreachable server did not take, the first is shown.
+    If an unreachable server does not take events, only the first warning about it is shown.
     """
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ def _log_failures_once() -> None:
     """Show a failure once in the terminal, at the end of the command."""
     if logging.getLogger("grpo_flows").level == logging.DEBUG:
         return
-    logging.raiseExceptions = False  # a log that cannot be sent writes its own traceback
-    logging.getLogger("prefect._internal.concurrency").addFilter(_dropped)  # and so does each event
+    logging.raiseExceptions = False  # otherwise a log that cannot be sent writes its own traceback
+    logging.getLogger("prefect._internal.concurrency").addFilter(_dropped)  # otherwise each event does so, too
     for handler in (*logging.getLogger().handlers, *logging.getLogger("prefect").handlers):
         shown = type(handler).__name__ == "PrefectConsoleHandler"
         if shown and not any(isinstance(known, _OnceFilter) for known in handler.filters):
@@ -79,8 +79,8 @@ def _log_failures_once() -> None:
 def show_progress(console: Console, *, iterations: int = 0) -> Iterator[None]:
     """Show progress bars while the block runs, with one for the `iterations` if there are any.
 
-    Without a terminal: one line for each iteration, one for each stage outside of them, and one after half a minute
-    without a line. With GRPO_DEBUG=1 every stage has a line when it begins, too.
+    Without a terminal it prints one line for each iteration, one for each stage outside of iterations, and one after
+    half a minute without a line. With GRPO_DEBUG=1 every stage also has a line when it begins.
     """
     _log_failures_once()
     if not console.is_terminal:
@@ -122,9 +122,9 @@ class _ProgressLines:
     def __init__(self, console: Console, iterations: int) -> None:
         self._console, self._iterations, self._updates = console, iterations, 0
         self._numbers: dict[str, float] = {}
-        """Reward, success and loss of the iteration that runs."""
+        """Reward, success and loss of the present iteration."""
         self._announced: set[str] = set()
-        """Stages that a run of their own ends, with a line of their own."""
+        """Stages that the executor has announced. Each has ended only when the executor reports its results."""
         self._started_at = self._shown_at = time.monotonic()
         self._has_rollouts = False
         self._every = os.environ.get("GRPO_DEBUG") == "1"
@@ -133,7 +133,7 @@ class _ProgressLines:
     def __call__(self, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
         with self._guard:
             if stage == "rollout" and not self._has_rollouts:
-                self._has_rollouts, self._started_at = True, time.monotonic()  # what came before is not repeated
+                self._has_rollouts, self._started_at = True, time.monotonic()  # stages before it are not repeated
             if done == 0:
                 self._announced.add(stage)
             in_iteration = stage in _ITERATION and self._updates < self._iterations
@@ -163,7 +163,7 @@ class _ProgressLines:
 
 
 def _stage_line(stage: str, done: int, total: int, numbers: dict[str, float]) -> str:
-    """`rollout 60/128`; of a stage that has ended, its numbers: `score: reward 0.4922`, `split: cached`."""
+    """`rollout 60/128`, or the numbers of a stage that has ended: `score: reward 0.4922`, `split: cached`."""
     text = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items() if name != "cached")
     if "cached" not in numbers:
         return f"{stage} {done}/{total} {text}".rstrip()
@@ -171,5 +171,5 @@ def _stage_line(stage: str, done: int, total: int, numbers: dict[str, float]) ->
 
 
 def _ends_iteration(stage: str, numbers: dict[str, float]) -> bool:
-    """True for the end of an update, whether it was computed or a cache hit."""
+    """True for the end of an update, also if it was a cache hit."""
     return stage == "train" and "cached" in numbers

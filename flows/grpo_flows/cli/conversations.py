@@ -1,6 +1,6 @@
 """Recorded conversations as plain text.
 
-Texts of users, tools and the policy are untrusted: each of their lines is indented, so that none looks like a heading,
+Texts of users, tools and the policy are untrusted. Each of their lines is indented, so that none looks like a heading,
 and the console escapes control characters.
 """
 
@@ -19,7 +19,7 @@ _HEADINGS = {"before": "before (champion or base)", "after": "after (candidate)"
 
 
 def print_episodes(console: Console, rows: Sequence[tuple[str, Sequence[Trajectory]]], *, title: str) -> None:
-    """Print a row a part of a run: number of episodes and scenarios, mean reward, success, and stop reasons."""
+    """Print one row per part of a run: number of episodes and scenarios, mean reward, success, and stop reasons."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("rollouts", no_wrap=True)
     for heading in ("episodes", "scenarios", "reward", "success", "failure", "truncated", "turn limit", "failed"):
@@ -88,7 +88,7 @@ def _outcome(trajectory: Trajectory) -> str:
 
 
 def _indented(text: str) -> list[str]:
-    """Lines of a text, each with four spaces before it; an empty text has none."""
+    """Lines of a text, each indented by four spaces. An empty text has no lines."""
     return [f"    {line}" for line in text.split("\n")]
 
 

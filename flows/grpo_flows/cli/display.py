@@ -87,7 +87,7 @@ def print_study(console: Console, study: StudySummary) -> None:
 
 
 def print_reward_check(console: Console, reward: str, results: Sequence[ProbeResult]) -> None:
-    """Print the score of each probe, and the most that it may score."""
+    """Print the score of each probe, and the highest score that it may have."""
     table = Table(
         "probe", "score", "at most", "exploited", "description", title=f"reward {reward}", title_justify="left"
     )
@@ -123,7 +123,7 @@ def print_evaluation(console: Console, document: EvaluationDocument) -> None:
 
 
 def _pass_table(evaluation: PolicyEvaluation) -> Table:
-    """Success in at least one, and in each, of k attempts."""
+    """Table of success in one or more of k attempts, and in each of k attempts."""
     table = Table(
         "k", "count", "pass@k", "pass^k", title="success in one and in each of k attempts", title_justify="left"
     )
@@ -200,13 +200,13 @@ def _estimates(plan: DryRun) -> Iterator[str]:
 
 
 def model_line(plan: ModelPlan) -> str:
-    """Address, origin and size of a model, and what of it has to be fetched."""
+    """Address, origin and size of a model, and the part of it that has to be fetched."""
     fetched = f", {_size(plan.missing)} of it to be fetched" if plan.missing else ""
     return f"{plan.address} ({plan.origin}), {_size(plan.size)}{fetched}"
 
 
 def _minutes(seconds: float) -> str:
-    """Rounded duration: 42 → under a minute; 150 → 2 minutes; 9000 → 2.5 hours."""
+    """Rounded duration: 42 → under a minute, 150 → 2 minutes, 9000 → 2.5 hours."""
     if seconds < 60:
         return "a minute or less"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
@@ -227,7 +227,7 @@ def _size(count: int) -> str:
 
 
 def print_runs(console: Console, documents: Sequence[ReportDocument]) -> None:
-    """Print a row a run: name, date, decision, held-out means of champion and candidate, and time."""
+    """Print one row per run: name, date, decision, held-out means of champion and candidate, and time."""
     table = Table(title="runs", title_justify="left")
     table.add_column("run", no_wrap=True)
     for heading in ("finished", "decision", "held out", "time"):
@@ -243,7 +243,7 @@ def print_runs(console: Console, documents: Sequence[ReportDocument]) -> None:
 
 
 def print_nights(console: Console, nights: Sequence[Night]) -> None:
-    """Print a row a retraining: day, state, what it said, time and starts; days without one are red as failures are."""
+    """Print one row per retraining: day, state, message, time and starts. Days without one are red, like failures."""
     table = Table(title="nights", title_justify="left")
     for heading in ("day", "run", "state", "what it said", "time", "starts"):
         table.add_column(heading, no_wrap=heading == "day")
@@ -256,7 +256,7 @@ def print_nights(console: Console, nights: Sequence[Night]) -> None:
 
 
 def print_versions(console: Console, versions: Sequence[VersionSummary]) -> None:
-    """Print address and aliases of each version, then held-out result, verdict, date and run, then what is wrong."""
+    """Print address and aliases of each version, then held-out result, verdict, date and run, then its faults."""
     for version in versions:
         aliases = Text(", ".join(version.aliases), "green" if version.in_service else "")
         console.print(version.address, aliases, soft_wrap=True)
@@ -341,7 +341,7 @@ def _change_line(change: ChampionChange) -> str:
 
 
 def print_reproduction(console: Console, result: Reproduction) -> None:
-    """Print whether the weights are equal, and the differences of the inputs."""
+    """Print the comparison of the weights, and the differences of the inputs."""
     for name, (then, now) in result.differences.items():
         console.print(f"{name}: was {then}, is {now}", soft_wrap=True)
     if result.equal:
@@ -356,7 +356,7 @@ def print_reproduction(console: Console, result: Reproduction) -> None:
 
 
 def print_store_move(console: Console, moved: StoreMove, *, dry_run: bool) -> None:
-    """Print what was moved, what stays, and what is to do next."""
+    """Print the artifacts that were moved, the ones that stay, and the next steps."""
     verb = "would move" if dry_run else "moved"
     console.print(
         f"{verb} {moved.artifacts} artifacts and {moved.documents} documents from {moved.source} to {moved.target}; "
@@ -375,7 +375,7 @@ def _mappings(value: object) -> list[dict[str, object]]:
 
 
 def print_triggers(console: Console, results: tuple[TriggerResult, ...]) -> None:
-    """Print each trigger of a retraining, and whether it fired."""
+    """Print each trigger of a retraining, and if it fired."""
     table = Table("trigger", "fired", "explanation", title="triggers", title_justify="left")
     for result in results:
         table.add_row(result.reason, Text("yes", "green") if result.fired else "no", result.explanation)

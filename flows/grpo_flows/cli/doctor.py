@@ -40,7 +40,7 @@ _LITTLE_MEMORY, _LITTLE_DISK, _NO_DISK = 2 * _GIB, 5 * _GIB, _GIB // 2
 
 
 def run_checks(home: Path, store: str, config: PipelineConfig | None = None) -> DoctorReport:
-    """Run all checks, and the checks of a config if one is given; nothing is left behind, and no password is shown."""
+    """Run all checks, and the checks of a config if one is given. They leave nothing behind, and show no password."""
     checks = (
         *(_check_python(), *_check_packages(), *_check_extras(), *_check_gpus(), _check_memory()),
         *(
@@ -84,7 +84,7 @@ def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
 
 
 def _forward_path(config: PipelineConfig) -> str:
-    """Forward path of the model and its errors against a plain forward pass; loads the weights."""
+    """Forward path of the model and its errors against a plain forward pass. Loads the weights."""
     from grpo.policy.catalog import load_weights
 
     policy = config.policy
@@ -102,7 +102,7 @@ def _context(config: PipelineConfig) -> str:
 
 
 def _check_python() -> CheckResult:
-    """The interpreter against the version that the package requires."""
+    """Compare the interpreter with the version that the package requires."""
     version, required = platform.python_version(), importlib.metadata.metadata(DISTRIBUTION)["Requires-Python"]
     fits = SpecifierSet(required).contains(version)
     state: State = "ok" if fits else "problem"
@@ -111,14 +111,14 @@ def _check_python() -> CheckResult:
 
 
 def _check_packages() -> Iterator[CheckResult]:
-    """Every required package against the bounds of the installed metadata."""
+    """Compare every required package with the bounds in the installed metadata."""
     for requirement in _requirements():
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield _check_package(requirement, area="packages", missing="problem", extra=None)
 
 
 def _check_extras() -> Iterator[CheckResult]:
-    """Packages that only some settings need."""
+    """Check the packages that only some settings need."""
     for extra in importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []:
         if extra in _DEVELOPMENT:
             continue
@@ -151,7 +151,7 @@ def _installed_version(package: str) -> str | None:
 
 
 def _import_installed(package: str) -> Any:
-    """The module of an installed package, else None; a missing one is reported with the packages."""
+    """The module of an installed package, else None. The checks of packages report a missing one."""
     return importlib.import_module(package) if _installed_version(package) else None
 
 
@@ -185,7 +185,7 @@ def _check_memory() -> CheckResult:
 
 
 def _kernel_number(file: Path) -> int | None:
-    """The number in a file of the kernel; None for a missing file or `max`."""
+    """The number in a file of the kernel. None if the file is missing or has `max`."""
     try:
         text = file.read_text(encoding="utf-8").strip()
     except OSError:

@@ -22,9 +22,9 @@ _SQLITE = "sqlite:///"
 
 @contextmanager
 def scratch_services() -> Iterator[None]:
-    """Direct what Prefect and MLflow create at their first use to a temporary folder while the block runs.
+    """Direct files that Prefect and MLflow create at their first use to a temporary folder while the block runs.
 
-    Prefect makes its home folder at import, MLflow a missing database when it is opened.
+    Prefect makes its home folder when it is imported, and MLflow makes a missing database when it is opened.
     """
     changed = {name: os.environ[name] for name in ("PREFECT_HOME", "MLFLOW_TRACKING_URI")}
     tracking = changed["MLFLOW_TRACKING_URI"]
@@ -39,7 +39,7 @@ def scratch_services() -> Iterator[None]:
 
 
 def print_outline(console: Console, outline: Outline) -> None:
-    """Print the statements of a plan, one a line."""
+    """Print the statements of a plan, one per line."""
     console.print(f"dry run of {outline.title}", soft_wrap=True)
     for name, text in outline.facts.items():
         console.print(f"  {name}: {text}", soft_wrap=True)
@@ -47,7 +47,7 @@ def print_outline(console: Console, outline: Outline) -> None:
 
 
 def print_planned_change(console: Console, model: str, plan: PlannedChange, *, force: bool = False) -> bool:
-    """Print the aliases before and after a promotion or rollback, and its rules; returns False if it is refused."""
+    """Print the aliases before and after a promotion or rollback, and its rules. Returns False if it is refused."""
     if plan.change is None:
         console.print(f"{model}: this version is champion already; nothing would be changed", soft_wrap=True)
         return True

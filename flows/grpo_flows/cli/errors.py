@@ -1,6 +1,6 @@
 """Exit codes of commands, and the one-line messages of expected failures.
 
-0 done, 1 failed, 2 wrong input, 3 a gate refused; 130 after Ctrl-C, 143 after SIGTERM.
+0 done, 1 failed, 2 wrong input, 3 a gate refused, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def exit_codes(*, wrong_input: tuple[type[Exception], ...] = (ConfigError, AddressError)) -> Iterator[None]:
-    """Print an expected failure as one line; errors of the types `wrong_input` have exit code 2.
+    """Print an expected failure as one line. Errors of the types `wrong_input` have exit code 2.
 
-    An exception of the user's code that would end the process, such as `SystemExit`, is such a failure: the exit code
-    is that of a command that failed. Any other exception is a fault of this project and keeps its traceback.
+    If the user's code raises an exception that would end the process, e.g. `SystemExit`, it counts as such a failure,
+    with the exit code of a failed command. Any other exception is a fault of this project and keeps its traceback.
     """
     try:
         with user_code("code of this command", passes=is_exception):
@@ -72,7 +72,7 @@ def exit_codes(*, wrong_input: tuple[type[Exception], ...] = (ConfigError, Addre
 
 
 def known_failure(error: Exception) -> Exception | None:
-    """The error with value, place and remedy in its message; None for an unexpected one.
+    """The error with value, place and remedy in its message. None if the error is unexpected.
 
     An error of this package is returned unchanged. A full disk, an unreachable server and an unusable database are
     recognized by the chain of causes.
@@ -128,7 +128,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _requested(error: BaseException) -> str:
-    """The requested address: of the setting, or, where a server of this command is gone, of the request."""
+    """The requested address: from the setting, or from the request if a server of this command is gone."""
     request = getattr(error, "_request", None)
     url = os.environ.get("PREFECT_API_URL") or (str(request.url.join("/api")) if request is not None else "")
     return masked(url) or "an unknown address"
@@ -141,6 +141,6 @@ def _mlflow_refusal(error: BaseException) -> Exception:
 
 
 def _is(error: BaseException, module: str, *names: str) -> bool:
-    """True for an error of one of these types; a library that is not imported has raised nothing."""
+    """True for an error of one of these types. If a library is not imported, it cannot have raised the error."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(error, tuple(getattr(loaded, name) for name in names))

@@ -128,7 +128,7 @@ def _check_files(pipeline: PipelineConfig, model: str | None, scenarios_file: st
 
 
 def _check_modes(measuring: Mapping[str, object], chatting: Mapping[str, object], *, checkpoint: str | None) -> None:
-    """Refuse options of the other mode; CONFIG belongs to both."""
+    """Refuse options of the other mode. CONFIG belongs to both modes."""
     config, scenario = measuring["CONFIG"], chatting["--scenario"]
     if config is None and checkpoint is None:
         raise ConfigError("name a CONFIG for its held-out scenarios, or a --checkpoint to chat with")
@@ -198,5 +198,5 @@ def _open_chat(
 
 
 def _remark(text: str) -> None:
-    """Print a line beside the replies, on stderr."""
+    """Print a line on stderr, apart from the replies."""
     typer.echo(printable(text), err=True)

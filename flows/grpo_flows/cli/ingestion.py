@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from grpo.scenarios.ingest import IngestCounts
 
 SHOWN = 5
-"""Examples, and quarantined records, that are printed."""
+"""Number of examples, and of quarantined records, that are printed."""
 _TURN_CHARS, _REASON_CHARS, _TOOLS = 100, 300, 5
 
 
 def show_guess(console: Console, path: Path, folder: Path) -> None:
-    """Read a file by guessed settings: print counts, examples, what cannot be read, and the settings to paste."""
+    """Read a file with guessed settings, and print counts, examples, unreadable records, and the settings to paste."""
     from grpo.scenarios.guess import as_yaml, guess_source
     from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 
@@ -84,6 +84,6 @@ def print_quarantined(console: Console, quarantine_path: Path) -> None:
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """A text of others as one line, shortened, and `printable`."""
+    """A foreign text as one line, shortened, and `printable`."""
     shown = printable(" ".join(text[: limit + 1].split()))
     return shown if len(text) <= limit else f"{shown[:limit]}…"

@@ -19,7 +19,7 @@ from grpo.storage.shipped import shipped_folder
 
 SCHEMA = "schema.json"
 _NAMED = (".yaml", ".md")
-"""Suffixes of files in which `$name` stands for the project's name."""
+"""Suffixes of files in which `$name` is replaced by the project's name."""
 
 
 _SCHEMAS: dict[str, type[BaseModel]] = {
@@ -37,9 +37,10 @@ def schema_text(name: str) -> str:
 
 
 def make_project(folder: Path, *, force: bool = False) -> None:
-    """Write the files of a project, which is named as its folder, and the JSON Schema of its config.
+    """Write the files of a project, which is named like its folder, and the JSON Schema of its config.
 
-    Raises `ConfigError` for a folder whose name is not that of a run, and, without `force`, for an existing file.
+    Raises `ConfigError` if the name of the folder cannot be the name of a run, or if a file exists and `force` is not
+    set.
     """
     try:
         name = TypeAdapter(RunName).validate_python(folder.resolve().name)

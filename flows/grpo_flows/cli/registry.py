@@ -138,9 +138,10 @@ def rollback(
 def _change_champion(
     home: Path, here: Callable[[], ChampionChange | None], in_flow: Callable[[], ChampionChange | None]
 ) -> ChampionChange | None:
-    """Change the champion by a flow run where a Prefect server runs, else in this process.
+    """Change the champion by a flow run if a Prefect server runs, and otherwise in this process.
 
-    The registry's own lock and history hold in both cases; starting a server for one write takes ten seconds.
+    The registry's own lock and history hold in both cases. A server is not started for one write, because that takes
+    ten seconds.
     """
     from grpo_flows.local.servers import prefect_server, running_prefect_server
 
@@ -236,7 +237,7 @@ def models(
 
 
 def _required(registered: Registry | None) -> Registry:
-    """The registry of this process; raises `AddressError` where it was never written to."""
+    """The registry of this process. Raises `AddressError` if nothing was ever written to it."""
     if registered is None:
         raise AddressError("no model is registered here; a run registers one when it ends: grpo train CONFIG")
     return registered

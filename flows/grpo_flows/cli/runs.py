@@ -157,7 +157,7 @@ def _name(part: str | int) -> str:
 
 
 def _find_report(run: str, home: Path) -> Path:
-    """The report.json of a run of this home, or at a path."""
+    """Path of report.json of a run of this home, or of a run at a path."""
     for path in (Path(run), Path(run) / "report.json", home / run / "report.json"):
         if path.is_file():
             return path.resolve()

@@ -157,7 +157,7 @@ def serve(
 
 
 def _run(start: Callable[[], None]) -> None:
-    """Run the server; an exception of a library in its first version becomes the error that this project has for it."""
+    """Run the server. If a library raises while the first version loads, this project's error for it is raised."""
     from grpo.serving.served_model import FirstVersionError
 
     try:
@@ -168,10 +168,10 @@ def _run(start: Callable[[], None]) -> None:
 
 
 def parse_served(model: str, options: Sequence[str]) -> Served:
-    """Server of a model in the stack, with options as `grpo serve` takes them; raises its usage errors.
+    """Server of a model in the stack, with options as `grpo serve` takes them. Raises its usage errors.
 
-    Paths become absolute, and the port of GRPO_SERVE_PORT an option: the supervisor, which starts the server again, may
-    run in another folder, with other variables.
+    Paths become absolute, and the port of GRPO_SERVE_PORT becomes an option, because the supervisor, which starts the
+    server again, may run in another folder and with other variables.
     """
     paths = {name for name, hint in get_type_hints(serve).items() if Path in (hint, *get_args(hint))}
     program = typer.Typer()
@@ -201,7 +201,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
 
 
 def _arguments(parameter: Any, value: Any, *, paths: bool) -> Iterator[str]:
-    """A parameter with its value, or with each of its values, as a command line has them; paths are made absolute."""
+    """A parameter with its value, or with each of its values, as on a command line. `paths` makes them absolute."""
     if parameter.param_type_name == "argument":
         yield str(value)
         return
@@ -210,5 +210,5 @@ def _arguments(parameter: Any, value: Any, *, paths: bool) -> Iterator[str]:
 
 
 def _absolute(model: str) -> str:
-    """The model; a folder or file of this machine by its whole path."""
+    """The model. If it is a folder or file of this machine, its absolute path."""
     return str(Path(model).resolve()) if Path(model).exists() else model

@@ -1,6 +1,6 @@
-"""Chat with a model whose tool calls are answered by the environment of a config.
+"""Chat with a model in the environment of a config, which answers the model's tool calls.
 
-The person at the terminal replaces the environment's user; the world is that of one scenario.
+The person at the terminal replaces the environment's user. The world of the environment comes from one scenario.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from grpo.scenarios.table import read_scenarios
 from grpo.user_failures import user_code
 
 Watch = Callable[[str], None]
-"""Receives a line for each call, its result, and a remark where the environment ends the episode."""
+"""Receives a line for each call and its result, and a remark if the environment ends the episode."""
 
 
 class ToolChat:
@@ -44,7 +44,7 @@ class ToolChat:
         self._state: EnvironmentState | None = None
 
     def chat(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the reply to each line of one conversation; empty lines are skipped."""
+        """Yield the reply to each line of one conversation. Empty lines are skipped."""
         with asyncio.Runner() as runner:
             for line in lines:
                 if line.strip():
@@ -56,7 +56,7 @@ class ToolChat:
         return asyncio.run(self.reply(conversation))
 
     async def reply(self, messages: Sequence[Message]) -> str:
-        """Reply to new messages; calls are executed until the agent replies without one."""
+        """Reply to new messages. Calls are executed until the agent replies without a call."""
         async with self._environment.serve(concurrency=1), self._agent.open_transcript() as transcript:
             state = self._state or await self._begin()
             new = (*self._history, *messages)
@@ -84,7 +84,7 @@ class ToolChat:
             return reply.text
 
     async def _begin(self) -> EnvironmentState:
-        """State of a new episode, without the user's first message; the system prompt begins the conversation."""
+        """State of a new episode, without the user's first message. The conversation begins with the system prompt."""
         with user_code("the environment", transient=True):
             state = await self._environment.reset(self.scenario, seed=0)
         system_prompt = "\n\n".join(filter(None, (self._environment.system_prompt, state.context)))
@@ -103,8 +103,8 @@ def open_tool_chat(
 ) -> ToolChat:
     """Open a chat with a model, its agent and tools as in the evaluation of a config.
 
-    `policy` is the model where it is a checkpoint. Raises `ConfigError` for an environment without tools, or an unknown
-    scenario.
+    `policy` is given if the model is a checkpoint. Raises `ConfigError` if the environment has no tools, or the
+    scenario is unknown.
     """
     environment, agent = make_environment(config.environment), make_evaluated_agent(config, model)
     chosen = _scenario(config, scenario)

@@ -41,7 +41,7 @@ def train(
     from grpo_flows.local.servers import prefect_server, running_prefect_server
 
     packages: tuple[str, ...] = ("grpo_flows.train", "grpo.evaluation.html_report", "mlflow", *settings.LEARNER)
-    if running_prefect_server(home) is None:  # else nothing hides its three seconds, and a cached run needs none of it
+    if running_prefect_server(home) is None:  # its import takes three seconds, in which the server starts
         packages += ("great_expectations",)
     with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo.evaluation.report import read_report

@@ -1,10 +1,10 @@
 """Prefect's server with checks of `Host` and `Origin`: `python -m grpo_flows.local.api`.
 
-Prefect's own command, `prefect server start`, answers requests under any host name, and pages of any origin. Here the
+Prefect's own command, `prefect server start`, answers requests under any host name, and pages of any origin. Here
 PREFECT_SERVER_CORS_ALLOWED_ORIGINS lists the server's addresses. A request with another `Host`, or from a page
 of another `Origin`, is refused before Prefect sees it, including websockets and requests without a CORS preflight.
-Some requests of a page have no `Origin`, such as those for pictures. A browser says in `Sec-Fetch-Site` where they come
-from, and requests of other pages are refused too. A server without a login is not started.
+Some requests of a page have no `Origin`, e.g. requests for pictures. A browser sends `Sec-Fetch-Site` with them, so
+that requests of other pages are refused too. If the server has no login, it is not started.
 """
 
 from __future__ import annotations
@@ -28,22 +28,25 @@ from grpo_flows.local.socket_login import SocketLoginMiddleware
 
 POLICY_VIOLATION = 1008
 _OWN_SITES = frozenset({"same-origin", "none"})
-"""Values of `Sec-Fetch-Site`: a page of the server itself, and the user, who has typed an address."""
+"""Values of `Sec-Fetch-Site` for a page of the server itself, and for a user who has typed an address."""
 _NAVIGATION = {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
-"""Headers of a request that shows its answer as a page of its own, in which the page with the link reads nothing."""
+"""Headers of a request that opens a page of its own. The page with the link cannot read the answer."""
 
 
 class TrustedOriginMiddleware:
     """ASGI middleware that refuses requests from pages of others, and to addresses that this server does not have.
 
     A program sends neither `Origin` nor `Sec-Fetch-Site`. A browser sends at least one for each request of a page,
-    except over plain http to another machine, where it leaves out both for pictures and the like.
+    except over plain http to another machine, when it leaves out both for pictures and the like.
     """
 
     def __init__(
         self, app: ASGIApp, origins: Iterable[str], *, is_page: Callable[[str], bool], variable: str = ORIGINS
     ) -> None:
-        """`is_page` is true for paths that other pages may link to; `variable` lists the addresses, for a refusal."""
+        """Store the checks. `is_page` is true for paths that other pages may link to.
+
+        A refusal names `variable`, which lists the addresses.
+        """
         self._app = app
         self._is_page = is_page
         self._variable = variable
@@ -79,14 +82,14 @@ class TrustedOriginMiddleware:
 
 
 def _is_prefect_page(path: str) -> bool:
-    """True outside the API and its description: whatever else is asked for, Prefect answers with its page."""
+    """True outside the API and its description, because Prefect answers any other path with its page."""
     return not f"{path}/".startswith(("/api/", "/openapi.json/", "/docs/", "/redoc/"))
 
 
 def serve() -> None:
     """Serve Prefect's API and pages until this process is stopped.
 
-    Raises `ConfigError` without a login, and where any origin would be allowed.
+    Raises `ConfigError` if the login is missing, or if any origin would be allowed.
     """
     os.environ.setdefault("PREFECT_SERVER_EVENTS_CAUSAL_ORDERING", "grpo_flows.local.event_order")
     with settings.without_gc():
@@ -111,7 +114,7 @@ def serve() -> None:
             f"{ORIGINS} is {','.join(origins)}; list the server's own addresses, as http://127.0.0.1:4200"
         )
     lock_transactions()
-    # around the application, not in it: its own services (automations) call it in memory, by a host name of their own
+    # around the application, not in it: its own services (automations) call it in memory with a host name of their own
     uvicorn.run(
         TrustedOriginMiddleware(
             SocketLoginMiddleware(create_app(final=True), login), origins, is_page=_is_prefect_page

@@ -1,7 +1,7 @@
 """Automations of a Prefect server: they restart lost runs, and notify a webhook of runs that fail or are late.
 
-Prefect's server makes no use of a run's heartbeats by itself: a run whose worker or machine is gone stays Running, and
-holds the place of every later one.
+Prefect's server itself does nothing with a run's heartbeats. If the worker or the machine of a run is gone, the run
+would stay Running and hold the place of every later run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from grpo.errors import ConfigError
 from grpo_flows.local.settings import CANCELLING_S, IMAGE_S, PENDING_S, SILENCE_S
 
 NOTIFY = "GRPO_NOTIFY_URL"
-"""Environment variable with the URL of the webhook that is notified of failed and late runs, such as one of Slack."""
+"""Environment variable with the URL of a webhook, e.g. of Slack, that is notified of failed and late runs."""
 STARTS = 5
-"""Starts of a run that crashes; then it stays crashed."""
+"""Starts of a run that crashes. After them it stays crashed."""
 RECOVERY = tuple(
     f"grpo: {what}"
     for what in (
@@ -34,7 +34,7 @@ RECOVERY = tuple(
         "crashed runs go on",
     )
 )
-"""Names of the automations without which a lost run stays as it is."""
+"""Names of the automations that restart lost runs."""
 _BLOCK = "grpo-notifications"
 _RUN = "prefect.flow-run"
 _ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut")
@@ -47,10 +47,10 @@ _POOL_TEXT = '{"text": {{ ("grpo: the work pool " ~ work_pool.name ~ " has no wo
 
 
 def write_automations(client: SyncPrefectClient, pools: Sequence[str], sender: str) -> None:
-    """Create the automations of these work pools, or change them to what they are here; a paused one stays paused.
+    """Create the automations of these work pools, or update them. If an automation is paused, it stays paused.
 
-    The server restarts crashed runs of the pool `sender`. Runs of other pools are stages: the run that sent a stage
-    sends it again. The webhook is notified if `GRPO_NOTIFY_URL` is set.
+    The server restarts only crashed runs of the pool `sender`. Runs of other pools are stages, and the run that sent a
+    stage sends it again. The webhook is notified if `GRPO_NOTIFY_URL` is set.
     """
     in_processes = all(client.read_work_pool(pool).type == "process" for pool in pools)
     wanted = [*_recovery(pools, sender, pending_s=PENDING_S if in_processes else IMAGE_S)]
@@ -137,7 +137,7 @@ def _notifications(webhook: UUID, pools: Sequence[str]) -> list[AutomationCore]:
 
 
 def _webhook(url: str) -> UUID:
-    """Block of Prefect's that has the address, encrypted as all its secrets are."""
+    """Prefect block that has the address, encrypted like all secrets of Prefect."""
     if not url.startswith(("https://", "http://")):
         raise ConfigError(f"{NOTIFY} is not the URL of a webhook; it begins with http:// or https://")
     block = Webhook(method="POST", url=SecretStr(url), headers={"content-type": "application/json"})
@@ -151,7 +151,7 @@ def _automation(
 
 
 def _silence(after: set[str], expect: set[str], seconds: int, pools: Sequence[str]) -> EventTrigger:
-    """Trigger that fires for a run of which nothing of `expect` is heard for `seconds` after an event."""
+    """Trigger that fires for a run if none of the events `expect` follows within `seconds` after an event."""
     return EventTrigger(
         posture=Posture.Proactive,
         after=after,

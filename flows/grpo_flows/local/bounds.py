@@ -1,8 +1,8 @@
 """Bounds on the connections of Prefect's and MLflow's servers, as the chat server has them.
 
 `uvicorn_options()` names the protocols, because uvicorn imports them in each process of a server with several workers,
-and each process counts its own connections. Bodies have no bound and no time limit, because artifacts are large. Of
-WebSockets, which workers keep for days, only the first message is bounded, until its login was checked.
+and each process counts its own connections. Bodies have no bound and no time limit, because artifacts are large.
+Workers keep WebSockets for days, so only the first message of a WebSocket is bounded, until its login was checked.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from grpo.serving.connections import Connections, admit, default_connections
 from grpo.serving.protocols import BoundedHttp, BoundedSocket
 
 _STALL_S = 300.0
-"""Time without a byte that the client takes; a program may work on one part of an artifact before it reads the next."""
+"""Time in which the client has to take a byte, because a program may work on a part of an artifact before the next."""
 
 
 @cache
 def _book() -> Connections:
-    """Connections of this process; half of them may be of one address, because workers share this machine's."""
+    """Connections of this process. One address may have half of them, because workers share this machine's address."""
     most = default_connections()
     return Connections(most=most, per_address=max(1, most // 2), stall_s=_STALL_S)
 
@@ -43,13 +43,16 @@ class Socket(BoundedSocket):
 
 
 def uvicorn_options() -> dict[str, Any]:
-    """Options of `uvicorn.run`; raises the limit of open files, which the workers of the server inherit."""
+    """Options of `uvicorn.run`. Also raises the limit of open files, which the workers of the server inherit."""
     default_connections()
     return {"http": f"{__name__}:Http", "ws": f"{__name__}:Socket"}
 
 
 class Admitted:
-    """ASGI middleware behind a login: what reaches it keeps its connection in favour of new ones, but for a probe."""
+    """ASGI middleware behind a login. A request that reaches it keeps its connection when new ones need room.
+
+    Probes are an exception.
+    """
 
     def __init__(self, app: ASGIApp, *, public: str) -> None:
         self._app, self._public = app, public

@@ -51,7 +51,7 @@ class CheckResult(BaseModel):
     state: State
     detail: str
     remedy: str = ""
-    """Instruction, where something is wrong."""
+    """Instruction, if something is wrong."""
     wrong_input: bool = False
     """True for a wrong setting, False for a fault of a machine or server."""
 
@@ -64,7 +64,7 @@ class CheckResult(BaseModel):
 
 
 class DoctorReport(BaseModel):
-    """Results of all checks; a change of meaning raises the schema version."""
+    """Results of all checks. If the meaning of a field changes, the schema version is raised."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -89,13 +89,13 @@ def _server_check(name: str, state: State, detail: str, remedy: str = "", *, wro
 
 
 def _store_check(name: str, detail: str, remedy: str = "", *, wrong_input: bool = False) -> CheckResult:
-    """A problem where there is a remedy."""
+    """Result of a check of the store. It is a problem if there is a remedy."""
     state: State = "problem" if remedy else "ok"
     return CheckResult(area="stores", name=name, state=state, detail=detail, remedy=remedy, wrong_input=wrong_input)
 
 
 def check_servers(home: Path) -> Iterator[CheckResult]:
-    """Check the servers that the environment names, or the ports for those of this machine."""
+    """Check the servers that the environment names, or else the ports for the servers of this machine."""
     yield from check_named_servers()
     faults = {check.name: check for check in check_ports()}
     if PREFECT not in os.environ:
@@ -128,7 +128,7 @@ def check_named_servers() -> Iterator[CheckResult]:
 
 
 def _own_login() -> str | None:
-    """Login in the variables of MLflow's clients, which is another server's own affair and is not validated."""
+    """Login in the variables of MLflow's clients. It is not validated, because it belongs to another server."""
     user, password = os.environ.get(USERNAME), os.environ.get(PASSWORD)
     return f"{user}:{password}" if user and password else None
 
@@ -184,7 +184,7 @@ def _check_server(
 
 
 def _get(url: str, login: str | None, *, attempts: int = 1) -> str:
-    """GET a text with basic authentication; a dropped connection is retried."""
+    """GET a text with basic authentication. If the connection is dropped, it is tried again."""
     basic = None if login is None else httpx.BasicAuth(*login.partition(":")[::2])
     for left in reversed(range(attempts)):
         try:
@@ -259,7 +259,7 @@ def _check_folder(name: str, folder: Path, *, remedy: str) -> CheckResult:
 
 
 def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
-    """Open the database of a service; servers are checked with the servers."""
+    """Open the database of a service. Database servers are left to the checks of servers."""
     if _is_server(uri):
         return _store_check(name, f"kept by the server at {masked(uri)}")
     if uri.startswith("sqlite:///"):

@@ -22,9 +22,9 @@ from grpo_flows.local import settings
 
 POOLS = ("cpu", "gpu")
 TRAINING = "training"
-"""Queue of the pool `cpu` for runs that train: one at a time, of all deployments."""
+"""Queue of the pool `cpu` for runs that train. Only one of them runs at a time, whatever its deployment."""
 PIPELINE = "grpo.config.pipeline:PipelineConfig"
-"""Kind of config of the step `load_parameters`, where the step names none."""
+"""Kind of config of the step `load_parameters`, if the step names none."""
 _KINDS = f"write {PIPELINE}, grpo.config.retraining:RetrainConfig or grpo.config.tuning:TuneConfig"
 _OVERRIDES = "GRPO_DEPLOY_SET"
 """Variable by which `prefect deploy` gets the overrides of `grpo deploy`, as JSON."""
@@ -46,23 +46,23 @@ JOB_TEMPLATE = {
         },
     },
 }
-"""Job variables of a flow run in a process: none that starts another program (`command`), in another folder
-(`working_dir`), or with code that is not deployed (`PYTHONPATH`, `LD_PRELOAD`, …). The server refuses all others, and a
-worker would ignore them."""
+"""Job variables that are allowed for a flow run in a process. Not allowed is what starts another program (`command`),
+changes the folder (`working_dir`), or adds code that is not deployed (`PYTHONPATH`, `LD_PRELOAD`, …). The server
+refuses all other variables, and a worker would ignore them."""
 
 
 def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequence[str] = ()) -> None:
     """Create pools, queue, GPU slots, automations and the deployments of a file, on the server of PREFECT_API_URL.
 
-    `overrides` are laid over each run's config, as what is the same for all runs of a cluster: its store, and the
-    stages that are sent to its GPUs. Paths in the file are relative to its own folder, which is also its `$PWD`, in any
-    working directory.
+    `overrides` are laid over each run's config, e.g. for settings that all runs of a cluster share: its store, and the
+    stages that are sent to its GPUs. Paths in the file are relative to the folder of the file, which is also its
+    `$PWD`, whatever the working directory is.
 
-    Existing pools stay unchanged but for the job template of process pools; existing slots change only where
-    `gpu_slots` is given. Its default is the number of this machine's devices, and at least one. Deployments are
-    updated; a paused schedule stays paused.
+    Existing pools stay unchanged except for the job template of process pools. Existing slots change only if
+    `gpu_slots` is given. Otherwise new slots are as many as this machine has devices, and at least one. Deployments are
+    updated. If a schedule is paused, it stays paused.
 
-    Raises `ConfigError` for a missing file or server, or a deployment that Prefect refuses.
+    Raises `ConfigError` if the file or the server is missing, or if Prefect refuses a deployment.
     """
     if not deployments.is_file():
         raise ConfigError(f"no deployments at {deployments}; call this in the project's folder, or name a file")
@@ -91,7 +91,7 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequen
 def load_parameters(file: str | None = None, kind: str = PIPELINE) -> dict[str, Any]:
     """Step of `prefect deploy`: a YAML file as the parameter `config`, and the variables of runs as `environment`.
 
-    Raises `ConfigError` for a file, a kind or an override of `grpo deploy` that cannot be used.
+    Raises `ConfigError` if the file, the kind or an override of `grpo deploy` cannot be used.
     """
     config = load_deployed(file, settings_class(kind), json.loads(os.environ.get(_OVERRIDES, "[]"))) if file else None
     return {
@@ -101,7 +101,7 @@ def load_parameters(file: str | None = None, kind: str = PIPELINE) -> dict[str, 
 
 
 def load_deployed(file: str | Path, kind: type[Settings], overrides: Sequence[str]) -> Settings:
-    """Read a config with what is laid over all runs: over the run that a retraining repeats or a study varies as well.
+    """Read a config and lay the overrides over it, and over the run that a retraining repeats or a study varies.
 
     Raises `ConfigError`.
     """
@@ -121,7 +121,7 @@ def load_deployed(file: str | Path, kind: type[Settings], overrides: Sequence[st
 def settings_class(kind: str) -> type[Settings]:
     """Class of the settings that `kind` of the step `load_parameters` names as `module:name`.
 
-    Raises `ConfigError` for one that does not exist or is not a class of settings.
+    Raises `ConfigError` if it does not exist or is not a class of settings.
     """
     try:
         named = pkgutil.resolve_name(kind)

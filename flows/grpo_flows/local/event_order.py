@@ -1,13 +1,14 @@
-"""Order in which Prefect's server evaluates events; PREFECT_SERVER_EVENTS_CAUSAL_ORDERING names this module.
+"""Order in which Prefect's server evaluates events. PREFECT_SERVER_EVENTS_CAUSAL_ORDERING names this module.
 
-An event of a run follows the event of its state before. Prefect keeps an event back, for up to 15 minutes, until it has
-evaluated the one before: in vain if a server that has ended since evaluated that one, and if it was evaluated in the
-very moment in which the follower was put on the waiting list. A run that crashed would stay so for these 15 minutes.
-Here an event is kept back for `PATIENCE_S`, in which another of the same process arrives; then it is evaluated.
+An event of a run follows the event of its previous state. Prefect keeps an event back, for up to 15 minutes, until it
+has evaluated the previous one. It waits in vain if the previous event was evaluated by a server that has ended since,
+or in the very moment in which the follower was put on the waiting list. Then a run that crashed would stay crashed for
+15 minutes. Here an event is kept back only for `PATIENCE_S`, which is enough for another event of the same process to
+arrive, and is evaluated after that.
 
-A machine's clock may be off. Automations compare the times at which events occurred with the server's clock: with a
-clock that is late, heartbeats are too old when they arrive, and a healthy run counts as lost. An event that claims
-another time than it arrived, by more than `CLOCK_S`, occurred when it arrived.
+A machine's clock may be off. Automations compare the times at which events occurred with the server's clock. If the
+clock of a machine is late, its heartbeats are too old when they arrive, and a healthy run would count as lost.
+Therefore, if the time of an event differs from its arrival by more than `CLOCK_S`, its arrival counts as its time.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ class CausalOrdering(memory.CausalOrdering):
     """Prefect's order in memory, with less patience."""
 
     async def wait_for_leader(self, event: ReceivedEvent) -> None:
-        """Raise `EventArrivedEarly` for an event that is to wait for the one that it follows."""
+        """Raise `EventArrivedEarly` if the event has to wait for the one that it follows."""
         if abs((event.occurred - event.received).total_seconds()) > CLOCK_S:
             event.occurred = event.received
         if event.received > _patience_ends():
             await super().wait_for_leader(event)
 
     async def get_lost_followers(self) -> list[ReceivedEvent]:
-        """Events that have waited long enough, in the order in which they occurred; they wait no longer."""
+        """Remove the events that have waited long enough, and return them in the order in which they occurred."""
         async with self._lock:
             waited = [self._events[id] for id, since in self._waitlist.items() if since <= _patience_ends()]
         for event in waited:

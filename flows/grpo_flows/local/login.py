@@ -1,4 +1,4 @@
-"""Logins of the servers of a home: each is generated once, in a file that only its owner may read."""
+"""Logins of the servers of a home. Each is generated once, and kept in a file that only its owner may read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOGIN_REMEDIES: dict[Server, str] = {
 LOGIN_VARIABLES: dict[Server, str] = {"prefect": SERVER, "mlflow": f"{USERNAME} and {PASSWORD}"}
 """Variables by which a user sets the login of a server of this machine."""
 _USABLE = re.compile(r"[!-9;-~]+:[!-~]+")
-"""Printable ASCII without blanks: other characters do not survive a header."""
+"""Printable ASCII without blanks, because other characters do not survive in a header."""
 _SHORTEST = 12
 """A shorter login can be guessed."""
 
@@ -41,8 +41,8 @@ def login_file(home: Path, server: Server) -> Path:
 def login(home: Path, server: Server) -> str:
     """Login of a server of this home: the one in the environment, else the one in its file, else a new one.
 
-    Concurrent processes get the same login. Raises `ConfigError` for an invalid login, `StorageError` where the home
-    may not be written.
+    Concurrent processes get the same login. Raises `ConfigError` if the login is invalid, `StorageError` if the home
+    cannot be written.
     """
     if (given := given_login(server)) is not None:
         return given
@@ -51,7 +51,7 @@ def login(home: Path, server: Server) -> str:
 
 
 def given_login(server: Server) -> str | None:
-    """Login of the user's own in the environment; None without one. Raises `ConfigError` for an invalid one."""
+    """Login that the user has set in the environment, or None. Raises `ConfigError` if it is invalid."""
     if server == "prefect":
         given = os.environ.get(SERVER)
     else:
@@ -81,7 +81,7 @@ def login_place(home: Path, server: Server) -> str:
 
 
 def password_hint(home: Path, server: Server) -> str:
-    """Place of the password of a server's page; the password itself would stay in the terminal's history."""
+    """Place of the password of a server's page. The password is not shown, because the terminal would keep it."""
     place = login_place(home, server)
     if server == "prefect":
         return (
@@ -94,7 +94,7 @@ def password_hint(home: Path, server: Server) -> str:
 
 
 def validate_login(text: str, *, place: str) -> str:
-    """The login, if it is valid; else raise `ConfigError`, which does not repeat it."""
+    """The login, if it is valid. Raises `ConfigError` otherwise, without repeating the login."""
     if len(text) < _SHORTEST or _USABLE.fullmatch(text) is None:
         raise ConfigError(
             f"the login in {place} has {len(text)} characters, no colon or one that a header cannot hold; set "

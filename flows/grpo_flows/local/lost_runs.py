@@ -1,8 +1,9 @@
-"""Service of Prefect's server that starts crashed runs again whose crash no automation has reacted to.
+"""Service of Prefect's server that starts crashed runs again if no automation has reacted to the crash.
 
-Automations react to events, which the server keeps in memory: if it is killed between the crash and the reaction, or
-while its database is away, the reaction is lost. So the server also looks into its database now and then. What it does
-is what the automation `grpo: crashed runs go on` says: its pools and its bound on starts; nothing where it is paused.
+Automations react to events, which the server keeps in memory. If the server is killed between the crash and the
+reaction, or while its database is away, the reaction is lost. Therefore the server also looks into its database now and
+then. It follows the automation `grpo: crashed runs go on`: it uses its pools and its bound on starts, and does nothing
+if the automation is paused.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ logger = logging.getLogger("prefect.server.services.lost_runs")
 
 INTERVAL = timedelta(seconds=20)
 GRACE_S = 45
-"""Time that automations have for their reaction: several times what they take, and what an event is kept back."""
+"""Time that automations have for their reaction: several times longer than they take and than events are kept back."""
 _MOST = 200
-"""Runs that are looked at in one go, the oldest first."""
+"""Runs that are checked in one go, the oldest first."""
 
 
 @perpetual_service(enabled_getter=lambda: True)
@@ -36,7 +37,7 @@ async def restart_crashed_runs(
     db: PrefectDBInterface = Depends(provide_database_interface),  # noqa: B008, docket's way
     perpetual: Perpetual = Perpetual(automatic=True, every=INTERVAL),  # noqa: B008
 ) -> None:
-    """Schedule runs again that have been Crashed for `GRACE_S`."""
+    """Schedule runs again if they have been Crashed for `GRACE_S`."""
     async with db.session_context() as session:
         row = await session.execute(sa.select(db.Automation).where(db.Automation.name == RECOVERY[-1]))
         automations = [Automation.model_validate(automation, from_attributes=True) for automation in row.scalars()]
@@ -78,7 +79,7 @@ def _stays_crashed(db: PrefectDBInterface) -> tuple[sa.ColumnElement[bool], ...]
 
 
 def _pools(automation: Automation) -> list[str]:
-    """Work pools whose runs the automation is for."""
+    """Work pools of the runs that the automation is for."""
     names: list[str] = []
     for trigger in automation.triggers_of_type(EventTrigger):
         related = trigger.match_related

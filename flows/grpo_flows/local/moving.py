@@ -15,9 +15,9 @@ from grpo_flows.local.serving import served_file
 
 
 def move_records(home: Path) -> Iterator[str]:
-    """Let the records in a home name its place; yields what was done, and what is missing.
+    """Change the records in a home to its present place. Yields texts about what was changed, and what is missing.
 
-    Raises `ConfigError` while a process of this home runs, which knows its old place.
+    Raises `ConfigError` if a process of this home runs, because that process still uses the old place.
     """
     if running := [name for name, process in recorded_services(home).items() if process is not None]:
         raise ConfigError(f"{' and '.join(running)} of this home still run, from the old place; call grpo down first")
@@ -37,7 +37,7 @@ def move_records(home: Path) -> Iterator[str]:
 
 
 def _move_served(home: Path, former: list[Path]) -> None:
-    """Paths in the arguments of the server that `grpo up` starts again."""
+    """Change the paths in the arguments of the server that `grpo up` starts again."""
     file = served_file(home)
     if not file.exists():
         return

@@ -18,7 +18,7 @@ _PAGE = 200  # runs that Prefect's server sends at once
 
 
 class Night(Document):
-    """Run of a day, UTC; a day without one has a row without a run."""
+    """Run of a day, UTC. If a day has no run, its row has no run either."""
 
     day: date
     run: str = ""
@@ -26,16 +26,16 @@ class Night(Document):
     state: str = "no run"
     """State as Prefect names it: Completed, Nothing to do, Failed, Crashed, Late, Running."""
     message: str = ""
-    """Message of its last state, such as the decision or the error."""
+    """Message of its last state, e.g. the decision or the error."""
     seconds: float = 0.0
     """Total run time of all its attempts."""
     starts: int = 0
 
 
 def read_nights(client: httpx.Client, days: int, *, today: date | None = None) -> list[Night]:
-    """The runs of the flow `retrain` of so many days up to today by their planned start, the newest first.
+    """The runs of the flow `retrain` of the last `days` days by their planned start, the newest first.
 
-    Days before the first run are left out, as there was no schedule yet. Raises `httpx.HTTPError`.
+    Days before the first run are left out, because there was no schedule yet. Raises `httpx.HTTPError`.
     """
     last = today or datetime.now(UTC).date()
     by_day: dict[date, list[Night]] = defaultdict(list)

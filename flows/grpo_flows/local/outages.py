@@ -1,11 +1,11 @@
-"""Outages of Prefect's server and of its database are not taken for the silence of runs.
+"""Patience after outages of Prefect's server or its database, so that runs that go on do not count as lost.
 
-Runs send heartbeats, and an automation takes a run without one for lost. After a time in which the server or its
-database was away no run has been heard, so that every one would be lost at once: each would crash and be started again
-while its process goes on, also one that is Completed in the same second. So runs get time to be heard again first.
+Runs send heartbeats, and for an automation a run without heartbeats is lost. While the server or its database was away,
+no heartbeat arrived, so that every run would count as lost at once. Each would crash and be started again while its
+process goes on, even if it is Completed in the same second. Therefore runs first get time to be heard again.
 
-Prefect evaluates such automations in a service that calls `triggers.evaluate_proactive_triggers`. It has no hook, and
-so `install()` replaces that function by one that looks for an outage before.
+Prefect evaluates such automations in a service that calls `triggers.evaluate_proactive_triggers`. Because it has no
+hook, `install()` replaces that function by one that looks for an outage first.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from grpo_flows.local.settings import HEARTBEAT_S
 logger = logging.getLogger("prefect.server.services.outages")
 
 OUTAGE_S = 20.0
-"""Time without an evaluation that counts as an outage; the server evaluates every 5 s."""
+"""Time without an evaluation that counts as an outage. The server evaluates every 5 s."""
 HEARD_S = 2 * HEARTBEAT_S
-"""Time in which a run that goes on is heard again."""
+"""Time within which a run that goes on is heard again."""
 
 
 def install() -> None:
@@ -39,7 +39,7 @@ def install() -> None:
 def patient_evaluation(evaluate: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
     """The evaluation of automations that have waited for events, with more time after an outage.
 
-    The first evaluation comes after an outage as well: the server was not there before.
+    The first evaluation counts as one after an outage as well, because the server did not run before.
     """
     last = [-OUTAGE_S]
 
@@ -58,7 +58,7 @@ def patient_evaluation(evaluate: Callable[[], Coroutine[Any, Any, None]]) -> Cal
 
 
 async def give_time(db: PrefectDBInterface) -> None:
-    """Let the automations for lost runs wait for events until `HEARD_S` from now at least."""
+    """Let the automations for lost runs wait for events for another `HEARD_S` or longer."""
     end = datetime.now(UTC) + timedelta(seconds=HEARD_S)
     ours = sa.select(db.Automation.id).where(db.Automation.name.in_(RECOVERY))
     async with db.session_context(begin_transaction=True) as session:

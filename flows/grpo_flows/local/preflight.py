@@ -1,6 +1,6 @@
-"""Checks before a run, with those of its servers: every command and every flow calls these, and no other list.
+"""Checks before a run, including its servers. Every command and every flow calls these checks and no other list.
 
-`grpo.preflight` has the checks of a config; the ones here need Prefect, the servers of this machine, or MLflow.
+`grpo.preflight` has the checks of a config. The checks here need Prefect, the servers of this machine, or MLflow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def check(
 ) -> PipelineConfig:
     """Raise one error with all faults, or return the config as the run uses it. See `grpo.preflight.check`.
 
-    `own` are checks of the settings beside this config.
+    `own` are checks of settings that are not in this config.
     """
     return preflight.check(
         config, purpose=purpose, depth=depth, whole=whole, registry=_existing_registry, before=(*MACHINE, *own)
@@ -42,9 +42,9 @@ def check(
 
 
 def check_evaluation(config: PipelineConfig, model: str | None, *, whole: bool, depth: Depth = "all") -> None:
-    """Check an evaluation of the model at an address; None is the champion, which only the registry knows.
+    """Check an evaluation of the model at an address. None is the champion, which only the registry knows.
 
-    Where all checks are made, a model of the registry is one of the files that have to be whole.
+    If all checks are made, the files of a model in the registry are checked as well.
     """
     checks_of_model: tuple[Check, ...] = ()
     if model is not None and (depth == "all" or not model.startswith(REGISTERED)):
@@ -66,7 +66,7 @@ def faults(config: PipelineConfig) -> tuple[Fault, ...]:
 
 
 def check_tuning(config: TuneConfig, *, depth: Depth = "all") -> TuneConfig:
-    """Check a study: its base config, and that its metric can be had. Returns it with the base as the trials use it."""
+    """Check a study: its base config, and that its metric can be had. Returns it with the base as trials use it."""
     metric = Check(name="the metric of the study can be had", test=lambda facts: _study_metric(config, facts))
     return config.model_copy(update={"base": check(config.base, purpose="trial", depth=depth, own=(metric,))})
 
@@ -87,7 +87,7 @@ def _study_metric(config: TuneConfig, facts: Facts) -> Iterator[Exception]:
 
 
 def _conversations(config: RetrainConfig) -> Iterator[Exception]:
-    """Sources of conversations that cannot be read; a log may be empty, as nothing may have been said yet."""
+    """Errors of conversation sources that cannot be read. A log may be empty, because it may be new."""
     yield from source_functions(config.conversations)
     others = [part for part in config.conversations if not isinstance(part, ConversationLogSource | ServedSource)]
     for source in others:
@@ -108,18 +108,18 @@ def _problems(results: Iterator[CheckResult] | list[CheckResult]) -> Iterator[Ex
 
 
 def _home(facts: Facts) -> Iterator[Exception]:
-    """Home and artifact store can be written."""
+    """Check that home and artifact store can be written."""
     yield from _problems([checks.check_home(home()), checks.check_store(facts.given.store)])
 
 
 def _servers(facts: Facts) -> Iterator[Exception]:
-    """Servers that the environment names answer, and take the login."""
+    """Check that servers that the environment names answer, and accept the login."""
     yield from _problems(checks.check_named_servers())
 
 
 def _task_runner(facts: Facts) -> Iterator[Exception]:
-    """The package of the task runner is there."""
-    if facts.given.rollout.runner != "threads":  # which are there, while the import of Prefect takes a second
+    """Check that the package of the task runner is installed."""
+    if facts.given.rollout.runner != "threads":  # threads need no package, and the import of Prefect takes a second
         from grpo_tasks.executor import shard_runner
 
         shard_runner(facts.given.rollout)
@@ -127,7 +127,7 @@ def _task_runner(facts: Facts) -> Iterator[Exception]:
 
 
 def _gpu_stages(facts: Facts) -> Iterator[Exception]:
-    """The deployment of the GPU stages exists, and its workers can reach the store."""
+    """Check that the deployment of the GPU stages exists, and that its workers can reach the store."""
     sent = facts.given.compute.gpu_stages
     if sent is None or "PREFECT_API_URL" not in os.environ:
         return

@@ -1,8 +1,8 @@
-"""Recovery of runs that a worker of this machine has lost: their finished stages are cache hits.
+"""Recovery of runs that a worker of this machine has lost. Their finished stages are cache hits.
 
-A run that crashes after it has begun is started again by an automation of Prefect's server, on whatever machine it was
-(`grpo_flows.local.automations`). What only this machine can know within seconds is noticed here: that the process of a
-run is gone, and that a worker is.
+If a run crashes after it has begun, an automation of Prefect's server starts it again, whatever machine it was on
+(`grpo_flows.local.automations`). This module notices what only this machine can know within seconds: the process of a
+run is gone, or a worker is gone.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from grpo_flows.local.service import kill_all, processes_with_variable
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Attempts of a run that crashes before it begins; then it stays crashed."""
+"""Attempts of a run that crashes before it begins. After them it stays crashed."""
 _LOST = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED)
 _MAX_RUNS = 200
 """Newest runs of a pool in such a state that are checked."""
 _given_up: set[UUID] = set()
 """Final crashed states, which are not requested again."""
 _CLAIM_S = 60.0
-"""Time within which a worker labels a run that it took; an older run without a label was lost."""
+"""Time within which a worker labels a run that it took. An older run without a label was lost."""
 
 
 def reschedule_lost_runs(pool: str, worker: str, *, worker_dead: bool) -> list[UUID]:
-    """Schedule again every run that this worker has lost; returns their ids.
+    """Schedule every run that this worker has lost again, and return their ids.
 
-    `worker_dead`: remaining processes of its runs are killed, in whatever state the runs are. Under a live worker a run
-    in state Running without a process is crashed, from which an automation starts it again, and one that crashed before
-    it began is scheduled again here, `ATTEMPTS` times.
+    With `worker_dead`, the remaining processes of its runs are killed, whatever state the runs are in. If the worker
+    lives, a run in state Running that has no process is set to Crashed, so that an automation starts it again. A run
+    that crashed before it began is scheduled again here, up to `ATTEMPTS` times.
     """
     with get_client(sync_client=True) as client:
         unfinished = [run for run in _unfinished(client, pool) if run.state_id not in _given_up]
@@ -75,7 +75,7 @@ def flow_run_processes() -> dict[UUID, list[psutil.Process]]:
 
 
 def kill_flow_runs(runs: Collection[UUID]) -> None:
-    """Kill every process of these flow runs: stages write their results atomically."""
+    """Kill every process of these flow runs. This is safe, because stages write their results atomically."""
     kill_all(lambda: [process for run, group in flow_run_processes().items() if run in runs for process in group])
 
 
@@ -104,7 +104,7 @@ def _held_by(worker: str, run: FlowRun) -> bool:
 
 
 def _is_lost(run: FlowRun, alive: Collection[UUID]) -> bool:
-    """True if a run of a live worker does not continue by itself; `alive` are the runs with a process."""
+    """True if a run of a live worker does not continue by itself. `alive` are the runs that have a process."""
     if run.state_type == StateType.RUNNING:
         return run.id not in alive
     if run.state_type == StateType.CRASHED:
@@ -113,7 +113,7 @@ def _is_lost(run: FlowRun, alive: Collection[UUID]) -> bool:
 
 
 def _still_unfinished(client: SyncPrefectClient, runs: Iterable[UUID]) -> Iterator[FlowRun]:
-    """The current state of those runs that have neither ended meanwhile nor been deleted."""
+    """Yield these runs with their present state, except runs that have ended or were deleted."""
     for run in runs:
         with suppress(ObjectNotFound):
             if (now := client.read_flow_run(run)).state_type in _LOST:
@@ -121,7 +121,7 @@ def _still_unfinished(client: SyncPrefectClient, runs: Iterable[UUID]) -> Iterat
 
 
 def _declare_crashed(client: SyncPrefectClient, run: FlowRun) -> bool:
-    """Set a run in state Running, whose process is gone, to Crashed; False for one in another state."""
+    """Set a run to Crashed if its state is Running, because its process is gone. Returns False for another state."""
     if run.state_type != StateType.RUNNING:
         return False
     _set(client, run, Crashed(message="Its process ended without reporting a state."))
@@ -129,7 +129,7 @@ def _declare_crashed(client: SyncPrefectClient, run: FlowRun) -> bool:
 
 
 def _settle(client: SyncPrefectClient, run: FlowRun) -> bool:
-    """Schedule a lost run again, or cancel it where that was requested; returns True if it is scheduled."""
+    """Schedule a lost run again, or cancel it if that was requested. Returns True if it is scheduled."""
     if run.state_type == StateType.CANCELLING:
         _set(client, run, Cancelled(message="Its worker ended while it was being cancelled."))
         return False
@@ -151,7 +151,7 @@ def _crashes(client: SyncPrefectClient, run: FlowRun) -> int:
 
 
 def _set(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> bool:
-    """Set the state of the run; returns True if the server accepts it."""
+    """Set the state of the run. Returns True if the server accepts it."""
     with suppress(ObjectNotFound):
         forced = run.state_type == StateType.CANCELLING
         if client.set_flow_run_state(run.id, state, force=forced).status == SetStateStatus.ACCEPT:

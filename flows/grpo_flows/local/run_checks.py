@@ -1,4 +1,4 @@
-"""Checks of a Prefect server's runs, pools and clock: what waits, what stands still, and whether it is noticed."""
+"""Checks of a Prefect server's runs, pools and clock: runs that wait or stand still, and automations that notice it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from grpo_flows.local.servers import prefect_service
 from grpo_flows.local.settings import CANCELLING_S, IMAGE_S, SILENCE_S
 
 _CLOCK_S = 30.0
-"""Difference of two clocks that matters: leases and heartbeats are compared by the server's."""
+"""Difference of two clocks that matters, because leases and heartbeats are compared with the server's clock."""
 _SHOWN = 3
 
 
@@ -28,7 +28,7 @@ def check_runs(home: Path) -> Iterator[CheckResult]:
     """Check the runs and pools of the server that the environment names, or of this home's, if one answers."""
     url = os.environ.get(PREFECT)
     if url is None:
-        with suppress(ValueError):  # the check of the port has said that it is none
+        with suppress(ValueError):  # the check of the port has reported that it is not a number
             url = prefect_service(home).address()
     if url is None:
         return
@@ -38,13 +38,13 @@ def check_runs(home: Path) -> Iterator[CheckResult]:
             yield from _check_pools(client)
             yield from _check_waiting(client)
         except (httpx.HTTPError, ValueError):
-            return  # the check of the server has said so
+            return  # the check of the server has reported it
 
 
 def open_api(url: str, home: Path) -> httpx.Client:
     """Client of a Prefect server, with the login of the environment or of this home's server.
 
-    Prefect's own takes seconds to import.
+    Prefect's own client is not used, because it takes seconds to import.
     """
     given = os.environ.get(CLIENT)
     if given is None and os.environ.get(PREFECT) != url and login_file(home, "prefect").exists():
@@ -72,7 +72,7 @@ def _check_clock(client: httpx.Client) -> CheckResult:
 
 
 def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
-    """Pools that are deployed, with the number of workers that are online, and the automations that watch them."""
+    """Check the deployed pools: the number of workers that are online, and the automations that watch the pools."""
     deployed = [pool for pool in asked(client, "/work_pools/filter") if pool["name"] in POOLS]
     for pool in deployed:
         name = pool["name"]
@@ -98,7 +98,7 @@ def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
 
 
 def _check_waiting(client: httpx.Client) -> Iterator[CheckResult]:
-    """Runs that have stood still for longer than an automation lets them."""
+    """Check for runs that have stood still for longer than an automation allows."""
     runs = asked(
         client,
         "/flow_runs/filter",

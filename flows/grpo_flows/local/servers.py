@@ -1,6 +1,6 @@
-"""Prefect's and MLflow's servers on this machine, shared by their runs and stopped by the last.
+"""Prefect's and MLflow's servers on this machine, shared by their runs and stopped by the last run.
 
-An ephemeral Prefect server loses task records when its process exits; this one is a process of its own.
+Prefect's server is a process of its own, because an ephemeral one loses task records when its process exits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ANSWER_S = 30.0
 
 
 def prefect_service(home: Path) -> Service:
-    """Prefect's server of this home; started with the login in the environment."""
+    """Prefect's server of this home. It is started with the login in the environment."""
     host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
     origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
     return Service(
@@ -50,9 +50,9 @@ def prefect_service(home: Path) -> Service:
 
 
 def mlflow_service(home: Path) -> Service:
-    """MLflow's server of this home; started with the login in the environment.
+    """MLflow's server of this home. It is started with the login in the environment.
 
-    Its artifact folder is the one of a client that opens the database itself.
+    Its artifact folder is the same as for a client that opens the database itself.
     """
     port, files = int(os.environ["GRPO_MLFLOW_PORT"]), home / "mlartifacts"
     hosts = f"127.0.0.1:{port},localhost:{port}"
@@ -75,16 +75,16 @@ def mlflow_service(home: Path) -> Service:
 
 
 def running_prefect_server(home: Path) -> str | None:
-    """Address of the Prefect server that PREFECT_API_URL names or that runs in this home; None without one."""
+    """Address of the Prefect server that PREFECT_API_URL names or that runs in this home. None if there is none."""
     return os.environ.get("PREFECT_API_URL") or prefect_service(home).address()
 
 
 @contextmanager
 def prefect_server(home: Path, *, while_starting: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Provide a Prefect server while the block runs; `while_starting` is called first, while a new server starts.
+    """Provide a Prefect server while the block runs. `while_starting` is called first, while a new server starts.
 
     It is the server that PREFECT_API_URL names, with the login of PREFECT_API_AUTH_STRING, else a running one of this
-    home, else a new one, with the login of the home. Raises `ConfigError` for a port of another program.
+    home, else a new one, with the login of the home. Raises `ConfigError` if another program uses the port.
     """
     if url := os.environ.get("PREFECT_API_URL"):
         while_starting()
@@ -105,7 +105,7 @@ def prefect_server(home: Path, *, while_starting: Callable[[], None] = lambda: N
 
 @contextmanager
 def prefect_environment(home: Path) -> Iterator[None]:
-    """Set the address and login of this home's server while the block runs: Prefect reads them once, at import."""
+    """Set the address and login of this home's server while the block runs. Prefect reads them once, at import."""
     variables = login_variables(home, "prefect")
     with _set({"PREFECT_API_URL": prefect_service(home).url, **variables}):
         yield
@@ -116,8 +116,8 @@ def mlflow_server(home: Path) -> Iterator[str]:
     """Serve MLflow on loopback while the block runs, or yield the address of the server that is configured.
 
     In the block the environment has the login of this home's server, for it and for the processes that use it. A
-    configured server gets the login that the user has set, and never the one of the home. Raises `ConfigError` for a
-    running server that was started with another login.
+    configured server gets the login that the user has set, and never the login of the home. Raises `ConfigError` if a
+    running server was started with another login.
     """
     if (url := os.environ["MLFLOW_TRACKING_URI"]).startswith("http"):
         yield url
@@ -132,8 +132,8 @@ def mlflow_server(home: Path) -> Iterator[str]:
 def lend_mlflow_login(home: Path) -> None:
     """Set the login of this home's running MLflow server in the environment, if MLFLOW_TRACKING_URI is its address.
 
-    Without a login of the user's own. The recorded process must listen at that very address: whatever else answers
-    there, or at another name of this machine, does not get the login.
+    It is not set if the user has set a login. The recorded process must listen at that very address, so that another
+    program that answers there, or at another name of this machine, does not get the login.
     """
     if any(os.environ.get(name) for name in (USERNAME, PASSWORD, "MLFLOW_TRACKING_TOKEN")):
         return

@@ -1,9 +1,10 @@
-"""Background processes of this machine: started once, found again, shared by their users, stopped by the last.
+"""Background processes of this machine: started once, shared by all their users, and stopped by the last user.
 
 Each has a record (process, address) and a log in `services` under the home. A record is valid only while that very
-process lives, and in the folder that it was written in: a stale one does no harm, nor does another program with the
-same process id, and in the copy of a home the servers of the original are neither used nor stopped. Its processes also
-carry a mark in their environment, which finds children that outlived it and processes without a record.
+process lives, and only in the folder that it was written in. Therefore a stale record or another program with the same
+process id does no harm, and in the copy of a home the servers of the original are neither used nor stopped. The
+processes of a service also have a mark in their environment, which is used to find children that outlived it and
+processes without a record.
 """
 
 from __future__ import annotations
@@ -39,21 +40,22 @@ _LINE = 500
 _MARK = "GRPO_SERVICE"
 """Environment variable that marks the processes of a service."""
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""Processes started by this one, by id: they are polled, or they stay in the process table."""
+"""Processes started by this one, by id. They have to be polled, because otherwise they stay in the process table."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STARTED = 22 - 3
-"""Field 22 of /proc/PID/stat, in ticks since the boot; the first after the name (which may hold blanks) is field 3."""
+"""Field 22 of /proc/PID/stat, in ticks since the boot, counted after the name, because the name may have blanks. The
+first field after the name is field 3."""
 _KILL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A process that answers at `<address>/health`; one without a port is healthy while it lives."""
+    """A process that answers at `<address>/health`. If it has no port, it is healthy while it lives."""
 
     name: str
     """Name of its record and its log."""
     home: Path
-    """Folder of all records; one such process for each."""
+    """Folder of all records. Each home has one such process."""
     arguments: tuple[str, ...]
     """Arguments of `python -m`."""
     scheme: str = "http"
@@ -62,9 +64,9 @@ class Service:
     path: str = ""
     """Path of its address."""
     remedy: str = "stop that program"
-    """Instruction for a port that is taken."""
+    """Instruction that the error gives if the port is taken."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Changes to the environment of its parent; None removes a variable."""
+    """Changes to the environment of its parent. None removes a variable."""
     started_path: str = "/health"
     """Path that answers once it has started."""
     start_timeout_s: float = _START_TIMEOUT_S
@@ -73,7 +75,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """The address at which it answers once it runs; empty without a port."""
+        """The address at which it answers when it runs. Empty if it has no port."""
         return "" if self.port is None else f"{self.scheme}://{self.host}:{self.port}{self.path}"
 
     @property
@@ -105,9 +107,10 @@ class Service:
         return url if not url or (_listens(process, url) and _answers(f"{url}{path}")) else None
 
     def start(self) -> str:
-        """Start it, unless it lives; returns its address.
+        """Start it, unless it lives. Returns its address.
 
-        Leftover children of a dead one are killed first. Raises `ConfigError` for a port of another program.
+        If an earlier process died, its remaining children are killed first. Raises `ConfigError` if another program
+        uses the port.
         """
         with file_lock(self._file("start")):
             if self.process() is not None:
@@ -137,7 +140,7 @@ class Service:
             write_atomically(
                 self._file("json"), json.dumps({**process, "folder": self._folder, "url": self.url}), mode=0o600
             )
-        except BaseException:  # without a record it would not be found again
+        except BaseException:  # because without a record it could not be found
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             raise
@@ -148,7 +151,7 @@ class Service:
             raise ConfigError(f"port {self.port} on {self.host} is in use by another program; {self.remedy}")
 
     def wait(self) -> str:
-        """Wait until it has started; returns its address. Raises with the path of its log if it does not."""
+        """Wait until it has started, and return its address. If it does not start, the error names its log."""
         deadline = time.monotonic() + self.start_timeout_s
         while (url := self.address(self.started_path)) is None:
             if self.process() is None:
@@ -164,14 +167,14 @@ class Service:
         return url
 
     def _end_of_log(self) -> str:
-        """The last bytes of its log, which have the error that it ended by."""
+        """The last bytes of its log, which have the error that ended it."""
         with suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - _LAST_BYTES))
             return log.read().decode(errors="replace")
         return ""
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Stop it and its children: SIGTERM, then SIGKILL; SIGKILL only with `at_once`."""
+        """Stop it and its children with SIGTERM and then SIGKILL, or with `at_once` only with SIGKILL."""
         process = self.process()
         if process is not None:
             if not at_once:
@@ -186,11 +189,11 @@ class Service:
 
     @contextmanager
     def shared(self, *, while_starting: Callable[[str], None] = lambda address: None) -> Iterator[str]:
-        """Keep it running while the block runs; it is started unless it runs already.
+        """Keep it running while the block runs. It is started unless it runs already.
 
         `while_starting` is called with its address while it starts.
 
-        Every user holds a lock, which the kernel frees even when a user is killed; the last one stops the service.
+        Every user holds a lock, which the kernel frees even if the user is killed. The last user stops the service.
         """
         starting = file_lock(self._file("starting"))
         users = self._users()
@@ -207,7 +210,7 @@ class Service:
             self.stop_if_unused()
 
     def stop_if_unused(self) -> bool:
-        """Stop it if it has no users left; returns True if it has stopped."""
+        """Stop it if it has no users left. Returns True if it has stopped."""
         if not self._file("users").exists():
             return True
         with file_lock(self._file("starting")):
@@ -241,7 +244,7 @@ class Service:
 
     @property
     def _folder(self) -> str:
-        """Identity of the folder of the records, which a rename keeps and a copy does not have."""
+        """Identity of the folder of the records. A renamed folder keeps it, and a copy has another one."""
         status = self._file("json").parent.stat()
         return f"{status.st_dev} {status.st_ino}"
 
@@ -255,13 +258,13 @@ class Service:
 
 
 def recorded_services(home: Path) -> dict[str, psutil.Process | None]:
-    """Process of each service that has a record in a home; None for one that does not live."""
+    """Process of each service that has a record in a home. None if it does not live."""
     names = sorted(record.stem for record in (home / "services").glob("*.json"))
     return {name: Service(name=name, home=home, arguments=()).process() for name in names}
 
 
 def _listens(process: psutil.Process, url: str) -> bool:
-    """True if this process or a child listens on the port: another home's server may answer there."""
+    """True if this process or a child listens on the port, because another home's server might answer there."""
     port = urllib.parse.urlsplit(url).port
     with suppress(psutil.NoSuchProcess):
         for listener in (process, *process.children(recursive=True)):
@@ -295,9 +298,10 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def process_identity(process: psutil.Process) -> str:
-    """Identity of a process that no other process with the same id has; independent of the system clock.
+    """Identity of a process that no other process with the same id has.
 
-    Raises `OSError` or `psutil.NoSuchProcess` for a process that has ended.
+    It does not depend on the system clock, except on systems without /proc. Raises `OSError` or `psutil.NoSuchProcess`
+    if the process has ended.
     """
     if not _BOOT.exists():
         return str(process.create_time())
@@ -314,9 +318,9 @@ def processes_with_variable(name: str) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
-    """Kill the listed processes until the list is empty: children may start during it.
+    """Kill the listed processes until the list is empty, because new children may start while it kills.
 
-    Raises `TimeoutError` for a process that does not end.
+    Raises `TimeoutError` if a process does not end.
     """
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while processes := find():

@@ -2,9 +2,9 @@
 
     services/serve.log  ──►  serve.log.1  serve.log.2  …        at most `KEPT` old files of about `LARGEST` bytes
 
-The processes write to an inherited descriptor, also those of Prefect and MLflow, whose logging is not ours: they could
-not be told to open another file. The descriptor appends, so that after the cut they write at the new end. Lines that
-are written between the copy and the cut are lost, which is a few milliseconds of a log.
+The processes write to an inherited descriptor. Prefect and MLflow could not be told to open another file, because their
+logging is not ours. The descriptor appends, so that after the cut they write at the new end. Lines that are written
+between the copy and the cut are lost, which is a few milliseconds of a log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EVERY_S = 5.0
 
 
 def rotate_logs(folder: Path, *, largest: int = LARGEST) -> None:
-    """Rotate the logs in a folder of services that are larger; another process that does it is left to do it."""
+    """Rotate the logs in a folder of services that are larger. If another process rotates them, do nothing."""
     large = [path for path in folder.glob("*.log") if _size(path) > largest]
     if not large:
         return
@@ -62,7 +62,7 @@ def rotating(folder: Path) -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(_EVERY_S):
-            with suppress(OSError):  # a full disk: the next time again
+            with suppress(OSError):  # e.g. a full disk: it tries again the next time
                 rotate_logs(folder)
 
     thread = threading.Thread(target=watch, daemon=True, name="log rotation")

@@ -1,6 +1,6 @@
 """Server of a model in the stack: a process of `grpo serve`, which the supervisor keeps alive until `grpo down`.
 
-What it serves is in `services/served.json` under the home; without the file nothing is served.
+`services/served.json` under the home names what it serves. Without the file nothing is served.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from grpo.storage.files import write_atomically
 from grpo_flows.local.service import Service
 
 _LOAD_S = 900.0
-"""Time in which the version that answers is loaded."""
+"""Time within which the served version is loaded."""
 _END_S = 30.0
-"""Time after draining in which the log is closed."""
+"""Time after draining within which the log is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Server of a model: the arguments of `grpo serve`, and what of them the stack needs to watch the process."""
+    """Server of a model: the arguments of `grpo serve`, and the values that the stack needs to watch the process."""
 
     arguments: tuple[str, ...] = ()
     host: str = "127.0.0.1"
@@ -33,10 +33,10 @@ class Served:
 
 
 def start_serving(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -> str:
-    """Start the server unless it runs, wait for its model, and leave it to the supervisor; returns its address.
+    """Start the server unless it runs, wait for its model, and leave it to the supervisor. Returns its address.
 
-    Raises `ConfigError` for another server that runs already, or one that ends at its start, as it does without keys
-    or without a champion.
+    Raises `ConfigError` if another server runs already, or if the server ends at its start, e.g. because there are no
+    keys or no champion.
     """
     running = _read(home)
     if running is not None and running != served:
@@ -52,7 +52,7 @@ def start_serving(home: Path, served: Served, *, prefect_url: str, mlflow_url: s
 
 
 def supervised_server(home: Path, *, prefect_url: str, mlflow_url: str) -> Service | None:
-    """The server that is to run; None where nothing is served."""
+    """The server that has to run. None if nothing is served."""
     served = _read(home)
     return None if served is None else _service(home, served, prefect_url=prefect_url, mlflow_url=mlflow_url)
 

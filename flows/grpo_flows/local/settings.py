@@ -1,6 +1,7 @@
 """Environment variables of servers and packages: records in the home, loopback only, no telemetry, no downloads.
 
-Applied before Prefect, MLflow, Great Expectations or transformers are imported; variables that are already set win.
+They are set before Prefect, MLflow, Great Expectations or transformers are imported. Variables that are set already
+keep their values.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ HEARTBEAT_S = 30
 SILENCE_S = 4 * HEARTBEAT_S
 """Time without a heartbeat after which a run is lost."""
 PENDING_S = 300
-"""Time in which a run that a worker took begins in a process."""
+"""Time within which a run begins in a process after a worker took it."""
 IMAGE_S = 900
-"""The same in a container or a pod, whose image may have to be pulled."""
+"""The same for a container or a pod, because its image may have to be pulled."""
 CANCELLING_S = 300
-"""Time in which a run that is being cancelled ends."""
+"""Time within which a run that is being cancelled ends."""
 _command_start: list[float] = []
 
 
 def started_at() -> float:
-    """Start time of the run; if a `grpo` command started it, the start time of that command."""
+    """Start time of the run. If a `grpo` command started the run, the start time of the command."""
     return _command_start.pop() if _command_start else time.time()
 
 
 def mark_start() -> None:
-    """Let the next run count from now."""
+    """Use the present time as the start time of the next run."""
     _command_start.append(time.time())
 
 
@@ -64,7 +65,7 @@ def offline_variables() -> dict[str, str]:
 def run_variables() -> dict[str, str]:
     """Variables of a flow run that a worker starts: offline, with heartbeats, and patient with Prefect's server.
 
-    Prefect answers 500 while its database is away; nine tries wait eight minutes in all.
+    Prefect answers 500 while its database is away. Nine tries wait eight minutes in all.
     """
     return {
         **offline_variables(),
@@ -95,9 +96,9 @@ def home_variables(home: Path) -> dict[str, str]:
 
 
 def apply() -> Path:
-    """Set the environment variables, and the umask of files that their owner alone can read; returns the home folder.
+    """Set the environment variables, and the umask so that only their owner can read files. Returns the home folder.
 
-    Packages are kept offline; a model that a config names by its id on the hub is fetched unless the user forbids it.
+    Packages are kept offline. If a config names a model by its id on the hub, it is fetched unless the user forbids it.
     """
     folder = home()
     keep_private()
@@ -115,8 +116,8 @@ def apply() -> Path:
 def hide_passwords() -> None:
     """Keep passwords out of messages, logs and databases.
 
-    Passwords in the addresses of Prefect's and MLflow's servers move to the variables that both have for them, so that
-    no package sees an address with one. Log lines and tracebacks of all packages are masked.
+    Passwords in the addresses of Prefect's and MLflow's servers move to the variables that both have for passwords, so
+    that no package sees an address with a password. Log lines and tracebacks of all packages are masked.
     """
     mask_errors()
     prefect, login = without_login(os.environ.get("PREFECT_API_URL", ""))
@@ -144,7 +145,7 @@ def enable_debug_logging() -> None:
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Import packages without garbage collection, which takes a fifth of the time and frees nothing."""
+    """Import packages without garbage collection, because it takes a fifth of the time and frees nothing."""
     gc.disable()
     try:
         yield
@@ -154,7 +155,7 @@ def without_gc() -> Iterator[None]:
 
 
 LEARNER = ("grpo.learner.update", "grpo.learner.inference_backend", "grpo_tasks.executor")
-"""Modules whose imports of PyTorch and Prefect a run would otherwise wait for in its first stages."""
+"""Modules that import PyTorch and Prefect. They are imported early, so that the first stages need not wait for them."""
 
 
 def import_packages(*names: str) -> None:

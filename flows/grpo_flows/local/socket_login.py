@@ -1,8 +1,8 @@
 """Check of the first message of Prefect's WebSockets, by which its clients log in.
 
-Prefect opens a WebSocket of anyone, waits for `{"type": "auth", "token": …}` without a time limit, and fails with a
-traceback where the message is something else. Whether the token is right is left to Prefect, and the size of the
-message to `grpo.serving.protocols`.
+Prefect opens a WebSocket for anyone, waits for `{"type": "auth", "token": …}` without a time limit, and fails with a
+traceback if the message is something else. Prefect itself checks the token, and `grpo.serving.protocols` bounds the
+size of the message.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from grpo.serving.connections import admit
 
 LOGIN_S = 10.0
-"""Time from the opening of a WebSocket in which its client logs in."""
+"""Time after the opening of a WebSocket within which its client has to log in."""
 
 
 class SocketLoginMiddleware:
-    """ASGI middleware that closes a WebSocket whose first message is late or no login.
+    """ASGI middleware that closes a WebSocket if its first message is late or is not a login.
 
-    A request or WebSocket with the right login keeps its connection in favour of new ones.
+    A request or WebSocket with the right login keeps its connection when new connections need room.
     """
 
     def __init__(self, app: ASGIApp, login: str, *, login_s: float = LOGIN_S) -> None:
@@ -53,7 +53,7 @@ class SocketLoginMiddleware:
 
 
 class _Socket:
-    """WebSocket whose first message after it was opened is a login, or its end."""
+    """WebSocket that expects a login as the first message after its opening, or else its end."""
 
     def __init__(self, receive: Receive, send: Send, login_s: float) -> None:
         self._receive, self._send, self._login_s = receive, send, login_s
@@ -89,7 +89,7 @@ class _Socket:
 
 
 def _token(text: str) -> str | None:
-    """Token of a login message, empty without one; None for another message."""
+    """Token of a login message, empty if it has none. None for any other message."""
     try:
         message: Any = json.loads(text)
     except (ValueError, RecursionError):

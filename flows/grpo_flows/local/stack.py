@@ -1,8 +1,7 @@
-"""`grpo up` and `grpo down`: Prefect's server, MLflow's server, a worker for each pool, their supervisor, and, if it is
-asked for, the server of a model.
+"""`grpo up` and `grpo down`: Prefect's server, MLflow's server, a worker for each pool, and their supervisor.
 
-All are plain processes with their logs in `services` under the home. None holds state of a run: runs continue after
-`grpo down` and `grpo up`.
+With `--serve` the server of a model is added. All are plain processes with their logs in `services` under the home.
+None of them holds state of a run, so runs continue after `grpo down` and `grpo up`.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Addresses:
     mlflow: str
     logs: Path
     model: str | None
-    """Of the server of a model; None where none runs."""
+    """Address of the server of a model. None if none runs."""
 
 
 def worker_name(home: Path, pool: str) -> str:
-    """Name of the worker of a pool, which its runs carry; unique to each home of a machine."""
+    """Name of the worker of a pool. Its runs have it as a label, and each home of a machine has another one."""
     return f"{pool}@{socket.gethostname()}-{hashlib.sha256(bytes(home.resolve())).hexdigest()[:8]}"
 
 
@@ -66,10 +65,10 @@ def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) 
 
 
 def up(home: Path, deployments: Path, served: Served | None = None) -> Addresses:
-    """Start the missing processes, create pools and limits, and deploy; running processes are left alone.
+    """Start the missing processes, create pools and limits, and deploy. Processes that run already stay as they are.
 
-    `served` is the model to serve beside them. Raises `ConfigError` for a port that is taken, a process that ends at
-    its start, a deployment that is refused, or another model that is served already.
+    `served` is the model to serve as well. Raises `ConfigError` if a port is taken, a process ends at its start, a
+    deployment is refused, or another model is served already.
     """
     names = ("PREFECT_API_URL", SERVER, CLIENT, "MLFLOW_TRACKING_URI", USERNAME, PASSWORD)
     servers = {name: os.environ.get(name) for name in names}
@@ -95,10 +94,10 @@ def up(home: Path, deployments: Path, served: Served | None = None) -> Addresses
 
 
 def down(home: Path) -> list[str]:
-    """Stop the stack; interrupted runs continue after the next `up`. Returns remarks about what still runs.
+    """Stop the stack. Interrupted runs continue after the next `up`. Returns remarks about processes that still run.
 
-    Workers are killed: on SIGTERM they would wait for their runs, or report them as crashed. The server of a model
-    ends its running turns first.
+    Workers are killed, because on SIGTERM they would wait for their runs, or report them as crashed. The server of a
+    model ends its running turns first.
     """
     with _exclusive(home):
         supervisor_service(home, {}).stop()
@@ -122,7 +121,7 @@ def down(home: Path) -> list[str]:
 
 
 def running_services(home: Path) -> dict[str, bool]:
-    """Each process of the stack, and whether it runs."""
+    """Each process of the stack, with True if it runs."""
     workers = [worker_service(home, pool, prefect_url="", mlflow_url="") for pool in POOLS]
     services = [prefect_service(home), mlflow_service(home), supervisor_service(home, {}), *workers]
     if (server := supervised_server(home, prefect_url="", mlflow_url="")) is not None:
@@ -131,7 +130,7 @@ def running_services(home: Path) -> dict[str, bool]:
 
 
 def supervisor_service(home: Path, environment: dict[str, str | None]) -> Service:
-    """The supervisor process of the others."""
+    """The process that supervises the other processes."""
     return Service(name="supervisor", home=home, arguments=("grpo_flows.local.supervisor",), environment=environment)
 
 
@@ -147,5 +146,5 @@ def _wait_for(worker: Service, supervisor: Service) -> None:
 
 
 def _exclusive(home: Path) -> FileLock:
-    """Lock that keeps concurrent calls of up and down apart."""
+    """Lock that prevents concurrent calls of up and down."""
     return file_lock(home / "services" / "stack.lock")

@@ -1,6 +1,6 @@
 """Supervisor of the stack: restarts dead servers and workers, and reschedules the runs of dead workers.
 
-It has no state of its own: if it is killed, the next `grpo up` replaces it.
+It has no state of its own. If it is killed, the next `grpo up` replaces it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def supervise(home: Path) -> None:
 
 
 def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
-    """Run every check once; an error of one is logged and does not stop the others."""
+    """Run every check once. If one raises, the error is logged and the other checks still run."""
     for name, check in checks.items():
         try:
             check()
@@ -51,7 +51,7 @@ def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
 
 
 def restart_if_dead(server: Service, *, wait: bool = False) -> None:
-    """Restart a dead server; `wait`: until it answers."""
+    """Restart a dead server, and with `wait` wait until it answers."""
     if server.process() is None:
         logger.warning("%s is started again; its log is %s", server.name, server.log)
         server.start()
@@ -60,7 +60,7 @@ def restart_if_dead(server: Service, *, wait: bool = False) -> None:
 
 
 def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> None:
-    """Reschedule the runs that the worker of a pool has lost; then restart a dead worker."""
+    """Reschedule the runs that the worker of a pool has lost, and then restart the worker if it is dead."""
     from grpo_flows.local.recovery import reschedule_lost_runs  # Prefect reads its address at import
 
     worker = worker_service(home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
@@ -72,7 +72,7 @@ def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> 
 
 
 def _check_serving(home: Path, *, prefect_url: str, mlflow_url: str) -> None:
-    """Restart the dead server of a model, where one is served."""
+    """Restart the server of a model if one is served and its server is dead."""
     server = supervised_server(home, prefect_url=prefect_url, mlflow_url=mlflow_url)
     if server is not None:
         restart_if_dead(server)

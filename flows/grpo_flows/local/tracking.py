@@ -1,13 +1,14 @@
 """MLflow's server behind a login: `python -m grpo_flows.local.tracking`.
 
 MLflow's own command, `mlflow server`, answers every program that reaches its port, and a program that writes to the
-registry decides which model is served. Here a request is refused before MLflow sees it if it has not the login of
-MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, has a `Host` that MLFLOW_SERVER_ALLOWED_HOSTS does not list, or
-comes from a page of another `Origin`. `/health` needs no login. A server without a login is not started. With the
-login, the calls of `tracking_calls` are answered, and `tracking_places` checks the places of files that a client names.
+registry decides which model is served. Here a request is refused before MLflow sees it if it does not have the login of
+MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, if MLFLOW_SERVER_ALLOWED_HOSTS does not list its `Host`, or if it
+comes from a page of another `Origin`. `/health` needs no login. If the server has no login, it is not started. With the
+login, only the calls of `tracking_calls` are answered, and `tracking_places` checks the places of files that a client
+names.
 
 MLFLOW_BACKEND_STORE_URI, MLFLOW_ARTIFACTS_DESTINATION, MLFLOW_DEFAULT_ARTIFACT_ROOT, MLFLOW_HOST, MLFLOW_PORT and
-MLFLOW_WORKERS have the meaning that they have for MLflow's command; other variables of that command are not read.
+MLFLOW_WORKERS have the same meaning as for MLflow's command. Other variables of that command are not read.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from grpo_flows.local.tracking_places import PlaceMiddleware, is_place
 
 HEALTH = "/health"
 _PRIVATE = 0o077
-"""umask of the server: the owner alone reads the files that it writes."""
+"""umask of the server: only their owner can read the files that it writes."""
 
 
 class LoginMiddleware:
-    """ASGI middleware that answers 401 without the login, but for probes of `/health`.
+    """ASGI middleware that answers 401 if a request does not have the login, except for probes of `/health`.
 
-    The login is HTTP Basic: MLflow's clients send it, and a browser asks its user for it. WebSockets are refused
-    likewise.
+    The login is HTTP Basic, because MLflow's clients send it, and a browser asks its user for it. WebSockets without it
+    are refused as well.
     """
 
     def __init__(self, app: ASGIApp, login: str) -> None:
@@ -74,9 +75,9 @@ def _is_probe(scope: Scope) -> bool:
 
 
 def application() -> ASGIApp:
-    """MLflow's application behind its guards; each worker process of the server makes one.
+    """MLflow's application behind its guards. Each worker process of the server makes one.
 
-    Raises `ConfigError` without a login, where any host name would be answered, and for a root that is not an address.
+    Raises `ConfigError` if the login is missing, if any host name would be answered, or if the root is not an address.
     """
     login = given_login("mlflow")
     if login is None:
@@ -105,7 +106,7 @@ def _root() -> str:
 def serve() -> None:
     """Serve MLflow's API and pages until this process is stopped.
 
-    Raises `ConfigError` as `application`, and for an unusable database.
+    Raises `ConfigError` like `application`, and if the database is unusable.
     """
     os.umask(_PRIVATE)
     _configure()
@@ -142,7 +143,7 @@ def _configure() -> None:
         constants.ARTIFACT_ROOT_ENV_VAR: root,
         constants.ARTIFACTS_DESTINATION_ENV_VAR: files,
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
-        "_MLFLOW_IN_JOB_EXECUTOR": "false",  # what a job may do, run the code of scorers, the server may not
+        "_MLFLOW_IN_JOB_EXECUTOR": "false",  # a job may run the code of scorers, and the server may not
     }
 
 

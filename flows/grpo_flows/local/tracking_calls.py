@@ -2,8 +2,8 @@
 
 MLflow's application has more: an assistant that runs shell commands, a gateway that keeps keys of providers and asks
 any address, jobs, scorers with code of their own, webhooks. All of it runs in the process of the server, as the user
-who owns the signing key, so MLflow's login would be enough to do whatever that user may do. Nothing of this project
-needs them. A call that is not listed here is answered with 404, also one that a later MLflow adds.
+who owns the signing key. Therefore MLflow's login would be enough to do whatever that user may do, and this project
+does not need these calls. If a call is not listed here, it is answered with 404, also if a later MLflow adds it.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ _CALLS = {
 }
 """Ends of the paths below `/api/` for clients and below `/ajax-api/` for the pages, by method.
 
-`{}` is one part of a path, `{path}` are one or more. `/ui-telemetry` tells the pages that usage data are switched off.
+`{}` stands for one part of a path, `{path}` for one or more. `/ui-telemetry` tells the pages that usage data are off.
 """
 _OTHERS = {
     "GET": "/ /health /version /get-artifact /model-versions/get-artifact /static-files/{path}",
     "POST": "/graphql /v1/traces",
 }
-"""`/graphql` reads runs for the pages and changes nothing; `/v1/traces` takes the spans of the mirror."""
+"""`/graphql` reads runs for the pages and changes nothing. `/v1/traces` takes the spans of the mirror."""
 _GATEWAY = "/ajax-api/2.0/mlflow/gateway-proxy"
-"""The page of a run asks it for endpoints, and shows an error to its user unless it gets a list."""
+"""Path that the page of a run asks for endpoints. If it does not get a list, it shows an error to its user."""
 _PART = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f\\]+"
 """One part of a path, which is not `.` or `..`."""
 
@@ -84,7 +84,7 @@ _PART = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f\x7f\\]+"
 class CallMiddleware:
     """ASGI middleware that answers 404 to calls that are not listed, with a sentence that says so.
 
-    The path is compared as MLflow's router gets it, decoded once. MLflow has no WebSockets; they are refused.
+    The path is compared as MLflow's router gets it, decoded once. WebSockets are refused, because MLflow has none.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -108,12 +108,12 @@ class CallMiddleware:
 
 
 def is_listed(method: str, path: str) -> bool:
-    """True for a call that the server answers; HEAD is answered where GET is."""
+    """True for a call that the server answers. HEAD is answered if GET is."""
     return _LISTED.fullmatch(f"{'GET' if method == 'HEAD' else method} {path}") is not None
 
 
 def listed_calls() -> Iterator[tuple[str, str]]:
-    """Method and path of each call in the list; calls of the pages have `/api/` here instead of `/ajax-api/`."""
+    """Method and path of each call in the list. Calls of the pages have `/api/` here instead of `/ajax-api/`."""
     for prefix, methods in _CALLS.items():
         yield from ((method, f"/api/{prefix}{end}") for method, ends in methods.items() for end in ends.split(" "))
     yield from ((method, path) for method, paths in _OTHERS.items() for path in paths.split(" "))

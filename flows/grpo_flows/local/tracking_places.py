@@ -2,7 +2,7 @@
 
 MLflow lets a client choose where the files of an experiment, of a version or of a trace are. The server, the runs and
 `grpo erase` then read, write and delete there as the user who owns them, so that MLflow's login would be enough to put
-a file into any folder. Here only places below the server's own root of artifacts are taken.
+a file into any folder. Therefore only places below the server's own root of artifacts are accepted here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BYTES = 64 * 2**20
-"""Largest body: a batch of spans. MLflow has the whole of it in memory. Files are written to disk as they arrive."""
+"""Largest body, such as a batch of spans, because MLflow keeps it in memory. Files are exempt: they go to disk."""
 _FILE = re.compile(r"/(?:ajax-)?api/2\.0/mlflow-artifacts/artifacts/.+")
 _EXPERIMENT = re.compile(r"/(?:ajax-)?api/[0-9.]+/mlflow/experiments/create")
 _VERSION = re.compile(r"/(?:ajax-)?api/[0-9.]+/mlflow/model-versions/create")
@@ -30,7 +30,7 @@ _TAG_OF_TRACE = "mlflow.traceTag."
 """Prefix of attributes of a span that become tags of its trace."""
 _PROXIED = "mlflow-artifacts"
 _REFERENCES = ("runs", "models")
-"""Schemes of sources that name a run or a logged model, whose place MLflow looks up."""
+"""Schemes of sources that name a run or a logged model. MLflow looks up their places."""
 _PROMPTS = ("prompt-template", "dummy-source")
 """Sources of prompts in MLflow's registry, which have no files."""
 
@@ -46,7 +46,7 @@ class Refusal(Exception):
 class PlaceMiddleware:
     """ASGI middleware that refuses bodies that are too large, and places of files outside the server's root.
 
-    What was checked is what MLflow gets: the document is written again, so that the two cannot read it differently.
+    The document that was checked is written again for MLflow, so that the two cannot read it differently.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -78,7 +78,7 @@ class PlaceMiddleware:
         await self._app(_with_length(scope, len(body)), receive_body, send)
 
     def _checked(self, path: str, body: bytes) -> bytes:
-        """The document of a body, written again; raises `Refusal`."""
+        """The document of a body, checked and written again. Raises `Refusal`."""
         try:
             document = json.loads(body.decode("utf-8"))
         except (ValueError, RecursionError):
@@ -96,7 +96,7 @@ class PlaceMiddleware:
         return json.dumps(document).encode()
 
     def _require_below(self, name: str, place: object) -> None:
-        """Raise `Refusal` for a place outside of the server's root; without one MLflow takes its own."""
+        """Raise `Refusal` if a place is outside of the server's root. If there is none, MLflow uses its own."""
         if place and not is_below(self._root, place):
             raise Refusal(
                 400,
@@ -106,10 +106,10 @@ class PlaceMiddleware:
 
 
 def is_below(root: str, place: object) -> bool:
-    """True for a place below a root, or below the one that the server itself proxies (`mlflow-artifacts:/`).
+    """True for a place below a root, or below the root that the server itself proxies (`mlflow-artifacts:/`).
 
     file:///runs/mlartifacts      file:///runs/mlartifacts/support    below
-                                  file:///runs/mlartifacts/../store   not below, whatever it leads to
+                                  file:///runs/mlartifacts/../store   not below, wherever it leads
     """
     if not isinstance(place, str) or (parts := _parts(place)) is None:
         return False
@@ -137,7 +137,7 @@ def _is_reference(source: object) -> bool:
 
 
 def _parts(address: str) -> tuple[str, str, list[str]] | None:
-    """Scheme, host and folders of an address; None for one that programs may read in different ways."""
+    """Scheme, host and folders of an address. None if programs may read the address in different ways."""
     try:
         url = urlsplit(address)
     except ValueError:
@@ -153,7 +153,7 @@ def _parts(address: str) -> tuple[str, str, list[str]] | None:
 
 
 def _named_location(document: object) -> str | None:
-    """Name of a tag of a location that stands anywhere in a document, as a name or as a value."""
+    """Name of a tag of a location, if it stands anywhere in a document as a name or as a value."""
     pending = [document]
     while pending:
         match pending.pop():
@@ -167,9 +167,9 @@ def _named_location(document: object) -> str | None:
 
 
 def _check_spans(headers: Headers, body: bytes) -> None:
-    """Raise `Refusal` for a span that sets the place of its trace, and for spans that MLflow's client does not send so.
+    """Raise `Refusal` if a span sets the place of its trace, or if spans have another form than MLflow's client sends.
 
-    MLflow takes spans as JSON too; what this module does not read is not forwarded.
+    MLflow also takes spans as JSON. This module does not read them, so they are not forwarded.
     """
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -203,7 +203,7 @@ def _with_length(scope: Scope, length: int) -> Scope:
 
 
 async def _read(headers: Headers, receive: Receive) -> bytes:
-    """The whole body; raises `Refusal` for one that is too large, or compressed: its size is not known before."""
+    """The whole body. Raises `Refusal` if it is too large, or compressed, because its size is then not known before."""
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise Refusal(415, f"the body is compressed with {headers['content-encoding'][:40]}; send it as it is")
     chunks: list[bytes] = []

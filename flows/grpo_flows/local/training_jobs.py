@@ -1,4 +1,7 @@
-"""Training runs of a Prefect server, for the server of a model: started by deployment, with other numbers at most."""
+"""Training runs of a Prefect server, for the server of a model.
+
+They are started from deployments, and only numbers and switches in the config of a deployment can be changed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
 
 FLOWS = ("train", "retrain", "tune")
-"""Flows that the server may start, and whose runs it reports."""
+"""Flows that the server may start. It also reports their runs."""
 UPDATE = "train"
 """Stage that ends an iteration."""
 _RETRY_S = 30.0
@@ -33,9 +36,9 @@ T = TypeVar("T")
 
 
 class PrefectJobs:
-    """See `grpo.serving.operations.Orchestrator`: the Prefect server of PREFECT_API_URL, or that of a home.
+    """See `grpo.serving.operations.Orchestrator`: the Prefect server of PREFECT_API_URL, or the server of a home.
 
-    The home's server may start, stop and change its port meanwhile.
+    The home's server may start, stop and change its port at any time.
     """
 
     def __init__(self, home: Path) -> None:
@@ -77,7 +80,7 @@ class PrefectJobs:
         return await self._ask(lambda client: _read(client, id))
 
     async def cancel(self, id: UUID) -> Job:
-        """See `Orchestrator`. A worker ends the processes of a run that has begun; any other run ends at once."""
+        """See `Orchestrator`. If the run has begun, a worker ends its processes. Otherwise the run ends at once."""
 
         def call(client: SyncPrefectClient) -> Job:
             from prefect.states import Cancelling
@@ -137,7 +140,7 @@ class PrefectJobs:
         return await self._ask(call)
 
     async def _ask(self, call: Callable[[SyncPrefectClient], T]) -> T:
-        """Result of a call on a thread; raises `APIError` 503 where no server answers."""
+        """Result of a call on a thread. Raises `APIError` 503 if no server answers."""
         return await asyncio.to_thread(self._call, call)
 
     def _call(self, call: Callable[[SyncPrefectClient], T]) -> T:
@@ -160,8 +163,8 @@ class PrefectJobs:
 def override(parameters: Mapping[str, Any], overrides: Mapping[str, Number]) -> dict[str, Any]:
     """Parameters of a deployment with other numbers in its config.
 
-    `{"training.iterations": 2}` replaces `parameters["config"]["training"]["iterations"]`. Raises `APIError` for a path
-    without a number, and for a switch in place of a number.
+    `{"training.iterations": 2}` replaces `parameters["config"]["training"]["iterations"]`. Raises `APIError` if the
+    config has no number at a path, or if a number would replace a switch, or a switch a number.
     """
     changed = deepcopy(dict(parameters))
     for path, value in overrides.items():
@@ -178,7 +181,7 @@ def override(parameters: Mapping[str, Any], overrides: Mapping[str, Number]) -> 
 
 
 def _read(client: SyncPrefectClient, id: UUID) -> Job:
-    """The training run of this id; raises `APIError` 404 for another flow's."""
+    """The training run with this id. Raises `APIError` 404 if the run belongs to another flow or does not exist."""
     from prefect.exceptions import ObjectNotFound
 
     try:

@@ -2,9 +2,9 @@
 
 Prefect begins most transactions without a lock and takes it at their first write. If another transaction has written
 between the first read and that write, SQLite answers "database is locked" at once, because what was read is out of
-date: no timeout helps. On a busy machine the API then answers 503, and Prefect drops the event of a state after four
-attempts without a pause, so that no automation restarts the run. A transaction that has the lock from its beginning
-waits for up to a minute instead.
+date. No timeout helps then. On a busy machine the API answers 503, and Prefect drops the event of a state after four
+attempts without a pause, so that no automation restarts the run. A transaction that takes the lock when it begins waits
+for up to a minute instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LockedTransactions(AioSqliteConfiguration):
     async def begin_transaction(
         self, session: AsyncSession, with_for_update: bool = False
     ) -> AsyncGenerator[AsyncSessionTransaction, None]:
-        """Begin a transaction with the write lock, whether `with_for_update` asks for it or not."""
+        """Begin a transaction with the write lock, even if `with_for_update` does not ask for it."""
         async with super().begin_transaction(session, with_for_update=True) as transaction:
             yield transaction
 

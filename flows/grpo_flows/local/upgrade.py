@@ -1,7 +1,7 @@
-"""Upgrade of a home to the installed versions: `grpo migrate`, which says with `--dry-run` what it would change.
+"""Upgrade of a home to the installed versions: `grpo migrate`. With `--dry-run` it says what it would change.
 
-Databases are migrated by the packages that own them. What this package has written in an earlier version is signed,
-made private, or named as something that it does not read any more.
+Databases are migrated by the packages that own them. Files that an earlier version of this package has written are
+signed, made private, or named if this version does not read them any more.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def upgrade(home: Path, *, dry_run: bool = False) -> Iterator[str]:
-    """Upgrade the databases, stores and files of a home; yields a sentence for each change.
+    """Upgrade the databases, stores and files of a home. Yields a sentence for each change.
 
-    With `dry_run` nothing is changed, and the sentences say what would be. Raises `ConfigError` for a database that
-    cannot be used, or that a newer release has migrated.
+    With `dry_run` nothing is changed, and the sentences say what would be changed. Raises `ConfigError` if a database
+    cannot be used, or if a newer release has migrated it.
     """
     if not dry_run:
         with storage_errors(str(home)):
@@ -56,7 +56,7 @@ def _mlflow(*, dry_run: bool) -> Iterator[str]:
 
 
 def _prefect(home: Path, *, dry_run: bool) -> Iterator[str]:
-    """Servers on other machines migrate their own."""
+    """Upgrade Prefect's database. Servers on other machines upgrade their own."""
     if "PREFECT_API_URL" in os.environ:
         return
     uri = os.environ.get("PREFECT_API_DATABASE_CONNECTION_URL", f"sqlite:///{home / 'prefect' / 'prefect.db'}")
@@ -80,7 +80,7 @@ def _upgrade_prefect(uri: str) -> None:
 
 
 def _change(name: str, uri: str) -> str | None:
-    """What a migration of a database does; None if it has the schema of the installed package."""
+    """Sentence about what a migration of a database does. None if it has the schema of the installed package."""
     file = Path(uri.replace("+aiosqlite", "").removeprefix("sqlite:///"))
     if uri.startswith("sqlite") and not file.exists():
         return "is created"
@@ -88,7 +88,7 @@ def _change(name: str, uri: str) -> str | None:
 
 
 def _migrations(name: str, uri: str) -> ScriptDirectory:
-    """Migrations of the installed package; Prefect has others for each kind of database."""
+    """Migrations of the installed package. Prefect has different ones for each kind of database."""
     from alembic.script import ScriptDirectory
 
     if name == "MLflow":

@@ -1,13 +1,13 @@
-"""Worker of process pools: Prefect's own, which survives a run that comes back while it has the run's process.
+"""Worker of process pools: Prefect's own worker, which here survives a run that comes back while its process lives.
 
-Prefect loads this module in `prefect worker start`, by the entry point `prefect.collections` in pyproject.toml, and so
+Prefect loads this module in `prefect worker start`, by the entry point `prefect.collections` in pyproject.toml, so that
 each worker of a pool of the type `process` is of this class. A run comes back when the server has declared it lost and
-scheduled it again: its process may hang, be stopped, or just not be reaped yet. Prefect's worker then ends with an
-error if it was started with `--limit`, and all its other runs with it; without `--limit` the run gets a second process
-while the first goes on. Here the lost process is killed first, and the run is taken when it is gone.
+scheduled it again, because its process hangs, is stopped, or is just not reaped yet. If Prefect's worker was started
+with `--limit`, it then ends with an error, and all its other runs end with it. Without `--limit` the run gets a second
+process while the first goes on. Here the lost process is killed first, and the run is taken when the process is gone.
 
-A process that hangs also holds its place below `--limit` after the server has ended its run. It is killed a minute
-later.
+A process that hangs would also hold its place below `--limit` after the server has ended its run. Therefore it is
+killed a minute later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GRACE = timedelta(seconds=60)
 """Time that a process has to end after its run has ended."""
 
 with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=".*matches existing registered type")  # that is what it is for
+    warnings.filterwarnings("ignore", message=".*matches existing registered type")  # this class replaces Prefect's
 
     class PoolWorker(ProcessWorker):
         """Worker with one process for each run."""
@@ -45,10 +45,10 @@ with warnings.catch_warnings():
         def __init__(self, *args: Any, **settings: Any) -> None:
             super().__init__(*args, **settings)
             self._taken: set[UUID] = set()
-            """Runs of which this worker has started a process; it forgets those that have ended."""
+            """Runs for which this worker has started a process. Runs that have ended are removed."""
 
         async def sync_with_backend(self) -> None:
-            """Report to the server, and end the processes of runs that have ended there without them."""
+            """Report to the server, and end processes that go on although their runs have ended on the server."""
             await super().sync_with_backend()
             with suppress(httpx.HTTPError, PrefectException):
                 ended = {run for run in self._taken if await self._ended_long_ago(run)}
@@ -56,7 +56,7 @@ with warnings.catch_warnings():
                 self._taken -= ended
 
         async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
-            """Submit the runs that have no process here; the process of a run that came back is killed first."""
+            """Submit the runs that have no process here. If a run came back, its old process is killed first."""
             scheduled = {entry.flow_run.id for entry in flow_run_response} - self._submitting_flow_run_ids
             lost = await _kill(scheduled, "scheduled again")
             held = lost | (set(self._limiter.statistics().borrowers) if self._limiter is not None else set())
@@ -75,7 +75,7 @@ with warnings.catch_warnings():
 
 
 async def _kill(runs: set[UUID], reason: str) -> set[UUID]:
-    """Kill the processes of these runs; returns the runs that had any."""
+    """Kill the processes of these runs. Returns the runs that had any."""
     having = await to_thread.run_sync(lambda: runs & flow_run_processes().keys()) if runs else set()
     if having:
         logger.warning("killing the processes of %s: %s", ", ".join(sorted(map(str, having))), reason)

@@ -1,1 +1,1 @@
-"""Plans of commands: what they would do, found out without writing or starting anything."""
+"""Plans of commands: what they would do, worked out without writing or starting anything."""

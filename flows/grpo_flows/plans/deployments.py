@@ -17,9 +17,9 @@ _STEP = "load_parameters"
 
 
 def plan_deployments(file: Path, *, gpu_slots: int | None, overrides: Sequence[str] = ()) -> Outline:
-    """Read a file of deployments and the configs that it names; asks no server.
+    """Read a file of deployments and the configs that it names, without asking a server.
 
-    Raises `ConfigError` for a file or a config that cannot be used.
+    Raises `ConfigError` if the file or a config cannot be used.
     """
     if not file.is_file():
         raise ConfigError(f"no deployments at {file}; call this in the project's folder, or name a file")

@@ -16,7 +16,7 @@ from grpo_tasks.split import SplitResult
 def plan_evaluation(
     config: PipelineConfig, *, model: str | None, scenarios_file: str | None, num_episodes: int | None, output: Path
 ) -> Outline:
-    """Follow an evaluation through the cache. Raises as the evaluation for a model or scenarios that do not exist."""
+    """Follow an evaluation through the cache. Raises like the evaluation if the model or scenarios do not exist."""
     config = select_scenarios(config, scenarios_file, num_episodes)
     address = evaluated_model(config, model)
     checkpoint = stored_checkpoint(address)

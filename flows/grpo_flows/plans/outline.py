@@ -30,10 +30,10 @@ class Followed(Generic[T]):
     """Stages of a flow, followed through the cache as far as it goes."""
 
     result: T | None
-    """Result of the flow, where all stages are cached."""
+    """Result of the flow, if all stages are cached."""
     lookup: CacheLookup
     missing: str | None
-    """First stage that would be computed; None where all are cached."""
+    """First stage that would be computed. None if all are cached."""
 
     def first(self, kind: type[R]) -> R | None:
         """First cached result of a type."""
@@ -50,7 +50,7 @@ class Followed(Generic[T]):
 
 
 def follow(flow: Callable[[], T]) -> Followed[T]:
-    """Run the body of a flow with cached results alone."""
+    """Run the body of a flow with cached results only, up to the first stage that is not cached."""
     lookup, missing = CacheLookup(), None
     result: T | None = None
     with executed_by(lookup):

@@ -10,7 +10,7 @@ from grpo_flows.plans.outline import Outline
 
 
 def plan_pretraining(config: PretrainConfig) -> Outline:
-    """Name the files that would be written. Raises `ConfigError` for a missing phrasebook."""
+    """Name the files that would be written. Raises `ConfigError` if the phrasebook is missing."""
     for name in ("scenario_phrasebook", "demonstration_phrasebook"):
         if not Path(path := getattr(config, name)).is_file():
             raise ConfigError(f"{name} {path} is missing; call this in the project's folder")

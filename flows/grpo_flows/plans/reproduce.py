@@ -1,4 +1,4 @@
-"""Plan of a reproduction: inputs that differ from those of the version, and the amount of training."""
+"""Plan of a reproduction: inputs that differ from the version's inputs, and the amount of training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo_tasks.registry import registry
 
 
 def plan_reproduction(model: str) -> Outline:
-    """Compare the inputs of a version with those of now. Raises `ReproductionError` as the reproduction would."""
+    """Compare the inputs of a version with the present ones. Raises `ReproductionError` like the reproduction."""
     models = registry()
     version = models.resolve(model)
     then = models.provenance(version)

@@ -12,9 +12,9 @@ from grpo_tasks.registry import registry
 
 
 def plan_retraining(config: RetrainConfig) -> tuple[Outline, tuple[TriggerResult, ...]]:
-    """Check the triggers on cached stages alone; also returns their results, if they are known.
+    """Check the triggers with cached stages only. Also returns their results, if they are known.
 
-    The mixture of a retraining is built when a trigger fires, so its own stages are never in this plan.
+    The stages of the retraining itself are never in this plan, because its mixture is built when a trigger fires.
     """
     pipeline = check_retraining(config)
     followed = follow(lambda: check(config, pipeline))

@@ -12,7 +12,7 @@ from grpo_flows.tune import shared_stages
 
 
 def plan_study(config: TuneConfig) -> Outline:
-    """Follow the shared stages of a study through the cache; no study is opened."""
+    """Follow the shared stages of a study through the cache, without opening a study."""
     config = check_tuning(config)
     base = config.base
     followed = follow(lambda: shared_stages(config))

@@ -112,7 +112,7 @@ def _discounted(rewards: Rewards, terminal: float, discount: float) -> Rewards:
 
 
 def clip_rewards(rewards: Rewards, limit: float) -> Rewards:
-    """Rewards within [−limit, limit]; NaN stays NaN."""
+    """Rewards clipped to [−limit, limit]. NaN stays NaN."""
     return np.clip(rewards, -limit, limit)
 
 

@@ -35,7 +35,7 @@ def clipped_surrogate(
                  (1.5, −1) → 1.5, flows           (.5, −1) → .8, gradient 0       ε = .2
         dual 3:  (5, −1) → 3, gradient 0
 
-    All tensors are [tokens]. Returns the loss, and True for each token whose clip was active.
+    All tensors are [tokens]. Returns the loss, and True for each token with an active clip.
     """
     clipped = ratio.clamp(1 - clip_range.low, 1 + clip_range.high)
     bounded = ratio if clip_range.dual is None else ratio.clamp(max=clip_range.dual)

@@ -20,7 +20,7 @@ class UpdateMetrics(BaseModel):
     entropy: float
     """Nats per token."""
     clip_share: float | None = None
-    """Share of tokens whose importance ratio was clipped."""
+    """Share of tokens with a clipped importance ratio."""
     ratio: float | None = None
     """Mean importance ratio."""
     gradient_norm: float | None = None

@@ -250,7 +250,7 @@ def _to_message(response: ChatCompletion, renderer: Renderer) -> Message:
 
 
 def _likeliest(logprobs: dict[int, float], count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` likeliest tokens, likeliest first, because a server adds the sampled one."""
+    """The `count` likeliest tokens, likeliest first. A server adds the sampled token, which is left out if unlikely."""
     return tuple(sorted(logprobs.items(), key=lambda item: -item[1])[:count])
 
 

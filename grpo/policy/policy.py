@@ -35,7 +35,7 @@ class Sampling:
     top_k: int = 0
     """Number of likeliest tokens to sample from, 0 for all."""
     top_logprobs: int = 0
-    """Number of likeliest tokens whose log-probabilities are returned with each sampled token."""
+    """Number of likeliest tokens that are returned, with log-probabilities, for each sampled token."""
     grammar: str | None = None
     """Grammar that the tokens follow, see `grpo.policy.grammars`. Log-probabilities are then relative to the tokens
     that the grammar allows, because the turn is sampled from that distribution. Nothing is trained on them."""
@@ -87,7 +87,7 @@ class SampledToken:
     id: int
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...] = ()
-    """(token, log-probability) of the likeliest tokens, likeliest first; empty without `Sampling.top_logprobs`."""
+    """(token, log-probability) of the likeliest tokens, likeliest first. Empty without `Sampling.top_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a folder's tokenizer, and replace its template if `chat_template` is given. Raises `PolicyError`."""
+    """Load a folder's tokenizer. If `chat_template` is given, it replaces the template in the folder.
+
+    Raises `PolicyError` if the folder has no tokenizer that can be read.
+    """
     import transformers
 
     known = tokenizer_class(folder)

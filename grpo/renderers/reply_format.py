@@ -202,7 +202,7 @@ HERMES = ReplyFormat(reasoning=None, around=("", ""), calls=TAGGED_JSON)
 
 
 def read_format(render: Render, prompt: str) -> ReplyFormat:
-    """Format of a template's replies. `prompt` is the text that begins a turn in a prompt; it may open reasoning."""
+    """Format of a template's replies. `prompt` is the text that begins a turn in a prompt, and may open reasoning."""
     plain = render(Message(role="assistant", content=_VALUE)) or _VALUE
     lead, _, trail = plain.partition(_VALUE)
     reasoned = render(Message(role="assistant", content=_VALUE, reasoning=_SECOND))

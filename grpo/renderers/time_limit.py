@@ -52,7 +52,7 @@ def time_limit(seconds: float) -> Iterator[None]:
             with lock:
                 finished.set()
                 if expired.is_set():
-                    # clears a pending exception; only then, because otherwise CPython 3.11 would look for it forever
+                    # clears a pending exception. If none is pending, CPython 3.11 would look for one forever after
                     interrupt(ctypes.c_ulong(thread), None)
             watcher.join()
     except _Expired:

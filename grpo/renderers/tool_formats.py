@@ -72,7 +72,7 @@ class ParsedCalls:
 
 
 class PartlyMalformed(ValueError):
-    """Raised for a partly malformed list of calls; has the valid ones, the position after the list, and the others."""
+    """Raised if a list of calls is partly malformed. Has the valid calls, the position after the list, and the rest."""
 
     def __init__(self, calls: Sequence[ToolCall], position: int, rejected: Sequence[str], reason: str) -> None:
         super().__init__(reason)
@@ -150,7 +150,7 @@ class ToolFormat(ABC):
     def _call_at(
         self, text: str, start: int, tools: Sequence[Tool], closed: Sequence[int]
     ) -> tuple[list[ToolCall], int, str | None, str | None]:
-        """Parse the calls at a position; returns calls, the position after them, the fault, and the rejected text.
+        """Parse the calls at a position, and return calls, the position after them, the fault, and the rejected text.
 
         The fault is None if no call is malformed. The rejected text is None unless only a part of the calls is
         malformed. `closed` has the positions of the closing texts of the reply.
@@ -223,7 +223,7 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-        """Parse the calls at a position; returns them and the position after them. Raises `ValueError` otherwise."""
+        """Parse the calls at a position, and return them and the position after them. Raises `ValueError` otherwise."""
 
     def call_start(self, text: str, start: int = 0, searched: int = 0) -> int:
         """Position from which an unfinished reply is a call, or may become one; its length if it is content so far.

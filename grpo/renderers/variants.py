@@ -119,7 +119,7 @@ def find_variant(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str], d
 
 @lru_cache(maxsize=8)
 def _find(request: _Request) -> Variant:
-    """Variant of a template. A comment that fixes the date is removed for the choice, and set in front again after."""
+    """Variant of a template. If a comment fixes its date, a statement that does the same replaces the comment."""
     undated, statement = without_date(ChatTemplate(request.tokenizer, request.source))
     variant = _choose(replace(request, source=undated), prefix=statement)
     return replace(variant, source=statement + variant.source)

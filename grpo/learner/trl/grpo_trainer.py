@@ -200,8 +200,8 @@ class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
     ) -> None:
         """Set the trajectories to train on."""
         self.rows, self.settings = rows, settings
-        self.use_vllm = True  # the loss then reads stored log-probabilities; at construction it would start a server
-        if settings.beta and reference is not None:  # TRL would load one from where the model was loaded
+        self.use_vllm = True  # so that the loss reads stored log-probabilities. TRL's constructor would start a server
+        if settings.beta and reference is not None:  # otherwise TRL would load one from the model's own address
             add_fused_lm_head(reference, temperature=self.temperature)
             self.beta, self.ref_model = settings.beta, reference
 

@@ -21,7 +21,7 @@ from grpo.policy.transformers.wrappers import other_towers
 
 CONFIG = "adapter_config.json"
 _FUSED_PROJECTIONS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
-"""Model types whose output projections peft refuses to adapt."""
+"""Model types with output projections that peft refuses to adapt."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations of peft that subtract from the weights of the base."""
 _MERGED_TOLERANCE = 1e-2

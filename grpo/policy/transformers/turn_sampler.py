@@ -56,7 +56,7 @@ class Turn:
     matcher: LLMatcher | None = None
     """Place of the turn in its grammar."""
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values another session has computed."""
+    """Prompt tokens that were not computed, because another session has computed their keys and values."""
     submitted: float = field(default_factory=time.monotonic)
 
 
@@ -131,7 +131,7 @@ class TurnSampler(ABC):
             self._worker.cancel()
 
     def scale(self, concurrency: int) -> None:
-        """Set the number of turns admitted at once, up to the initial number; call it on the sampler's loop."""
+        """Set the number of turns admitted at once, up to the initial number. Call it on the sampler's event loop."""
         self._concurrency = concurrency
         if pending(self._waiting):
             self._start_worker()
@@ -217,7 +217,7 @@ class TurnSampler(ABC):
                 if not turn.future.done():
                     turn.future.set_exception(error)
             for turn in active:
-                with suppress(Exception):  # the device may have failed; `error` says so
+                with suppress(Exception):  # the device may have failed, which `error` already reports
                     self._abandon(turn.session)
             raise
 

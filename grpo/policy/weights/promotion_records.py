@@ -85,7 +85,7 @@ class PromotionState(Document):
 
     model: str
     champion: int | None
-    """Version in service by the last signed record; None before the first record, or if the version was deleted."""
+    """Version in service by the last signed record. None before the first record, or if the version was deleted."""
     history: tuple[ChampionChange, ...]
     """Signed changes, oldest first."""
     alias: int | None

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 REGISTERED = "models:/"
 _ADDRESS = re.compile(r"^models:/(?P<name>\w[\w.-]*)(@(?P<alias>[\w.-]+)|/(?P<version>[0-9]{1,9}))$")
-"""A version number has at most nine digits, because databases store no longer one."""
+"""A version number has up to nine digits, because databases store no longer ones."""
 
 MODEL_DIGEST, MLMODEL_DIGEST, EVALUATION_DIGEST = "model_sha256", "mlmodel_sha256", "evaluation_sha256"
 """Tags of a version: digests of its registered model's files, of the `MLmodel` file, and of its evaluation."""
@@ -65,7 +65,7 @@ _KIND = "version"
 
 
 class ModelVersion(Document):
-    """A registered version whose signature was verified."""
+    """A registered version with a verified signature."""
 
     name: str
     version: int

@@ -229,7 +229,7 @@ def _skeleton(value: Any, leaves: list[str]) -> Any:
 
 
 def _skeleton_key(key: str, leaves: list[str]) -> str:
-    """Key, unchanged because templates sort by it, unless a bracket in it may forge a control token: then a leaf."""
+    """Key as it is, because templates sort by it, or a leaf if a bracket in it may forge a control token."""
     return str(_skeleton(key, leaves)) if _BRACKET.search(key) else key
 
 

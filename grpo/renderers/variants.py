@@ -88,7 +88,7 @@ class Variant:
     fault: str | None
     """Reason why the template is not prefix-preserving, or does not read its replies back."""
     tool_fault: str | None
-    """The same reason with tool calls."""
+    """Reason for the same fault with tool calls."""
     reasons: bool
     """Replies have reasoning, which the template renders."""
     as_generated: bool

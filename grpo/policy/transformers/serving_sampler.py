@@ -27,8 +27,8 @@ _MIN_SHARED = 16
 _CHUNKS = 2
 """Largest number of prompt chunks in one pass."""
 _MIN_IDLE = 2
-"""Closed conversations that may always keep their slots. Otherwise as many may as are in progress, because idle slots
-slow the passes down."""
+"""Closed conversations that may keep their slots even if fewer are in progress. Otherwise there are no more of them
+than conversations in progress, because they slow the passes down."""
 
 
 class ServingSampler(SlotSampler):

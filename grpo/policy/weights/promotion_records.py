@@ -239,7 +239,7 @@ def _check_complete(tracking_uri: str, model: str, signed: list[int], unsigned: 
 
 
 def _seen_file(tracking_uri: str, model: str) -> Path:
-    """File of the highest number seen. The home's own registry has no path in the name, since the home may move."""
+    """File of the highest number seen. The name leaves out the path of the home's own registry: the home may move."""
     registry = "" if tracking_uri == f"sqlite:///{home()}/mlflow.db" else tracking_uri
     digest = hashlib.sha256(f"{registry} {model} {key_name()}".encode()).hexdigest()[:20]
     return home() / "services" / "promotions" / digest

@@ -22,9 +22,10 @@ def group_advantages(
         [.7 .9 .6 .8] → [−.3873 1.1619 −1.1619 .3873], unscaled [−.05 .15 −.15 .05]
         leave_one_out: [−.0667 .2 −.2 .0667]         group_median of [0 1 2 10]: 1.5
 
-    `rewards` [G]; NaN marks a trajectory without a reward: it is left out of the baseline and gets NaN. A group
-    whose rewards are all equal, or with fewer than two of them, gives zeros. For global_mean the mean and standard
-    deviation are those of `batch`, the rewards of all groups, so that a constant group has advantages too.
+    `rewards` has shape [G]. NaN marks a trajectory without a reward, which is left out of the baseline and gets NaN. If
+    all rewards of a group are equal, or if it has fewer than two, its advantages are zeros. With global_mean the mean
+    and standard deviation are computed over `batch`, the rewards of all groups, so that a constant group can have
+    nonzero advantages too. Raises `ValueError` if `batch` is then missing.
     """
     compared = rewards if baseline != "global_mean" else batch
     if compared is None:
@@ -48,8 +49,8 @@ def turn_advantages(
 ) -> list[Rewards]:
     """Advantages of each turn of each trajectory (MT-GRPO, arXiv 2505.11821): returns compared turn by turn.
 
-    The return of turn k is the rewards of turn k and all later ones plus the terminal reward; its baseline that
-    of the trajectories that reached turn k. A turn that only one trajectory reached has advantage 0.
+    The return of turn k is the sum of the rewards of turn k and all later turns, plus the terminal reward. Its baseline
+    is computed over the trajectories that reached turn k. If only one trajectory reached a turn, its advantage is 0.
 
         turns [1 0], [0 0], terminal [0 1] → returns [1 0], [1 1] → turn 0: [0 0], turn 1: [−.5 .5]
     """
@@ -78,9 +79,9 @@ def state_advantages(
 ) -> list[Rewards]:
     """Advantages of each turn among the turns that were taken in the same state (GiGPO, arXiv 2505.10978, equation 7).
 
-    The return of turn k is its reward plus `discount` times the return of the next turn; the terminal reward is that of
-    the last turn. Its baseline is that of all turns, of this and of other trajectories, in the same state. A turn in a
-    state that occurred once has advantage 0.
+    The return of turn k is its reward plus `discount` times the return of the next turn. The terminal reward is added
+    to the last turn. The baseline is computed over all turns in the same state, of this and of other trajectories. If a
+    state occurred only once, the advantage of its turn is 0.
 
         states [s t], [s t t], terminal [0 1], discount .5 → returns [0 0], [.25 .5 1]
         s: 0 and .25, mean .125; t: 0, .5 and 1, mean .5 → [−.125 −.5], [.125 0 .5]
@@ -111,13 +112,13 @@ def _discounted(rewards: Rewards, terminal: float, discount: float) -> Rewards:
 
 
 def clip_rewards(rewards: Rewards, limit: float) -> Rewards:
-    """Rewards within [−limit, limit]; NaN stays NaN."""
+    """Rewards clipped to [−limit, limit]. NaN stays NaN."""
     return np.clip(rewards, -limit, limit)
 
 
 def overlong_penalty(tokens: NDArray[np.int64], *, limit: int, buffer: int) -> Rewards:
     """Soft penalty of replies that come close to the limit (DAPO, arXiv 2503.14476, equation 13).
 
-    0 up to limit − buffer tokens, falling to −1 at the limit: limit 100, buffer 20: 80 → 0, 90 → −.5, 120 → −1.
+    It is 0 up to limit − buffer tokens and falls to −1 at the limit. Limit 100, buffer 20: 80 → 0, 90 → −.5, 120 → −1.
     """
     return -np.clip((tokens - (limit - buffer)) / buffer, 0.0, 1.0)

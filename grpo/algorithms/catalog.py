@@ -20,7 +20,7 @@ from grpo.algorithms.reductions import Reduction
 
 Objective = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, ClipRange],  # ratio, logprobs, advantages [tokens]
-    tuple[torch.Tensor, torch.Tensor],  # loss, where the clip was active [tokens]
+    tuple[torch.Tensor, torch.Tensor],  # loss, True if the clip was active [tokens]
 ]
 
 
@@ -47,11 +47,11 @@ ALGORITHMS = {
     for algorithm in (
         # arXiv 2402.03300: group mean and standard deviation, every sequence has the same weight
         Algorithm(name="grpo", objective=clipped_surrogate, scale_by_std=True),
-        # 2503.20783: no division by the deviation or by a sequence's length, which favour easy and long ones
+        # 2503.20783: no division by the deviation or a sequence's length, because these favour easy and long sequences
         Algorithm(name="dr_grpo", objective=clipped_surrogate, reduction="constant"),
         # 2503.14476: every token has the same weight, and the upper clip is higher
         Algorithm(name="dapo", objective=clipped_surrogate, reduction="token_mean", scale_by_std=True, clip_high=0.28),
-        # 2507.18071: one importance ratio a sequence, in a narrow clip range
+        # 2507.18071: one importance ratio per sequence, in a narrow clip range
         Algorithm(
             name="gspo",
             objective=clipped_surrogate,
@@ -64,7 +64,7 @@ ALGORITHMS = {
         Algorithm(
             name="cispo", objective=capped_policy_gradient, reduction="token_mean", scale_by_std=True, clip_high=5.0
         ),
-        # 2402.14740: REINFORCE against the mean of the other samples of the group
+        # 2402.14740: REINFORCE with the mean of the group's other samples as baseline
         Algorithm(name="rloo", objective=policy_gradient, reduction="sequence_sum", baseline="leave_one_out"),
         # Williams 1992, with the mean of the batch as baseline
         Algorithm(name="reinforce", objective=policy_gradient, reduction="sequence_sum", baseline="global_mean"),
@@ -88,7 +88,7 @@ def get_algorithm(
     clip_low: float | None = None,
     clip_high: float | None = None,
 ) -> Algorithm:
-    """An algorithm by name; arguments other than None replace its own values."""
+    """An algorithm by name. Arguments other than None replace its own values."""
     own = ALGORITHMS[name]
     return replace(
         own,

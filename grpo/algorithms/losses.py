@@ -1,4 +1,4 @@
-"""Per-token policy losses. Arrays in, arrays out: the caller reduces."""
+"""Per-token policy losses. Functions take and return tensors [tokens], and the caller reduces them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class ClipRange:
     """Bounds of the importance ratio."""
 
     low: float
-    """Surrogate: the ratio is clipped from below at 1 − low."""
+    """The surrogate clips the ratio from below at 1 − low."""
     high: float
-    """Surrogate: clipped from above at 1 + high; capped policy gradient: the cap itself."""
+    """The surrogate clips the ratio from above at 1 + high. For the capped policy gradient it is the cap itself."""
     dual: float | None = None
-    """Upper bound of the ratio of tokens with a negative advantage (dual clip, arXiv 1912.09729; TRL's delta)."""
+    """Upper bound of the ratio if the advantage is negative (dual clip, arXiv 1912.09729, TRL's delta)."""
 
 
 def unclipped_surrogate(
@@ -35,7 +35,7 @@ def clipped_surrogate(
                  (1.5, −1) → 1.5, flows           (.5, −1) → .8, gradient 0       ε = .2
         dual 3:  (5, −1) → 3, gradient 0
 
-    All [tokens]. Returns the loss, and where the clip was active.
+    All tensors are [tokens]. Returns the loss, and True for each token with an active clip.
     """
     clipped = ratio.clamp(1 - clip_range.low, 1 + clip_range.high)
     bounded = ratio if clip_range.dual is None else ratio.clamp(max=clip_range.dual)
@@ -49,7 +49,7 @@ def clipped_surrogate(
 def capped_policy_gradient(
     ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """CISPO (arXiv 2506.13585, equation 4): −sg(min(r, ε_high))·A·log π; every token keeps a gradient.
+    """CISPO (arXiv 2506.13585, equation 4): −sg(min(r, ε_high))·A·log π. Every token keeps a gradient.
 
     ε_high = 2: (r, A) = (3, 1) at log π = −.5 → 1, gradient −2.
     """
@@ -60,12 +60,12 @@ def capped_policy_gradient(
 def policy_gradient(
     ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor, clip_range: ClipRange
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """REINFORCE (Williams 1992): −A·log π; unbiased for the first step on a rollout only."""
+    """REINFORCE (Williams 1992): −A·log π. It is unbiased only for the first step on a rollout."""
     return -advantages * logprobs, torch.zeros_like(advantages, dtype=torch.bool)
 
 
 def importance_ratio(log_ratio: torch.Tensor, lengths: torch.Tensor, *, by_sequence: bool) -> torch.Tensor:
-    """r = exp(log π − log π_proximal) of each token, or of each token's sequence, as their geometric mean.
+    """Ratio r = exp(log π − log π_proximal) of each token, or the geometric mean over each token's sequence.
 
     `log_ratio` [Σ lengths], `lengths` [sequences]. By sequence (GSPO, arXiv 2507.18071, equation 7):
     Δ = [.1 −.1 .3] → exp(.1) = 1.105171 for all three.
@@ -82,7 +82,8 @@ def truncated_importance_weight(
 ) -> torch.Tensor:
     """Truncated importance weight of each token, min(π_proximal / π_sampler, cap) (arXiv 2508.10751).
 
-    It corrects for a sampler that is not the proximal policy, which is the one that the update starts from.
+    It corrects for a sampler that is not the proximal policy. The proximal policy is the one that the update starts
+    from.
     """
     return (proximal_logprobs - sampler_logprobs).exp().clamp(max=cap)
 
@@ -90,15 +91,15 @@ def truncated_importance_weight(
 def sequence_mask(
     proximal_logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, lengths: torch.Tensor, *, bound: float
 ) -> torch.Tensor:
-    """True for the tokens of sequences whose geometric mean of π_proximal / π_sampler is within [1/bound, bound].
+    """True for tokens of sequences with a geometric mean of π_proximal / π_sampler within [1/bound, bound].
 
-    Δ = [.1 −.1 .3] → exp(.1) = 1.105: kept by a bound of 1.2, excluded by one of 1.1. `lengths` [sequences].
+    Δ = [.1 −.1 .3] → exp(.1) = 1.105: a bound of 1.2 keeps it, and a bound of 1.1 excludes it. `lengths` [sequences].
     """
     ratio = importance_ratio(proximal_logprobs - sampler_logprobs, lengths, by_sequence=True)
     return (ratio <= bound) & (ratio >= 1 / bound)
 
 
 def high_entropy_mask(entropy: torch.Tensor, *, share: float) -> torch.Tensor:
-    """The `share` of the tokens with the highest entropy (arXiv 2506.01939), at least one; ties are kept."""
+    """The `share` of the tokens with the highest entropy (arXiv 2506.01939), at least one. Ties are kept."""
     count = max(1, round(share * entropy.numel()))
     return entropy >= entropy.topk(count).values[-1]

@@ -1,6 +1,6 @@
 """Loss aggregation: the weight of each token in the loss of a batch.
 
-Denominators are those of the whole batch, so that the loss does not depend on the split into microbatches.
+Denominators are sizes of the whole batch, so that the loss does not depend on the split into microbatches.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Reduction = Literal["sequence_mean", "token_mean", "constant", "sequence_sum"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denominators:
-    """Sizes of the whole batch, uninformative groups included; of several steps, those of a step on average."""
+    """Sizes of the whole batch, uninformative groups included. With several steps, the mean size of a step."""
 
     sequences: float
     tokens: float
     normalizer: int
-    """Constant length that Dr. GRPO divides by: the most completion tokens of an episode."""
+    """Constant length that Dr. GRPO divides by: the maximum number of completion tokens of an episode."""
 
 
 def token_weights(lengths: torch.Tensor, denominators: Denominators, *, reduction: Reduction) -> torch.Tensor:
-    """Weight of each token; `lengths` [sequences] in completion tokens → [Σ lengths].
+    """Weight of each token, from `lengths` [sequences] in completion tokens → [Σ lengths].
 
     sequence_mean  mean over sequences of means over their tokens (GRPO): lengths 2, 1 → ¼ ¼ ½
     token_mean     mean over all tokens (DAPO): ⅓ ⅓ ⅓

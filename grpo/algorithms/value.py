@@ -21,9 +21,9 @@ def generalized_advantages(
         dones [0 1 0 1] terminated   → [.99005 .1 .49205 .1]
         dones [0 0 0 1] truncated, bootstrap .7 → [2.560459 1.769759 1.143816 .793]
 
-    All [T]. `dones` marks the last decision of each episode; the value after it is `bootstrap`: 0 where the episode
-    terminated, the value of its last state where it was truncated. γ is per decision, here per completion token.
-    Raises `ValueError` when the last decision does not end an episode.
+    All arrays are [T]. `dones` marks the last decision of each episode. The value after it is `bootstrap`: 0 if the
+    episode terminated, and the value of its last state if it was truncated. γ is per decision, here per completion
+    token. Raises `ValueError` if the last decision does not end an episode.
     """
     if len(dones) and not dones[-1]:
         raise ValueError("the last decision must end an episode, terminated or truncated")
@@ -40,12 +40,12 @@ def generalized_advantages(
 def value_loss(
     values: torch.Tensor, previous_values: torch.Tensor, returns: torch.Tensor, *, clip: float | None
 ) -> torch.Tensor:
-    """Half the squared error per decision, at least that of values within `clip` of the previous ones (PPO2).
+    """Half the squared error per decision, or the error of the clipped value if that is larger (PPO2).
 
         ½ max((V − R)², (V_prev + clip(V − V_prev, ±ε) − R)²)
         V = 1, V_prev = .5, R = 2, ε = .2 → ½ · (.7 − 2)² = .845; without a clip ½ · 1 = .5
 
-    All [tokens]; the caller reduces.
+    All tensors are [tokens], and the caller reduces.
     """
     error = (values - returns).square()
     if clip is not None:

@@ -20,7 +20,7 @@ from grpo.trajectories import Trajectory, TrajectoryGroup
 class Sample:
     """Token sequence of a trajectory with the advantage of each completion token.
 
-    It ends with the last of them, unless a critic needs what follows.
+    It ends with the last completion token, unless a critic needs what follows.
     """
 
     token_ids: NDArray[np.int32]  # [tokens]
@@ -30,9 +30,9 @@ class Sample:
     temperature: float
     place: str
     proximal_logprobs: NDArray[np.float32] | None = None  # [tokens]
-    """Log-probabilities of the policy that the update starts from, where it is not the sampler."""
+    """Log-probabilities of the policy that the update starts from, if it is not the sampler."""
     rewards: NDArray[np.float64] | None = None  # [tokens]
-    """Rewards of each token, for a critic, which computes the advantages from them."""
+    """Reward of each token, from which a critic computes the advantages."""
     truncated: bool = False
     """A limit of tokens or turns ended the episode, so its last state has a value."""
 
@@ -48,9 +48,9 @@ class Batch:
     sample_count: int
     """Valid trajectories of all groups, the uninformative ones included."""
     token_count: int
-    """Completion tokens in them."""
+    """Completion tokens in the valid trajectories."""
     clipped_rewards: int = 0
-    """Rewards of them beyond `reward_clip`."""
+    """Rewards of the valid trajectories beyond `reward_clip`."""
 
     @property
     def informative_share(self) -> float:
@@ -63,7 +63,7 @@ class Batch:
         return [sample for members in self.groups for sample in members]
 
     def with_samples(self, samples: Iterable[Sample]) -> Batch:
-        """The batch with other samples in place of its own, in the same order and groups."""
+        """Copy of the batch with other samples, in the same order and groups."""
         rest = iter(samples)
         return replace(self, groups=tuple(tuple(next(rest) for _ in members) for members in self.groups))
 
@@ -76,15 +76,15 @@ def build_batch(
     earlier_hash: str | None = None,
     renderer_hash: str | None = None,
 ) -> Batch:
-    """Compute advantages and drop samples whose advantage is 0.
+    """Compute advantages and drop samples with advantage 0.
 
-    With a critic, a KL penalty or entropy terms those samples have a gradient as well, and stay.
+    With a critic, a KL penalty or entropy terms such samples stay, because they have a gradient too.
 
-    Rollouts are those of the policy with `policy_hash`, or of the one before it where `earlier_hash` is given, through
-    the tokenizer and template with `renderer_hash`.
-    Raises `PolicyError` for a rollout of another policy or renderer, `DataError` for a group of one, log-probabilities
-    that are not finite, no reward at all, or turn rewards that are not one a turn, `NoLearningSignal` when every
-    advantage is 0.
+    The rollouts must come from the policy with `policy_hash`, or from the one before it with `earlier_hash`, and must
+    be rendered by the tokenizer and template with `renderer_hash`. Otherwise `PolicyError` is raised.
+
+    Raises `DataError` if a group has fewer than two trajectories, log-probabilities are not finite, no trajectory can
+    be trained on, or there is not one turn reward per turn, and `NoLearningSignal` if every advantage is 0.
     """
     for group in groups:
         _check(group, policy_hash, earlier_hash, renderer_hash)
@@ -125,7 +125,7 @@ def build_batch(
 
 
 def _with_advantages(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
-    """Groups of samples with their advantages; those without a gradient are dropped."""
+    """Groups of samples with their advantages. Samples without a gradient are dropped."""
     keep_all = bool(settings.beta or settings.entropy_coefficient or settings.top_entropy_quantile < 1)
     batch = []
     for group, advantages in zip(groups, token_advantages(groups, settings), strict=True):
@@ -140,7 +140,7 @@ def _with_advantages(groups: Sequence[TrajectoryGroup], settings: TrainingSettin
 
 
 def _with_rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
-    """Groups of samples with their token rewards, for a critic; empty when all rewards are equal."""
+    """Groups of samples with their token rewards, for a critic. Empty if the total rewards are all equal."""
     batch = []
     totals: set[float] = set()
     for group, rewards in zip(groups, token_rewards(groups, settings), strict=True):
@@ -203,9 +203,10 @@ def _check(group: TrajectoryGroup, policy_hash: str, earlier_hash: str | None, r
 def make_minibatches(
     groups: Sequence[tuple[Sample, ...]], *, groups_per_step: int | None, rng: np.random.Generator
 ) -> list[list[Sample]]:
-    """Minibatches of whole shuffled groups, one an optimizer step, with at most `groups_per_step` informative groups.
+    """Minibatches of whole shuffled groups, one per optimizer step, with up to `groups_per_step` informative groups.
 
-    They are as few as possible. Groups with a KL or entropy gradient alone are spread over them and do not count.
+    There are as few minibatches as possible. Groups with only a KL or entropy gradient are spread over them and do not
+    count.
     """
     informative = [members for members in groups if _is_informative(members)]
     others = [members for members in groups if not _is_informative(members)]
@@ -219,5 +220,5 @@ def make_minibatches(
 
 
 def _is_informative(members: Sequence[Sample]) -> bool:
-    """True for a group with an advantage other than 0, or with rewards for a critic."""
+    """True if a group has an advantage other than 0, or rewards for a critic."""
     return any(sample.rewards is not None or sample.advantages.any() for sample in members)

@@ -36,32 +36,32 @@ class CheckpointState(BaseModel):
 
     policy_hash: str
     dtype: Dtype = "float32"
-    """Dtype in which rollouts and training passes hold the weights; those of this folder are in float32."""
+    """Dtype of the weights in rollouts and training passes. In this folder they are in float32."""
     parent: str | None = None
-    """Hash of the policy that it was trained from; None for the base."""
+    """Hash of the policy that this one was trained from; None for the base."""
     step_count: int = 0
     """Optimizer steps since the base."""
     microbatch_tokens: int | None = None
     """Tokens in a forward pass that fit into memory."""
     loss_scale: tuple[float, int] | None = None
-    """Loss scale of fp16, and the number of good steps with it."""
+    """Loss scale of fp16, and the number of steps without overflow since it last changed."""
     path_check: PathCheck
     """Forward path of the policy and its errors against a plain forward pass."""
     base: Artifact | None = None
-    """Checkpoint of the base model, where this one has adapters only."""
+    """Checkpoint of the base model, if this one has only adapters."""
 
 
 def save_base(policy: TransformersPolicy, folder: Path, *, dtype: Dtype = "float32") -> None:
-    """Write the initial policy of a run, which has no optimizer state; `dtype` is that of all its checkpoints."""
+    """Write the initial policy of a run, which has no optimizer state. All its checkpoints have the same `dtype`."""
     policy.save(folder)
     state = CheckpointState(policy_hash=policy.hash, path_check=policy.path_check, dtype=dtype)
     (folder / STATE).write_text(state.model_dump_json(), encoding="utf-8")
 
 
 def save_tuned(policy: TransformersPolicy, base: Path, target: Path, *, stage: str) -> str:
-    """Write the weights that a stage has trained in place from checkpoint `base` as a base; returns their hash.
+    """Write the weights that a stage trained in place from checkpoint `base` as a new base, and return their hash.
 
-    Raises `NoEffect` when no weight changed.
+    Raises `NoEffect` if no weight changed.
     """
     tuned, state = TransformersPolicy(policy.model, policy.tokenizer), read_state(base)
     if tuned.hash == state.policy_hash:
@@ -80,7 +80,7 @@ def save(
     dtype: Dtype = "float32",
     base: Artifact | None = None,
 ) -> None:
-    """Write a trained policy with the state that the next update continues from; rank 0 writes."""
+    """Write a trained policy with the state that the next update continues from. Only rank 0 writes."""
     tensors = {
         f"{name}.{key}": gather_full(value).contiguous()
         for name, parameter in learner.master.named_parameters()
@@ -107,7 +107,7 @@ def save(
 
 
 def read_state(folder: Path) -> CheckpointState:
-    """State of the checkpoint in `folder`."""
+    """State of the checkpoint in `folder`. Raises `PolicyError` if the folder is not a checkpoint."""
     try:
         return CheckpointState.model_validate_json((folder / STATE).read_bytes())
     except FileNotFoundError as error:
@@ -117,9 +117,9 @@ def read_state(folder: Path) -> CheckpointState:
 
 
 def adopt_checkpoint(artifacts: ArtifactStore, checkpoint: Artifact) -> Artifact:
-    """The checkpoint, and the base of its adapters, in this store; copied where another store holds them.
+    """Own the checkpoint in this store. If another store holds it, it is copied with the base of its adapters.
 
-    Raises `ArtifactError` for one that is missing or damaged there.
+    Raises `ArtifactError` if it is missing or damaged there.
     """
     if not artifacts.has(checkpoint):
         source = store_of(checkpoint).path(checkpoint)
@@ -131,7 +131,7 @@ def adopt_checkpoint(artifacts: ArtifactStore, checkpoint: Artifact) -> Artifact
 
 
 def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:
-    """The policy of a checkpoint in the store, from the model cache where it is there."""
+    """The policy of a checkpoint in the store, from the model cache if it is there."""
     folder = artifacts.path(checkpoint)
     state = read_state(folder)
     base = artifacts.path(state.base) if state.base else None
@@ -139,9 +139,9 @@ def load_policy(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersP
 
 
 def resume(learner: Learner, folder: Path) -> None:
-    """Load optimizer moments, step count and RNG state of a checkpoint; a base has none of them.
+    """Load the step count of a checkpoint and, unless it is a base, its optimizer moments and RNG state.
 
-    Raises `PolicyError` for the optimizer state of another architecture.
+    Raises `PolicyError` if the optimizer state is damaged or belongs to another architecture.
     """
     state = read_state(folder)
     learner.step_count = state.step_count
@@ -164,14 +164,14 @@ def resume(learner: Learner, folder: Path) -> None:
             continue
         moments = {key: tensors.pop(f"{name}.{key}", None) for key in ("step", "exp_avg", "exp_avg_sq")}
         if all(value is None for value in moments.values()):
-            continue  # a weight without a gradient so far, such as the bias of a router
+            continue  # the weight had no gradient so far, e.g. the bias of a router
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(
                 f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}; run the "
                 "stage that wrote it again"
             )
         learner.optimizer.state[parameter] = {
-            # copied, since the first write to memory-mapped moments takes a page fault for each 4 KB
+            # copied, because the first write to memory-mapped moments takes a page fault per 4 KB
             key: value.to(parameter.device) if key == "step" else distribute_like(value.clone(), parameter)
             for key, value in moments.items()
         }

@@ -27,12 +27,12 @@ from grpo.trajectories import Trajectory, TrajectoryGroup
 class _Rewards:
     """Rewards of all groups after clipping, the overlong penalty and normalization, in this order."""
 
-    terminal: list[Rewards]  # one [G] a group, NaN without a reward
-    turns: list[list[Rewards]]  # one [turns] a trajectory
+    terminal: list[Rewards]  # [G] per group, NaN without a reward
+    turns: list[list[Rewards]]  # [turns] per trajectory
 
     @property
     def totals(self) -> list[Rewards]:
-        """Total reward of each trajectory, [G] a group."""
+        """Total reward of each trajectory, [G] per group."""
         return [
             rewards + np.array([part.sum() for part in turns])
             for rewards, turns in zip(self.terminal, self.turns, strict=True)
@@ -71,7 +71,7 @@ def token_advantages(
 ) -> list[list[NDArray[np.float32] | None]]:
     """Advantage of each token of each trajectory, [tokens], 0 outside the loss mask; None without a reward.
 
-    Raises `DataError` for turn rewards or states that are not one a turn.
+    Raises `DataError` if a trajectory does not have one turn reward, or one state, per turn.
     """
     algorithm = get_algorithm(settings.algorithm, baseline=settings.baseline, scale_by_std=settings.scale_by_std)
     rewards = _rewards(groups, settings)
@@ -99,14 +99,14 @@ def token_rewards(
 ) -> list[list[NDArray[np.float64] | None]]:
     """Reward of each token of each trajectory, for a critic; None without a reward.
 
-    A turn's reward is that of the last token of the turn, the terminal reward that of the last completion token. The
-    reward of a turn whose text the agent's code overrode goes to the completion token before it; without one it is
-    dropped.
+    A turn's reward goes to the last token of the turn, and the terminal reward to the last completion token. If the
+    agent's code overrode the text of a turn, the turn's reward goes to the last completion token before it. If there is
+    no such token, the reward is dropped.
 
         turns      P | A1 A1 E | A2 A2      turn rewards .1 .2, terminal 1
         rewards    .   .  .1 .   .  1.2
 
-    Raises `DataError` for turn rewards that are not one a turn.
+    Raises `DataError` if a trajectory does not have one turn reward per turn.
     """
     rewards = _rewards(groups, settings)
     by_group: list[list[NDArray[np.float64] | None]] = []
@@ -135,7 +135,7 @@ def _turn_level(
     algorithm: Algorithm,
     settings: TrainingSettings,
 ) -> list[NDArray[np.float32] | None]:
-    """Advantage of each token from the return of its turn, compared by turn, or by state beside the trajectories."""
+    """Advantage of each token from its turn: compared by turn, or by state plus the trajectory's own advantage."""
     scored = [int(index) for index in np.flatnonzero(np.isfinite(terminal))]
     turns = [[turn for turn in t.turns if turn.message.role == "assistant"] for t in group.trajectories]
     rewards = [_one_per_turn(group.trajectories[k], given[k], len(turns[k])) for k in scored]
@@ -176,8 +176,10 @@ def _states(trajectory: Trajectory, turns: int) -> tuple[str, ...]:
 
 
 def _one_per_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards:
-    """One reward a turn: 0 for the last turn of an episode that was cut off, and for all turns of an environment
-    without turn rewards."""
+    """One reward per turn.
+
+    It is 0 for the last turn of an episode that was cut off, and for all turns if the environment gives none.
+    """
     missing = turns - len(given)
     if len(given) and not 0 <= missing <= int(trajectory.is_cut_off):
         raise DataError(

@@ -39,7 +39,7 @@ class ValueHead(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTargets:
-    """Training data of the critic: one row a completion token."""
+    """Training data of the critic, one row per completion token."""
 
     states: torch.Tensor  # [loss tokens, hidden size]
     values: torch.Tensor  # [loss tokens], before the fit
@@ -47,7 +47,7 @@ class ValueTargets:
 
 
 class Critic:
-    """A value head on the policy's hidden states, with its own optimizer; its loss has no gradient in the policy."""
+    """A value head on the policy's hidden states, with its own optimizer. Its loss does not train the policy."""
 
     def __init__(self, hidden_size: int, settings: CriticSettings, *, seed: int, device: torch.device) -> None:
         self.settings = settings
@@ -60,10 +60,10 @@ class Critic:
     def estimate_advantages(
         self, model: PreTrainedModel, batch: Batch, *, max_tokens: int, scale: bool
     ) -> tuple[Batch, ValueTargets]:
-        """Batch with the advantage of each completion token (γ is per token too), and the targets of the value loss.
+        """Batch with the advantage of each completion token, and the targets of the value loss. γ is per token too.
 
-        The value beyond the end is that of the last state for a truncated episode, 0 for a terminated one. With
-        `scale`, advantages have mean 0 and standard deviation 1 over all tokens.
+        If an episode was truncated, the value beyond its end is the value of its last state. If it terminated, it is 0.
+        With `scale`, advantages have mean 0 and standard deviation 1 over all tokens.
         """
         samples = batch.samples
         order = {id(sample): index for index, sample in enumerate(samples)}
@@ -106,7 +106,7 @@ class Critic:
         )
 
     def fit(self, value_targets: ValueTargets) -> list[float]:
-        """Fit the head to the returns; returns the loss before each step, and after the last."""
+        """Fit the head to the returns. The result has the loss before each step, and after the last one."""
 
         def current_loss() -> torch.Tensor:
             values = self.head(value_targets.states)
@@ -124,7 +124,7 @@ class Critic:
             return [*losses, float(current_loss())]
 
     def save(self, folder: Path) -> None:
-        """Write the head and its optimizer beside the policy."""
+        """Write the head and its optimizer into the folder of the policy."""
         tensors = {name: value.contiguous() for name, value in self.head.state_dict().items()}
         for name, parameter in self.head.named_parameters():
             for key, value in self.optimizer.state[parameter].items():
@@ -132,9 +132,9 @@ class Critic:
         save_file(tensors, folder / CRITIC)
 
     def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint; without a critic in it nothing changes.
+        """Continue from a checkpoint. If it has no critic, nothing changes.
 
-        Raises `PolicyError` for the critic of a model of another width.
+        Raises `PolicyError` if the critic does not fit this model's width.
         """
         if not (folder / CRITIC).is_file():
             return

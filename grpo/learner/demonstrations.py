@@ -56,8 +56,8 @@ def next_token_loss(model: PreTrainedModel, demonstrations: Sequence[TokenizedDe
 def read_demonstrations(source: DemonstrationSettings) -> list[tuple[Message, ...]]:
     """Read all demonstrations, in the order of the source.
 
-    Raises `DataError` for a missing or empty source, for a line or record that is not a conversation, and for a
-    conversation without a turn of the agent; `ConfigError` for a function that cannot be called.
+    Raises `DataError` if the source is missing or empty, if a line or record is not a conversation, or if a
+    conversation has no turn of the agent, and `ConfigError` if a function cannot be called.
     """
     if isinstance(source, GeneratedDemonstrations):
         conversations = list(_generate(source))
@@ -95,13 +95,13 @@ def with_system_prompt(conversation: Sequence[Message], system_prompt: str) -> t
 def with_agent_prompt(
     conversation: Sequence[Message], agent: MultiTurnAgent, environment: Environment
 ) -> tuple[Message, ...]:
-    """The conversation after the instructions of an agent and the system prompt of an environment, as it is served."""
+    """The conversation with the agent's instructions and the environment's system prompt in front, as it is served."""
     instructions = agent.instructions(conversation, {})
     return with_system_prompt(conversation, "\n\n".join(filter(None, (*instructions, environment.system_prompt))))
 
 
 def _parse(record: Any, place: str) -> tuple[Message, ...]:
-    """Conversation in OpenAI's format, with its reasoning in any of the fields that `parse_messages` reads."""
+    """Parse a conversation in OpenAI's format. Reasoning may be in any of the fields that `parse_messages` reads."""
     logged = parse_messages(record["messages"])
     messages = [_to_message(message, number) for number, message in enumerate(logged)]
     return _checked(tuple(messages[index] for index in order_results(logged)))

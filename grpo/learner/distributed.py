@@ -29,17 +29,17 @@ T = TypeVar("T")
 
 METRICS, ERROR, MEETING = "metrics.json", "error.json", "meeting"
 _LOOPBACK = {name: "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-"""Interface of the processes, all of one machine; gloo and NCCL would listen on the one of its host name."""
+"""Network interface of the processes. Without it gloo and NCCL would listen on the interface of the host name."""
 _NO_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""torchrun would open a port on every interface, from which its processes unpickle what anyone has put there."""
+"""Without it torchrun would open a port on every interface, and its processes would unpickle whatever arrives there."""
 _REQUEST = "request.json"
 _STDERR_CHARACTERS = 2000
-"""Characters of the workers' standard error in the message."""
+"""Characters of the workers' standard error that the message shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """Rank and size of the processes that share an update; size 1 needs no communication."""
+    """Rank and size of the processes that share an update. Size 1 needs no communication."""
 
     rank: int = 0
     size: int = 1
@@ -57,11 +57,11 @@ class ProcessGroup:
         return list(chain.from_iterable(parts))
 
     def any(self, flag: bool) -> bool:
-        """True when the flag is set in any process."""
+        """True if the flag is set in any process."""
         return any(self.gather([flag]))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up the gradients of all processes in place; a process without a pass adds zeros."""
+        """Sum the gradients of all processes in place. A process without a pass adds zeros."""
         if self.size == 1:
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -88,9 +88,9 @@ class UpdateRequest(BaseModel):
     iteration: int
     base_artifact: Artifact | None
     renderer: RendererSettings | None = None
-    """Renderer of the rollouts, where it is not that of the chat template."""
+    """Renderer of the rollouts, if it is not the chat template's."""
     launcher: int
-    """Id of the process that waits for the result; workers end when it is gone."""
+    """Id of the process that waits for the result. Workers end when it is gone."""
 
 
 class ErrorReport(BaseModel):
@@ -103,18 +103,18 @@ class ErrorReport(BaseModel):
 
 
 class WorkerLost(BrokenExecutor):
-    """A process of an update died; the checkpoint that it started from is untouched, so the update can be retried."""
+    """Raised if a process of an update died. The checkpoint is unchanged, so the update can be retried."""
 
 
 class WorkerFailed(RuntimeError):
-    """A process of an update ended with an error that a retry would meet again."""
+    """Raised if a process of an update ended with an error that would occur again in a retry."""
 
 
 def run_workers(request: UpdateRequest) -> bytes:
-    """Run an update in `settings.processes` processes; returns the metrics of rank 0 as JSON.
+    """Run an update in `settings.processes` processes, and return the metrics of rank 0 as JSON.
 
-    Raises the `GRPOError` of a worker, `WorkerFailed` for any other error of one, and `WorkerLost` when one died
-    without an error report or all took longer than `update_timeout_s`.
+    If a worker raises a `GRPOError`, it is raised here again. Any other error of a worker raises `WorkerFailed`. If a
+    worker dies without an error report, or all take longer than `update_timeout_s` seconds, `WorkerLost` is raised.
     """
     processes, timeout_s = request.settings.processes, request.settings.update_timeout_s
     if torch.cuda.is_available() and processes > torch.cuda.device_count():
@@ -135,7 +135,7 @@ def run_workers(request: UpdateRequest) -> bytes:
             text=True,
             errors="replace",
             env={**os.environ, **_NO_STORE, **(_LOOPBACK if sys.platform == "linux" else {})},
-            start_new_session=True,  # a terminal's Ctrl-C is for the process that waits
+            start_new_session=True,  # so that a terminal's Ctrl-C reaches only the process that waits
         ) as torchrun:
             try:
                 _, stderr = torchrun.communicate(timeout=timeout_s)
@@ -160,8 +160,8 @@ def run_workers(request: UpdateRequest) -> bytes:
 
 
 def _kill_tree(torchrun: psutil.Process) -> None:
-    """Kill torchrun and its workers, each of which it starts in a session of its own."""
-    torchrun.suspend()  # so that it starts no other
+    """Kill torchrun and its workers one by one, because torchrun starts each worker in a separate session."""
+    torchrun.suspend()  # so that it starts no more workers
     for process in [*torchrun.children(recursive=True), torchrun]:
         with suppress(psutil.NoSuchProcess):
             process.kill()

@@ -17,7 +17,7 @@ from grpo.policy.transformers.wrappers import auto_class, freeze_towers
 def empty_model(folder: Path, training: TrainingSettings) -> PreTrainedModel:
     """The model of a config.json without memory for its weights, with the adapters that are trained.
 
-    Raises `PolicyError` for a folder without a model, and `ConfigError` for adapters that do not fit its layers.
+    Raises `PolicyError` if the folder has no model, and `ConfigError` if the adapters do not fit its layers.
     """
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)

@@ -16,11 +16,11 @@ from grpo.learner.logprobs import check_mismatch, mismatch_kl, with_proximal_log
 from grpo.trajectories import TrajectoryGroup
 
 Metrics = list[dict[str, float]]
-"""Loss, gradient norm, learning rate and means over the completion tokens, of each step."""
+"""Loss, gradient norm, learning rate, and means over the completion tokens, for each step."""
 
 
 def train_with_learner(learner: Learner, batch: Batch, *, seed: int, iteration: int) -> tuple[Metrics, float]:
-    """Train on the rollout once an epoch, in steps of whole groups; returns metrics and the mismatch KL."""
+    """Train on the rollout once per epoch, in steps of whole groups; returns metrics and the mismatch KL."""
     settings = learner.settings
     rng = np.random.default_rng([seed, iteration])
     mismatch = 0.0
@@ -59,7 +59,7 @@ def train_with_trl(
     seed: int,
     iteration: int,
 ) -> tuple[Metrics, float]:
-    """One step an epoch on all groups, by TRL's GRPOTrainer, with the learner's optimizer and learning rate."""
+    """Take one step per epoch on all groups by TRL's GRPOTrainer, with the learner's optimizer and learning rate."""
     from grpo.learner.trl.grpo_trainer import train_grpo  # the import takes 2.5 s
 
     settings = learner.settings
@@ -113,7 +113,7 @@ def train_with_dpo(
 
 
 def _schedule(learner: Learner, *, iteration: int, steps: int) -> Callable[[int], float]:
-    """Learning rate of the learner at each of `steps` steps of another trainer; counts them in the learner."""
+    """Learning rate of the learner for each of `steps` steps of another trainer. The learner counts the steps."""
     first = learner.step_count
 
     def rate(step: int) -> float:
@@ -126,7 +126,7 @@ def _schedule(learner: Learner, *, iteration: int, steps: int) -> Callable[[int]
 def _off_policy(learner: Learner, samples: Sequence[Sample]) -> tuple[list[Sample], float]:
     """Samples with their proximal log-probabilities, and the KL divergence of the sampler from that policy.
 
-    Raises `RatioError` beyond `max_mismatch_kl`.
+    Raises `RatioError` if the divergence exceeds `max_mismatch_kl`.
     """
     settings = learner.settings
     budget = learner.microbatch_tokens

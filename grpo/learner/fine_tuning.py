@@ -38,10 +38,11 @@ def fine_tune(
     seed: int,
     renderer: RendererSettings | None = None,
 ) -> tuple[str, int, tuple[float, ...]]:
-    """Fine-tune checkpoint `base` and write `target`; returns policy hash, demonstrations and the loss of each step.
+    """Fine-tune checkpoint `base` and write `target`.
 
-    Raises `DataError` for demonstrations that cannot be read, exceed the model's context, call a tool that neither
-    environment nor agent has or do not read back as they were written, `NoEffect` when no weight changed.
+    Returns the policy's hash, the number of demonstrations, and the loss of each step. Raises `DataError` if a
+    demonstration cannot be read, exceeds the model's context, calls a tool that neither environment nor agent has, or
+    does not read back as it was written, and `NoEffect` if no weight changed.
     """
     from grpo.learner.trl.sft_trainer import train_sft  # the import takes 2.5 s
 
@@ -76,7 +77,7 @@ def fine_tune(
 
 
 def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str) -> None:
-    """Refuse calls of tools that the prompt does not declare; some environments state the tools of each scenario."""
+    """Refuse calls of undeclared tools, unless none is declared: some environments state tools in each scenario."""
     unknown = {call.name for message in messages for call in message.tool_calls} - {tool.name for tool in tools}
     if tools and unknown:
         raise DataError(

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def make_inference_backend(
     artifacts: ArtifactStore, checkpoint: Artifact, settings: RolloutSettings
 ) -> TransformersPolicy | VLLMPolicy:
-    """The policy of a checkpoint on the backend `rollout.backend`, its weights held in the checkpoint's dtype.
+    """The policy of a checkpoint on the backend `rollout.backend`, with weights in the checkpoint's dtype.
 
-    Adapters are merged into their base's weights for vLLM. Raises `PolicyError` when the backend is not installed.
+    For vLLM, adapters are merged into their base's weights. Raises `PolicyError` if the backend is not installed.
     """
     folder = artifacts.path(checkpoint)
     state = read_state(folder)

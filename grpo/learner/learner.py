@@ -38,9 +38,10 @@ logger = logging.getLogger(__name__)
 class Learner:
     """AdamW on the loss of one algorithm, with optional KL penalty and entropy bonus.
 
-    A `reference` with adapters is the policy itself, evaluated with the adapters disabled. Each process of
-    `process_group` takes its part of a batch, and the gradients are added up. Passes of a `model` in bfloat16 have
-    float32 weights in `master`: gradients are added up there, and each step is rounded into the model.
+    If the `reference` has adapters, it is the policy itself, evaluated with the adapters disabled. Each process of
+    `process_group` takes its part of a batch, and the gradients are summed. If the `model` runs its passes in bfloat16,
+    `master` holds the weights in float32. Then the gradients are summed in `master`, and after each step its weights
+    are rounded into the model.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Learner:
         self.algorithm = get_algorithm(settings.algorithm, clip_low=settings.clip_low, clip_high=settings.clip_high)
         self.clip_range = ClipRange(low=self.algorithm.clip_low, high=self.algorithm.clip_high, dual=settings.dual_clip)
         self.microbatch_tokens = settings.microbatch_tokens
-        """Most tokens in a forward pass; halved when memory runs out."""
+        """Maximum number of tokens in a forward pass. It is halved when memory runs out."""
         self.step_count = 0
         if settings.sharding == "sharded":
             shard_model(model, local_logprobs)
@@ -70,14 +71,14 @@ class Learner:
             lr=settings.learning_rate,
             betas=(settings.adam_beta1, settings.adam_beta2),
             weight_decay=settings.weight_decay,
-            fused=True,  # one pass over memory; unfused, a step of 135 M weights takes five times as long
+            fused=True,  # one pass over memory. Without it a step of 135 M weights takes five times as long
         )
         self.scaler = loss_scaler(settings.precision, model.device)
 
     def learning_rate(self, progress: float) -> float:
         """Learning rate of the next step: linear warm-up over steps, times a constant, linear or cosine decay to 0.
 
-        `progress` is the share of the run that is done, in [0, 1).
+        `progress` is the finished share of the run, in [0, 1).
         """
         settings = self.settings
         decay = {
@@ -97,12 +98,15 @@ class Learner:
         only_step: bool = False,
         progress: float = 0.0,
     ) -> dict[str, float]:
-        """One optimizer step on these samples, at this share of the run; returns means over their loss tokens.
+        """Take one optimizer step on these samples, and return means over their loss tokens.
 
-        The `only_step` of an update starts from the proximal policy itself: its log-probabilities are those of the same
-        pass, and `RatioError` is raised beyond `max_mismatch_kl`. With `on_policy` the importance ratio of every row
-        must be 1 within the tolerance, on average over its tokens (a single unlikely token may round to 3e-5 in
-        float32), else `RatioError` names the rows.
+        `only_step` says that this is the only step of an update, so that it starts from the proximal policy. With an
+        importance sampling cap, the proximal log-probabilities then come from the same pass, and `RatioError` is raised
+        if the KL divergence to the sampler exceeds `max_mismatch_kl`.
+
+        With `on_policy` the importance ratio of every row must be 1 within the tolerance. Otherwise `RatioError` names
+        the rows. The mean of |ratio − 1| over a row's tokens is compared, because a single unlikely token may be off by
+        3e-5 in float32.
         """
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         is_proximal = only_step and self.settings.importance_sampling_cap is not None
@@ -120,9 +124,9 @@ class Learner:
         return {**means, "loss": sums["loss"], "tokens": tokens, "processed_tokens": sums["processed_tokens"], **step}
 
     def _is_finite(self, loss: float) -> bool:
-        """True for a finite gradient; an fp16 overflow halves the loss scale, and the gradient is computed again.
+        """True if loss and gradient are finite. After an fp16 overflow it halves the loss scale and returns False.
 
-        Raises `Diverged` when a smaller scale cannot help.
+        The caller then computes the gradient again. Raises `Diverged` if a smaller scale cannot help.
         """
         self.scaler.unscale_(self.optimizer)
         norm = float(gather_full(nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])))
@@ -140,7 +144,7 @@ class Learner:
     def optimizer_step(
         self, samples: Sequence[Sample], denominators: Denominators, *, progress: float
     ) -> dict[str, float]:
-        """Update the weights by their accumulated gradient; returns its norm and the learning rate."""
+        """Update the weights by their accumulated gradient, and return its norm and the learning rate."""
         norm = nn.utils.clip_grad_norm_(self.parameters, self.settings.max_grad_norm)
         rate = self.learning_rate(progress)
         for parameters in self.optimizer.param_groups:
@@ -151,7 +155,7 @@ class Learner:
         return {"gradient_norm": float(gather_full(norm)), "learning_rate": rate}
 
     def _add_to_master(self) -> None:
-        """Move the gradients of the model's passes to its float32 weights."""
+        """Move the gradients of the model's passes to the float32 weights."""
         if self.model is self.master:
             return
         for held, master in zip(self.model.parameters(), self.master.parameters(), strict=True):
@@ -161,12 +165,12 @@ class Learner:
 
     @torch.no_grad()
     def _round_into_model(self) -> None:
-        """Copy the float32 weights into the model of the passes."""
+        """Copy the float32 weights into the model that runs the passes."""
         if self.model is not self.master:
             torch._foreach_copy_(list(self.model.parameters()), list(self.master.parameters()))
 
     def microbatches(self, samples: Sequence[Sample]) -> Sequence[list[Sample]]:
-        """This process's microbatches; the batch is split until each process, or each distinct sequence, has one."""
+        """This process's microbatches. The batch is split until each process, or each distinct sequence, has one."""
         budget = self.microbatch_tokens
         split = microbatches(self.model, samples, max_tokens=budget)
         while len(split) < min(self.process_group.size, len({sample.token_ids.tobytes() for sample in samples})):
@@ -177,10 +181,10 @@ class Learner:
     def _gradient(
         self, samples: Sequence[Sample], denominators: Denominators, *, is_proximal: bool
     ) -> tuple[dict[str, float], list[tuple[float, str]]]:
-        """Accumulate the gradient of the loss; returns sums over the loss tokens, and (|mean ratio − 1|, place) rows.
+        """Accumulate the gradient; returns sums over the loss tokens, and (mean |ratio − 1|, place) rows.
 
-        When memory runs out it starts again with half the tokens a pass, which leaves the gradient as it is. Raises
-        `CapacityError` when a single sequence does not fit, or when memory runs out with sharded weights.
+        If memory runs out, it starts again with half the tokens per pass, which does not change the gradient. Raises
+        `CapacityError` if a single sequence does not fit, or if memory runs out with sharded weights.
         """
         threshold = self._entropy_threshold(samples) if self.settings.top_entropy_quantile < 1 else None
         while True:
@@ -240,11 +244,11 @@ class Learner:
         return sums, distances
 
     def _padding_passes(self, own: int) -> int:
-        """Passes with weight 0: sharded layers are gathered from all processes, which need equal numbers of passes."""
+        """Number of passes with weight 0. Sharded layers are gathered, so all processes must make as many passes."""
         return max(self.process_group.gather([own])) - own if self.settings.sharding == "sharded" else 0
 
     def _backward(self, loss: torch.Tensor) -> None:
-        """Add to the gradient; FSDP averages it over the processes, so the loss is multiplied by their number."""
+        """Add to the gradient. The loss is multiplied by the number of processes, because FSDP averages over them."""
         factor = self.process_group.size if self.settings.sharding == "sharded" else 1
         self.scaler.scale(factor * loss).backward()  # type: ignore[no-untyped-call]
         self._add_to_master()
@@ -259,8 +263,8 @@ class Learner:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
         """Part of the loss of these samples, log-ratios [loss tokens], and sums over the loss tokens.
 
-        Tokens with an entropy below `threshold` have no loss. A policy that `is_proximal` is the one that the update
-        starts from.
+        Tokens with an entropy below `threshold` have no loss. If `is_proximal`, the current policy is the one that the
+        update starts from, so its own log-probabilities are the proximal ones.
         """
         settings = self.settings
         tokens = loss_tokens(samples, device=self.model.device)
@@ -304,7 +308,7 @@ class Learner:
 
     @torch.no_grad()
     def _entropy_threshold(self, samples: Sequence[Sample]) -> float:
-        """Entropy that `top_entropy_quantile` of the batch's tokens reach, independent of the microbatches."""
+        """Entropy that a share `top_entropy_quantile` of all tokens in the batch reaches, whatever the microbatches."""
         own_microbatches = self.microbatches(samples)
         padding_passes = self._padding_passes(len(own_microbatches))
         with autocast(self.settings.precision, self.model.device):

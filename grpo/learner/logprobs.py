@@ -42,14 +42,14 @@ class TokenLogprobs:
     logprobs: torch.Tensor  # [loss tokens]
     entropy: torch.Tensor  # [loss tokens], nats
     processed_tokens: int
-    """Tokens that went through the model, shared prefixes once."""
+    """Tokens that went through the model. Shared prefixes count once."""
 
 
 def compute_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> TokenLogprobs:
     """Log-probability and entropy of each loss token at its sample's temperature.
 
-    Logits are computed for loss tokens alone, once per distinct (prefix, token), in chunks, and again in the backward
-    pass: one chunk is in memory.
+    Logits are computed only for loss tokens, once per distinct (prefix, token), in chunks. The backward pass computes
+    them again, so that only one chunk is in memory.
     """
     logprobs, entropy, processed_tokens = (
         model.local_logprobs(samples) if is_sharded(next(model.parameters())) else local_logprobs(model, samples)
@@ -58,7 +58,7 @@ def compute_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence])
 
 
 def local_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, ...]:
-    """The fields of `TokenLogprobs` as tensors, by a model whose weights are not sharded."""
+    """The fields of `TokenLogprobs` as tensors, for a model without sharded weights."""
     head = language_model_head(model)
 
     def score(states: torch.Tensor, temperatures: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -81,7 +81,7 @@ def local_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence]) -
 def log_distributions(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of the whole vocabulary at each distinct loss token, [distinct, vocabulary], and their counts.
 
-    Equal loss tokens after the same tokens, at the same temperature, are one.
+    Equal loss tokens after the same tokens, at the same temperature, count as one distinct token.
     """
     predictions = _predictions(model, samples)
     logits = language_model_head(model)(predictions.states).float()
@@ -93,7 +93,7 @@ def log_distributions(model: PreTrainedModel, samples: Sequence[SampledSequence]
 class _Predictions:
     """Hidden state before each distinct loss token, its temperature and its id.
 
-    Equal loss tokens after the same tokens, at the same temperature, are one.
+    Equal loss tokens after the same tokens, at the same temperature, count as one distinct token.
     """
 
     states: torch.Tensor  # [distinct, hidden size]
@@ -151,7 +151,7 @@ def loss_tokens(samples: Sequence[Sample], *, device: torch.device) -> LossToken
 def with_proximal_logprobs(
     model: PreTrainedModel, samples: Sequence[Sample], *, precision: Precision, max_tokens: int
 ) -> list[Sample]:
-    """Samples, in their order, with their log-probabilities under the model: the proximal policy of the update."""
+    """Samples, in the same order, with log-probabilities under the model, which is the update's proximal policy."""
     updated: dict[int, Sample] = {}
     for micro in microbatches(model, samples, max_tokens=max_tokens):
         lengths = [int(sample.loss_mask.sum()) for sample in micro]
@@ -166,7 +166,7 @@ def with_proximal_logprobs(
 
 @torch.no_grad()
 def sum_logprobs(model: PreTrainedModel, samples: Sequence[Sample], *, max_tokens: int) -> list[float]:
-    """Log-probability of the loss tokens of each sample together, in nats, in the order of the samples."""
+    """Sum of the loss tokens' log-probabilities of each sample, in nats, in the order of the samples."""
     sums: dict[int, float] = {}
     for micro in microbatches(model, samples, max_tokens=max_tokens):
         lengths = [int(sample.loss_mask.sum()) for sample in micro]
@@ -176,7 +176,7 @@ def sum_logprobs(model: PreTrainedModel, samples: Sequence[Sample], *, max_token
 
 
 def check_ratio(distances: Sequence[tuple[float, str]], *, tolerance: float) -> None:
-    """Raise `RatioError` for rows (distance of the mean ratio from 1, place) beyond the tolerance, NaN included."""
+    """Raise `RatioError` if a row (distance of the ratio from 1, place) is beyond the tolerance or NaN."""
     bad = sorted((row for row in distances if not row[0] <= tolerance), reverse=True)
     if bad:
         raise RatioError(
@@ -187,7 +187,7 @@ def check_ratio(distances: Sequence[tuple[float, str]], *, tolerance: float) -> 
 
 
 def check_mismatch(distance: float, settings: TrainingSettings) -> None:
-    """Raise `RatioError` for a sampler further than `max_mismatch_kl` nats a token from the policy, NaN included."""
+    """Raise `RatioError` if the sampler's `distance` exceeds `max_mismatch_kl` nats per token or is NaN."""
     if not distance <= settings.max_mismatch_kl:
         raise RatioError(
             f"the sampler is {distance:.2g} nats a token from the policy, more than training.max_mismatch_kl "
@@ -196,23 +196,23 @@ def check_mismatch(distance: float, settings: TrainingSettings) -> None:
 
 
 def mismatch_kl(samples: Sequence[Sample]) -> float:
-    """KL(sampler ‖ policy that the update starts from) in nats a token, k3 on the sampled tokens."""
+    """KL(sampler ‖ policy that the update starts from) in nats per token, by k3 on the sampled tokens."""
     tokens = loss_tokens(samples, device=torch.device("cpu"))
     return float(k3(tokens.sampler_logprobs.double(), tokens.proximal_logprobs.double()).mean())
 
 
 @torch.no_grad()
 def reference_kl(reference: PreTrainedModel, samples: Sequence[Sample], *, max_tokens: int) -> float:
-    """KL(sampler ‖ reference) in nats a token, k3 on the sampled tokens and stored log-probabilities.
+    """KL(sampler ‖ reference) in nats per token, by k3 on the sampled tokens and stored log-probabilities.
 
-    A model with adapters is its own reference, with the adapters disabled.
+    If the model has adapters, it is its own reference, with the adapters disabled.
     """
     total, tokens = 0.0, 0
     for micro in microbatches(reference, samples, max_tokens=max_tokens):
         sampler_logprobs = loss_tokens(micro, device=torch.device("cpu")).sampler_logprobs
         with without_adapters(reference):
             reference_logprobs = compute_logprobs(reference, micro).logprobs.cpu()
-        # float64: in float32 the k3 of nearly equal values can be negative
+        # float64, because in float32 the k3 of nearly equal values can be negative
         estimates = k3(sampler_logprobs.double(), reference_logprobs.double())
         total += float(estimates.sum())
         tokens += len(estimates)

@@ -1,7 +1,8 @@
-"""Memory estimate of a training from the sizes of its model, see `grpo.learner.model_sizes`; no weight is read.
+"""Memory estimate of a training from the sizes of its model, without reading weights.
 
-Weights, gradients and optimizer are exact, the KV cache is an upper bound; activations are estimated from the vectors
-that a layer keeps for a token, and depend on the length of shared prefixes.
+For the sizes see `grpo.learner.model_sizes`. Weights, gradients and optimizer are exact, and the KV cache is an upper
+bound. Activations are estimated from the vectors that a layer keeps for a token. Their true size depends on the length
+of shared prefixes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 _FLOAT32, _BFLOAT16 = 4, 2
 _STATES = 12
-"""Vectors of the hidden size that a layer keeps for a token: norms, queries, attention outputs. With these numbers the
-estimate is within 3 % of PyTorch's memory for 1007, 2978 and 6077 tokens of the embedded default."""
+"""Vectors of the hidden size that a layer keeps for a token: norms, queries, attention outputs. With this and the next
+two numbers the estimate is within 3 % of PyTorch's memory for 1007, 2978 and 6077 tokens of the embedded default."""
 _GATED = 4
 """Vectors of the intermediate size that a layer's gated MLP keeps for a token."""
 _KEYS_AND_VALUES = 2.0
@@ -37,32 +38,32 @@ class MemoryEstimate(BaseModel):
     trained: int
     """Number of trained parameters."""
     copies: int
-    """Models in memory: the policy, its reference unless that is the policy without its adapters, and the sampler
-    with an importance-sampling cap."""
+    """Models in memory: the policy, its reference unless adapters are trained, and, with an importance-sampling cap,
+    the sampler."""
     weights: int
     """Weights of all copies, and their rounded weights in bfloat16."""
     gradients: int
     optimizer: int
     """Two moments of each trained parameter, and a step count of each tensor."""
     activations: int | None
-    """Activations of one pass of microbatch_tokens tokens; approximate. None for a model of another architecture than
-    attention and gated MLPs, whose layers these formulas do not describe."""
+    """Approximate activations of one pass of microbatch_tokens tokens. None if the layers are not attention and gated
+    MLPs, because the formulas describe no others."""
     cache: int | None
-    """KV cache of all concurrent episodes at their full length; an upper bound. None like `activations`."""
+    """KV cache of all concurrent episodes at their full length, an upper bound. None if `activations` is None."""
 
     @property
     def peak(self) -> int:
-        """The larger of the peaks of training and rollout, as far as they are known."""
+        """The larger of the peaks of training and rollout. Unknown parts count as 0."""
         return self.weights + max(self.gradients + self.optimizer + (self.activations or 0), self.cache or 0)
 
 
 def memory_estimate(
     sizes: ModelSizes, training: TrainingSettings, *, episodes: int, max_context: int, dtype: Dtype = "float32"
 ) -> MemoryEstimate:
-    """Memory of a training in one process with at most `episodes` concurrent episodes of `max_context` tokens.
+    """Memory of a training in one process with up to `episodes` concurrent episodes of `max_context` tokens.
 
-    Policies held in the `dtype` bfloat16 keep their float32 weights beside it, but for the weights under adapters. The
-    critic of ppo and a2c, a quantized base and the overhead of libraries are not counted.
+    If the `dtype` is bfloat16, policies keep their float32 weights as well, except weights under adapters. The critic
+    of ppo and a2c, a quantized base, and the overhead of libraries are not counted.
     """
     counts = sizes.parameters, sizes.trained
     moments = 0 if training.algorithm == "trpo" else 2 * counts[1] + sizes.trained_tensors  # it has no optimizer
@@ -82,7 +83,7 @@ def memory_estimate(
 
 
 def _weights(counts: tuple[int, int], *, dtype: Dtype, adapters: bool) -> int:
-    """Bytes of the weights of one policy with these numbers of all and of trained parameters."""
+    """Bytes of the weights of one policy. `counts` are the numbers of all and of trained parameters."""
     parameters, trained = counts
     if dtype == "float32":
         return parameters * _FLOAT32
@@ -94,7 +95,7 @@ def _weights(counts: tuple[int, int], *, dtype: Dtype, adapters: bool) -> int:
 def _layers_memory(
     model: ModelConfig, training: TrainingSettings, *, episodes: int, max_context: int
 ) -> tuple[int, int] | tuple[None, None]:
-    """Activations and KV cache of all layers, where the config has the sizes of attention and gated MLPs."""
+    """Activations and KV cache of all layers, if the config has the sizes of attention and gated MLPs."""
     config: Any = model.get_text_config()
     sizes = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
     if any(not isinstance(getattr(config, size, None), int) for size in sizes):

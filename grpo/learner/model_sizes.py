@@ -1,7 +1,7 @@
-"""Sizes of a model that is trained, from its config.json alone.
+"""Sizes of a model that is trained, from only its config.json.
 
-The sizes of a plain model follow from the config, without PyTorch. Any other model is built without memory for its
-weights, and so is one that gets adapters, or whose layers have to recompute their activations.
+The sizes of a plain model follow from the config, without PyTorch. If the model is not a plain one, gets adapters, or
+has to recompute activations, it is built without memory for its weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ModelSizes:
 
 
 def model_sizes(folder: Path, training: TrainingSettings, build: Callable[[], PreTrainedModel]) -> ModelSizes:
-    """Sizes of the model in a folder; `build` makes it without weights, if they do not follow from its config."""
+    """Sizes of the model in a folder. If they do not follow from its config, `build` makes it without weights."""
     plain = plain_config(folder)
     if plain is not None and training.lora is None and not training.gradient_checkpointing:
         sizes = plain.parameter_sizes()

@@ -37,10 +37,10 @@ class PreferenceTuning:
     """Hash of the trained weights."""
     pairs: int
     losses: tuple[float, ...]
-    """Of each optimizer step, nats a pair."""
+    """Loss of each optimizer step, nats per pair."""
     before: PreferenceMetrics
     after: PreferenceMetrics
-    """On the pairs that were trained on."""
+    """Metrics on the pairs that were trained on."""
 
 
 @reproducible_kernels()
@@ -57,7 +57,7 @@ def tune_on_preferences(
 ) -> PreferenceTuning:
     """Train checkpoint `base`, which is the reference policy, on preference pairs, and write `target`.
 
-    Raises `DataError` for pairs that cannot be read or exceed the model's context, `NoEffect` when no weight changed.
+    Raises `DataError` if pairs cannot be read or exceed the model's context, and `NoEffect` if no weight changed.
     """
     policy, written = load(base), read_pairs(settings.pairs)
     renderers: dict[str, Renderer] = {}
@@ -85,10 +85,10 @@ def optimize(
     max_tokens: int,
     seed: int,
 ) -> tuple[list[dict[str, float]], PreferenceMetrics, PreferenceMetrics]:
-    """Train a policy in place against itself as it was; returns the metrics of each step, as
-    `train_dpo` does, and those of all pairs before and after.
+    """Train a policy in place with a copy of itself as the reference.
 
-    AdamW without weight decay, its learning rate falling linearly to 0.
+    Returns the metrics of each step, like `train_dpo`, and the metrics of all pairs before and after. AdamW runs
+    without weight decay, and its learning rate falls linearly to 0.
     """
     from grpo.learner.trl.dpo_trainer import train_dpo  # the import takes 2.5 s
 

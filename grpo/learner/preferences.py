@@ -35,20 +35,20 @@ _FORM = '{"prompt": [{"role": …, "content": …}, …], "chosen": [{"role": "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenPair:
-    """Two replies to the same prompt, of which the first is preferred."""
+    """Two replies to the same prompt. `chosen` is preferred to `rejected`."""
 
     prompt: tuple[Message, ...]
     chosen: Message
     rejected: Message
     tools: tuple[Tool, ...] | None
-    """Tools that the conversation was served with; None for those of the environment."""
+    """Tools that the conversation was served with. None means the environment's tools."""
     place: str
 
 
 def read_pairs(source: WrittenPairs) -> list[WrittenPair]:
     """Read all pairs, in the order of the file.
 
-    Raises `DataError` for a missing or empty file, and for a line that is not a pair of two different replies.
+    Raises `DataError` if the file is missing or empty, or if a line is not a pair of two different replies.
     """
     pairs = list(
         read_lines(local_path(source.path), _parse, noun="a preference pair", form=_FORM, setting="dpo.pairs.path")
@@ -87,7 +87,7 @@ def _reply(messages: Any, side: str) -> Message:
 
 
 def tokenize_pair(pair: WrittenPair, renderer: Renderer, *, max_context: int) -> TokenizedPair:
-    """Tokens of a pair; the loss is on both replies. Raises `DataError` for a side that exceeds the context."""
+    """Tokens of a pair, with the loss on both replies. Raises `DataError` if a side exceeds the context."""
     from grpo.learner.trl.dpo_trainer import TokenizedPair  # the import takes 2.5 s
 
     for side, reply in (("chosen", pair.chosen), ("rejected", pair.rejected)):
@@ -147,7 +147,7 @@ def preference_metrics(
 ) -> PreferenceMetrics:
     """Metrics from the log-probabilities of both replies, each [pairs, 2].
 
-    The implicit reward of a reply is β log(π/π_ref). Ties count as half: a policy that is the reference has reward
+    The implicit reward of a reply is β log(π/π_ref). Ties count half, so a policy that equals the reference has reward
     accuracy 0.5 and margin 0.
 
         π (−1, −2), (−3, −2)    π_ref (−2, −2), (−3, −4)    β 0.5    margins 0.5, −1    reward accuracy 0.5

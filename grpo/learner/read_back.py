@@ -1,7 +1,7 @@
-"""Check of written replies: their tokens read back as they were written, as a rollout would parse them.
+"""Check that a rollout would parse the tokens of written replies back as they were written.
 
-A chat template may have no form for a part of a reply, such as a second call (Llama 3, GigaChat, gpt-oss) or a text
-beside a call. The part would be lost without a word.
+A chat template may have no form for a part of a reply, e.g. a second call (Llama 3, GigaChat, gpt-oss) or a text next
+to a call. Without the check that part would be lost without an error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from grpo.renderers.chat_template import Renderer
 
 
 def check_read_back(message: Message, after: Sequence[Message], renderer: Renderer, place: str) -> None:
-    """Refuse an assistant turn, `after` these messages, whose tokens a rollout would parse into another message."""
+    """Refuse an assistant turn `after` these messages if a rollout would parse its tokens into another message."""
     most = renderer.most_calls
     if len(message.tool_calls) > most:
         raise DataError(

@@ -1,7 +1,7 @@
 """Log-probabilities of served turns, computed again with the weights that they claim.
 
-A server that samples with other weights than it names, or a log that was changed, would make ratios of a later update
-wrong without any other sign.
+If a server samples with other weights than it names, or if somebody changed the log, the ratios of a later update would
+be wrong without any other sign.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MAX_TOKENS = 8192
 def check_served(
     entries: Iterable[ServedEntry], load: Callable[[str], TransformersPolicy], *, model: str, turns: int, seed: int
 ) -> ServedCheck:
-    """Compare the log-probabilities of `turns` drawn turns of a model with those of the weights that `load` returns.
+    """Draw `turns` turns of a model, and compare their log-probabilities with the weights that `load` returns.
 
-    `load` gets name and version, `support-desk/3`; a version for which it raises `AddressError` is counted. Raises
-    `RatioError` at the first turn of other weights, or with a difference above 1e-4.
+    `load` gets name and version, e.g. `support-desk/3`. If it raises `AddressError` for a version, its turns are
+    counted as unchecked. Raises `RatioError` at the first turn with other weights, or with a difference above 1e-4.
     """
     claims, unchecked = read_claims(entries, model)
     by_version: dict[str, list[Claim]] = defaultdict(list)
@@ -55,7 +55,7 @@ def check_served(
 
 
 def _differences(policy: TransformersPolicy, claims: Sequence[Claim], checked: int) -> list[float]:
-    """Largest difference of each turn; raises `RatioError` for the first one that is too large."""
+    """Largest difference of each turn. Raises `RatioError` for the first one that is too large."""
     for number, claim in enumerate(claims, checked + 1):
         if claim.turn.policy_hash != policy.hash:
             raise _refused(claim, number, f"has weights {claim.turn.policy_hash}, and the version {policy.hash}")

@@ -1,7 +1,7 @@
 """Time estimate of a training from its token counts and from a product of matrices on this machine.
 
-It tells minutes from hours before a first run. Not counted are prompts, whose tokens are
-read once for a group, what an environment or a judge waits for, and other programs on the machine.
+It tells minutes from hours before a first run. It does not count prompts, because their tokens are read only once per
+group, nor the waiting times of environments and judges, nor other programs on the machine.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from pathlib import Path
 import numpy as np
 
 _DEVICE = Path("/dev/nvidiactl")
-"""There is one where NVIDIA's driver is; PyTorch, whose import takes seconds, is asked only then."""
+"""File that exists if NVIDIA's driver is installed. Only then PyTorch is asked, because its import takes seconds."""
 _ROWS = 512  # of the measured matrices
 _SHARE = 0.5
-"""Share of the speed of large products that a model reaches: 278 tokens a second of 135 M parameters are 75 GFLOP/s on
-two cores that multiply large matrices at 150."""
+"""Share of the speed of large products that a model reaches. 278 tokens per second with 135 M parameters are
+75 GFLOP/s, on two cores that multiply large matrices at 150 GFLOP/s."""
 _TOKEN_S = 2e-4
-"""Seconds of a generated token besides arithmetic: the embedded model of 1.3 M parameters generates 4,715 a second."""
+"""Seconds per generated token in addition to arithmetic. The embedded model of 1.3 M parameters generates 4,715 tokens
+per second."""
 _TRAINED_TOKEN_S = 2e-5
 _STAGE_S = 0.5
-"""Seconds of a stage besides its work: files, hashes, its record."""
+"""Seconds of a stage in addition to its work: files, hashes, its record."""
 
 
 def measured_flops() -> float:
-    """Floating-point operations a second of a product of float32 matrices, on the device that a policy is put on."""
+    """Floating-point operations per second of a product of float32 matrices, on the device of a policy."""
     product = _product()
     fastest = float("inf")
     for _ in range(10):
@@ -37,7 +38,7 @@ def measured_flops() -> float:
 
 
 def _product() -> Callable[[], float]:
-    """One product of two matrices; returns a number of it, for which it waits."""
+    """Function that multiplies two matrices, and returns an element so that it waits for the result."""
     if _DEVICE.exists():
         import torch
 
@@ -53,15 +54,15 @@ def estimate_seconds(
 ) -> float:
     """Seconds of a run.
 
-        generated token: 2 × parameters operations; trained token: 6, and 2 of the reference policy
+        operations per parameter: generated token 2, trained token 6, with a reference policy 8
 
     Args:
         parameters: Number of parameters.
         generated: Generated tokens of all episodes.
         trained: Tokens of the updates, times their epochs.
         stages: Stages of the run.
-        reference: Whether the update measures the KL to a reference policy.
-        flops: Operations a second, see `measured_flops`.
+        reference: True if the update measures the KL to a reference policy.
+        flops: Operations per second, see `measured_flops`.
 
     """
     operations = parameters * (2 * generated + (8 if reference else 6) * trained)

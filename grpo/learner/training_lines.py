@@ -1,4 +1,4 @@
-"""Lines of a file of training data, each a JSON object; nothing is skipped silently."""
+"""Lines of a file of training data, each with a JSON object. No line is skipped silently, except blank ones."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def read_lines(path: Path, parse: Callable[[Any, str], T], *, noun: str, form: str, setting: str) -> Iterator[T]:
-    """Parse each line that is not blank; `parse` takes the JSON value and its place.
+    """Parse each line that is not blank. `parse` takes the JSON value and its place.
 
-    `noun`, `form` and `setting` are what a line is, its form, and the setting of the path, for messages. Raises
-    `DataError` for a file that cannot be read, and for a line that `parse` fails on.
+    Messages use `noun` for a line, `form` for its expected form, and `setting` for the setting of the path. Raises
+    `DataError` if the file cannot be read, or if `parse` fails on a line.
     """
     try:
         with path.open(encoding="utf-8") as lines:
@@ -39,7 +39,7 @@ def _parse(line: str, parse: Callable[[Any, str], T], *, place: str, noun: str, 
 
 
 def parse_record(record: Any, parse: Callable[[Any, str], T], *, place: str, noun: str, form: str) -> T:
-    """Parse a record at this place. Raises `DataError` where `parse` fails on it."""
+    """Parse a record at this place. Raises `DataError` if `parse` fails on it."""
     try:
         return parse(record, place)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DataError) as error:

@@ -16,21 +16,21 @@ from grpo.learner.logprobs import log_distributions
 logger = logging.getLogger(__name__)
 _CONVERGED = 1e-10
 _Distributions = tuple[torch.Tensor, torch.Tensor]
-"""Of `log_distributions`."""
+"""Result of `log_distributions`."""
 
 
 class TrustRegionLearner(Learner):
     """A learner that solves F x = g by conjugate gradients, with a backtracking line search along −x.
 
-    F is the Fisher matrix of the policy on the batch's loss tokens, g the gradient of the surrogate loss. A step is
-    accepted if the loss falls and KL(old ‖ new) ≤ δ, exactly over the whole vocabulary, in nats a token on average.
-    The distribution of every distinct loss token before the step is in memory, of the vocabulary × 4 bytes each.
+    F is the Fisher matrix of the policy on the batch's loss tokens, and g the gradient of the surrogate loss. A step is
+    accepted if the loss falls and KL(old ‖ new) ≤ δ. The KL is exact over the whole vocabulary, in mean nats per token.
+    The distributions of all distinct loss tokens before the step are kept in memory, vocabulary × 4 bytes each.
     """
 
     def optimizer_step(
         self, samples: Sequence[Sample], denominators: Denominators, *, progress: float
     ) -> dict[str, float]:
-        """Trust-region step; its learning rate is the length of the accepted step along x, 0 if none was accepted."""
+        """Take a trust-region step. The learning rate is the accepted step's length along x, or 0 if none was."""
         settings = self.settings.trust_region
         gradient = torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None]).clone()
         start = [parameter.detach().clone() for parameter in self.parameters]
@@ -64,7 +64,7 @@ class TrustRegionLearner(Learner):
         return sum(float(self.loss(micro, denominators)[0]) for micro in micros)
 
     def _kl(self, micros: Sequence[list[Sample]], old: Sequence[_Distributions], *, tokens: int) -> float:
-        """KL(old ‖ now), nats a token."""
+        """KL(old ‖ now), nats per token."""
         total = 0.0
         for micro, (before, counts) in zip(micros, old, strict=True):
             now, _ = log_distributions(self.model, micro)
@@ -74,7 +74,7 @@ class TrustRegionLearner(Learner):
     def _fisher_product(
         self, micros: Sequence[list[Sample]], old: Sequence[_Distributions], vector: torch.Tensor, *, tokens: int
     ) -> torch.Tensor:
-        """F v = ∇(∇KL · v), taken where KL is 0 and its Hessian the Fisher matrix."""
+        """F v = ∇(∇KL · v), taken at the old weights, because there KL is 0 and its Hessian is the Fisher matrix."""
         product = torch.zeros_like(vector)
         for micro, (before, counts) in zip(micros, old, strict=True):
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
@@ -98,7 +98,7 @@ def conjugate_gradient(
 ) -> torch.Tensor:
     """x with A x ≈ target, for a symmetric positive definite A given by its products (Hestenes and Stiefel 1952).
 
-    Exact after as many steps as A has rows: A = [[4 1] [1 3]], target [1 2] → [.0909 .6364] after 2.
+    It is exact after as many steps as A has rows: A = [[4 1] [1 3]], target [1 2] → [.0909 .6364] after 2.
     """
     solution = torch.zeros_like(target)
     residual, direction = target.clone(), target.clone()

@@ -36,14 +36,14 @@ from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group
 
 _KL_SAMPLES = 48
-"""Trajectories whose KL to the base is measured in each iteration, informative ones where there are any."""
+"""Trajectories per iteration for which the KL to the base is measured, informative ones if there are any."""
 _OF_TOKENS = ("entropy", "clip_share", "masked_share", "ratio")
 _OF_STEPS = ("gradient_norm", "learning_rate", "loss", "margin")
 logger = logging.getLogger(__name__)
 
 
 class UpdateSkipped(Exception):
-    """A later rollout without a learning signal, for example when every episode succeeds: the policy is unchanged."""
+    """Raised if a later rollout has no learning signal, e.g. if every episode succeeds. The policy is unchanged."""
 
     def __init__(self, metrics: UpdateMetrics) -> None:
         super().__init__("no learning signal: the policy is unchanged")
@@ -64,10 +64,11 @@ def update(
 ) -> UpdateMetrics:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
 
-    The policy comes from the model cache where it is there, and returns to it under its new hash. A checkpoint of
-    adapters records their `base_artifact`. With `settings.processes` above 1 the update runs in that many workers.
-    Raises `NoLearningSignal` when the first iteration has none and `UpdateSkipped` when a later one has none,
-    `RatioError`, `PolicyError`, and `NoEffect` when no weight changed.
+    The policy comes from the model cache if it is there, and returns to it under its new hash. A checkpoint of adapters
+    records their `base_artifact`. If `settings.processes` is above 1, the update runs in that many workers.
+
+    Raises `NoLearningSignal` if the first iteration has none, `UpdateSkipped` if a later one has none, `NoEffect` if no
+    weight changed, and `RatioError` and `PolicyError`.
     """
     request = UpdateRequest(
         scored=tuple(scored),
@@ -94,7 +95,7 @@ def update(
 
 @reproducible_kernels()
 def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMetrics:
-    """Run this process's part of an update; rank 0 writes the checkpoint. Raises as `update` does."""
+    """Run this process's part of an update. Rank 0 writes the checkpoint. Raises as `update` does."""
     settings, seed, iteration = request.settings, request.seed, request.iteration
     state = read_state(request.parent)
     policy, reference = _open(request.parent, request.base, settings, dtype=state.dtype, seed=seed)
@@ -164,7 +165,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
 
 
 def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics of an update from those of its steps: means over tokens, or over steps where a step has one value."""
+    """Metrics of an update: means over its tokens, or over its steps if a metric has one value per step."""
     tokens = [metrics["tokens"] for metrics in steps]
     return {
         name: float(np.average([metrics[name] for metrics in steps], weights=tokens if by_token else None))
@@ -192,10 +193,10 @@ def _unchanged_error(
 def _open(
     parent: Path, base: Path, settings: TrainingSettings, *, dtype: Dtype, seed: int
 ) -> tuple[TransformersPolicy, TransformersPolicy]:
-    """The policy to train, and its reference: the base, or with adapters the policy itself without them."""
+    """The policy to train and its reference, which is the base, or with adapters the policy itself without them."""
     policy_hash, base_hash = (read_state(folder).policy_hash for folder in (parent, base))
     is_base = policy_hash == base_hash
-    # the base is the reference of a policy without adapters, and the sampler of an off-policy update still in use
+    # copied if still in use: the base is the reference without adapters, and an off-policy update keeps its sampler
     if (is_base and settings.lora is None) or settings.importance_sampling_cap is not None:
         policy = model_cache.get(policy_hash, parent, base=base, frozen=dtype)
         policy = TransformersPolicy(copy_model(policy.model), policy.tokenizer)
@@ -225,6 +226,6 @@ def _measure_unchanged(scored: Sequence[Path], parent: Path, base: Path, *, max_
 
 
 def measure_kl_to_base(trajectories: Sequence[Trajectory], base: Path, *, max_tokens: int) -> float:
-    """KL(sampler ‖ base) in nats a token over the completion tokens of these trajectories."""
+    """KL(sampler ‖ base) in nats per token over the completion tokens of these trajectories."""
     policy = model_cache.get(read_state(base).policy_hash, base)
     return reference_kl(policy.model, to_samples(trajectories), max_tokens=max_tokens)

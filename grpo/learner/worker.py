@@ -1,8 +1,9 @@
-"""Worker of a distributed update; torchrun starts it with the path of an `UpdateRequest`.
+"""Worker of a distributed update. torchrun starts it with the path of an `UpdateRequest`.
 
 torchrun --nproc-per-node 2 -m grpo.learner.worker request.json
 
-Processes of an update meet in files of a folder that only their owner reads, and talk on the loopback interface.
+Processes of an update meet through files in a folder that only their owner can read, and communicate over the loopback
+interface.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _POLL_S = 1.0
 
 
 def main(path: Path) -> None:
-    """Run this process's part of the update; rank 0 writes the metrics."""
+    """Run this process's part of the update. Rank 0 writes the metrics."""
     request = UpdateRequest.model_validate_json(path.read_bytes())
     sys.excepthook = _ErrorWriter(path.with_name(ERROR))
     threading.Thread(target=_exit_without_launcher, args=(request.launcher,), daemon=True).start()
@@ -48,7 +49,7 @@ def main(path: Path) -> None:
 
 
 class _ErrorWriter:
-    """Exception hook that writes the error to a file, atomically; the first process to write wins."""
+    """Exception hook that writes the error to a file atomically. The first process to write wins."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,13 +65,13 @@ class _ErrorWriter:
 
 
 def _is_of_another_process(traceback: TracebackType | None) -> bool:
-    """True for an error of communication: another process failed, and its reason is not known here."""
+    """True if the error is one of communication, because another process failed. Its reason is not known here."""
     frames = extract_tb(traceback)
     return bool(frames) and "/torch/distributed/" in frames[-1].filename
 
 
 def _exit_without_launcher(launcher: int) -> None:
-    """End this process when the launcher is gone, so that a retry does not train beside it."""
+    """End this process when the launcher is gone, so that it does not go on while a retry trains."""
     while True:
         try:
             os.kill(launcher, 0)

@@ -2,12 +2,12 @@
 
 data/models/desk_clerk                        a model in this process: a folder, org/name, file.gguf,
                                               models:/name@alias; see `grpo.policy.weights.sources`
-vllm://data/models/desk_clerk                 such a model in a vLLM engine
+vllm://data/models/desk_clerk                 the same model in a vLLM engine
 openai+https://api.openai.com/v1#gpt-4.1      a chat-completions server
 openai-tokens+http://localhost:8000/v1#clerk  a completions server that reads and returns token ids, such as vLLM's
 stub://replies.yaml                           a script
 
-Only models in this process are trained; the others are evaluated.
+Only models in this process can be trained. The others can be evaluated.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CHAT, TOKENS, VLLM, STUB, SHIPPED = "openai", "openai-tokens", "vllm", "stub", "
 
 
 def open_policy(address: str | Path, *, chat_template: str | None = None, policy_hash: str | None = None) -> Policy:
-    """Open the policy at an address, see the module.
+    """Open the policy at an address. For the kinds of addresses see the module.
 
-    `chat_template` is for model folders without one; `policy_hash` names the weights that a completions server or
-    vLLM serves. Raises `PolicyError` for an unknown kind of address, or a backend that is not installed, and what
-    `model_files` raises.
+    `chat_template` replaces the template of a model folder. `policy_hash` names the weights that a completions server
+    or vLLM serves. Raises `PolicyError` if the kind of address is unknown or the backend is not installed, and the
+    errors of `model_files`.
     """
     kind, _, rest = str(address).partition("://")
     if is_weights(str(address)):
@@ -76,13 +76,13 @@ def load_files(
 
 
 def is_weights(address: str) -> bool:
-    """Return True for an address of weights that are loaded into this process."""
+    """True if the address names weights that are loaded into this process."""
     kind, separator, _ = address.partition("://")
     return not separator or kind == SHIPPED or kind in available_protocols()
 
 
 def check_trainable(model: str) -> None:
-    """Raise `PolicyError` for the address of a server or script, which has no weights to train."""
+    """Raise `PolicyError` if the address names a server or script, because it has no weights to train."""
     kind, separator, _ = model.partition("://")
     if separator and kind.partition("+")[0] in (CHAT, TOKENS, VLLM, STUB):
         raise PolicyError(

@@ -12,7 +12,7 @@ from grpo.errors import ConfigError
 
 
 class CircuitOpen(ConnectionError):
-    """Call rejected without a request, because the last calls failed."""
+    """Raised instead of sending a request, because the last calls failed."""
 
 
 class CircuitBreaker(AsyncContextDecorator):
@@ -23,7 +23,7 @@ class CircuitBreaker(AsyncContextDecorator):
         half-open  one trial call passes: success closes it, failure opens it again
 
     Use `async with breaker:` for a block, `@CircuitBreaker(failure_threshold=5, timeout_s=60)` for a function. Other
-    exceptions are not about the connection: they neither count as failures nor close the circuit.
+    exceptions are not about the connection, so they neither count as failures nor close the circuit.
     """
 
     def __init__(

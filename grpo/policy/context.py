@@ -1,4 +1,4 @@
-"""Context of a model: how many tokens it reads, and what bounds them."""
+"""Context of a model: the number of tokens that it reads, and the setting that limits it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 ModelConfig: TypeAlias = "PretrainedConfig | PlainConfig"
 UNBOUNDED = 2**20
-"""Tokens in the context of a model that states no limit."""
+"""Tokens in the context of a model without a stated limit."""
 _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-"""Settings of configs that bound the positions; the latter two are those of MPT and of Whisper's decoder."""
+"""Config settings that limit the positions. MPT uses the second name, and Whisper's decoder the third."""
 _REMEDIES = {
     "longrope": "rope_parameters.short_factor in config.json set to long_factor gives one embedding at every length",
     "dynamic": "rope_parameters.rope_type in config.json set to yarn, with its factor, gives one embedding at every "
@@ -24,11 +24,11 @@ _REMEDIES = {
 
 
 def context_limit(model_config: ModelConfig) -> int:
-    """Maximum number of tokens in a model's context; `UNBOUNDED` for a model without positions.
+    """Maximum number of tokens in a model's context, or `UNBOUNDED` if its config states no limit.
 
-    Rotary embeddings that change beyond the length of pretraining (dynamic NTK, LongRoPE) depend on the longest
-    conversation of a batch there, so that length is the limit. LongRoPE with the same factors for both lengths does not
-    change.
+    Some rotary embeddings (dynamic NTK, LongRoPE) change beyond the length of pretraining, and then depend on the
+    longest conversation of a batch. So the length of pretraining is the limit. LongRoPE does not change if it has the
+    same factors for both lengths.
     """
     config = model_config.get_text_config()
     limits = [layer.get("original_max_position_embeddings") for layer in _changing(config)]
@@ -37,7 +37,7 @@ def context_limit(model_config: ModelConfig) -> int:
 
 
 def describe_context(model_config: ModelConfig) -> str:
-    """Context of a model in words, with the reason and the setting where it is below the positions that it states."""
+    """Context of a model in words. If it is below the stated positions, the text gives the reason and the setting."""
     config, limit = model_config.get_text_config(), context_limit(model_config)
     if limit == UNBOUNDED:
         return "no limit that its config states"
@@ -52,12 +52,12 @@ def describe_context(model_config: ModelConfig) -> str:
 
 
 def described_context(folder: Path) -> str:
-    """Context of the model in a folder, see `describe_context`; reads config.json alone."""
+    """Context of the model in a folder, see `describe_context`. Reads only config.json."""
     return describe_context(read_config(folder))
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Config of the model in a folder; that of a plain model is read without PyTorch, which transformers imports."""
+    """Config of the model in a folder. A plain model's config is read without transformers, which imports PyTorch."""
     if (plain := plain_config(folder)) is not None:
         return plain
     from transformers import AutoConfig
@@ -67,7 +67,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _changing(config: ModelConfig) -> Iterator[dict[str, Any]]:
-    """Parameters of rotary embeddings that depend on the length, of the model or of a kind of layer."""
+    """Parameters of rotary embeddings that depend on the length, for the whole model or for a kind of layer."""
     if isinstance(config, PlainConfig):
         return
     rope = getattr(config, "rope_parameters", None) or {}

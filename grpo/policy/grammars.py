@@ -1,6 +1,6 @@
 """Grammars that constrain a reply, by llguidance: each step has a mask of the tokens that the grammar allows next.
 
-Of the libraries with a mask a step, measured with 64 streams and a vocabulary of 780 (one core, others busy):
+Comparison of libraries with a mask per step, measured with 64 streams and a vocabulary of 780 (one core, others busy):
 
                      llguidance      xgrammar                      outlines-core
     compile          0 ms (lazy)     6 ms                          8 ms
@@ -9,9 +9,9 @@ Of the libraries with a mask a step, measured with 64 streams and a vocabulary o
                      it cannot keep  cannot keep                   grows with every bound
     needs            nothing         PyTorch, Triton               nothing
 
-llguidance is the only one of them that is exact: an unknown keyword is an error with its name. It bounds its own work
-by fuel, reads byte-level and SentencePiece vocabularies, and a grammar may have control tokens of a chat template
-between JSON schemas, as calls of tools do. Its masks are computed beside the forward pass, see
+llguidance is used because only it is exact: an unknown keyword is an error that names it. It limits its own work by
+fuel, and reads byte-level and SentencePiece vocabularies. A grammar may mix control tokens of a chat template with JSON
+schemas, which calls of tools need. Its masks are computed while the forward pass runs, see
 `grpo.policy.transformers.token_masks`.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _KEPT = 32
-"""Compiled grammars that are kept, each of a few megabytes."""
+"""Number of compiled grammars that are kept. Each takes a few megabytes."""
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
@@ -40,17 +40,18 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Work of a grammar that a stranger has sent: about 20 ms to read it, 10 ms for a mask, 40 MB for its states."""
+"""Limits for a grammar from a stranger: about 20 ms to read it, 10 ms per mask, 40 MB for its states."""
 
 
 class GrammarError(PolicyError):
-    """A grammar that cannot be compiled, or whose mask takes more work than its limits."""
+    """Raised if a grammar cannot be compiled, or if a mask takes more work than the limits allow."""
 
 
 class Grammars:
-    """Compiled grammars of a tokenizer. `stop_ids` are the tokens that end a turn, where the grammar allows an end.
+    """Compiled grammars of a tokenizer. `stop_ids` are the tokens that end a turn if the grammar allows an end.
 
-    Reading a vocabulary of 150,000 tokens takes a second, once, with the first grammar. Any thread may call it.
+    Any thread may call the methods. The first grammar takes a second longer, because a vocabulary of 150,000 tokens is
+    read.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
@@ -65,7 +66,7 @@ class Grammars:
         return int(self._read_vocabulary().vocab_size)
 
     def is_compiled(self, grammar: str) -> bool:
-        """True where `matcher` returns at once."""
+        """True if the grammar is compiled, so that `matcher` returns at once."""
         with self._lock:
             return grammar in self._compiled
 
@@ -84,7 +85,7 @@ class Grammars:
                     self._compiled.popitem(last=False)
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """Matcher of a turn, at its beginning. Raises `GrammarError`."""
+        """New matcher, at the beginning of a turn. Raises `GrammarError`."""
         self.compile(grammar)
         with self._lock:
             self._compiled.move_to_end(grammar)

@@ -1,4 +1,4 @@
-"""Validation of model folders, with a remedy for everything else that a path may name."""
+"""Validation of model folders. If a path names something else, the error gives the remedy."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ CONFIG, ADAPTERS, ADAPTER_WEIGHTS = "config.json", "adapter_config.json", "adapt
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 CHAT_TEMPLATE = "chat_template.json"
-"""File in which the processors of earlier releases keep the chat template: LLaVA, Qwen2-VL."""
+"""File in which processors of earlier releases keep the chat template, e.g. LLaVA and Qwen2-VL."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
-"""Files that describe the inputs of a model other than text."""
+"""Files that describe inputs of a model other than text."""
 DEQUANTIZED = ("mxfp4", "fp8")
-"""Formats of published checkpoints that are dequantized when they are read: gpt-oss, Qwen3-FP8."""
+"""Formats of published checkpoints that are dequantized when they are read, e.g. gpt-oss and Qwen3-FP8."""
 _PLAIN = {"F64", "F32", "F16", "BF16", "I64", "BOOL"}
-"""Types of tensors in files of weights that are not quantized; positions and masks among them are integers."""
+"""Types of tensors in files without quantized weights. Integers are included because of positions and masks."""
 _REMEDY = "set policy.model to a folder with config.json, *.safetensors and a tokenizer"
 
 
 def check_model_files(folder: Path) -> Path:
-    """Return a folder with config.json and safetensors, or with adapters.
+    """Return the folder if it has config.json and safetensors, or adapters.
 
-    Raises `PolicyError` that names what it is instead: a file, pickled, damaged, incomplete or quantized weights,
-    adapters that are not LoRA's.
+    Otherwise raises `PolicyError`, which names what it is instead: a file, pickled, damaged, incomplete or quantized
+    weights, or adapters of another kind than LoRA.
     """
     if not _exists(folder.is_dir):
         raise PolicyError(_not_a_folder(folder))
@@ -44,12 +44,12 @@ def check_model_files(folder: Path) -> Path:
 
 
 def tokenizer_folder(folder: Path, base: Path) -> Path:
-    """Folder with the tokenizer of adapters: their own, where it has one, or that of their base."""
+    """Folder with the tokenizer of adapters: their own folder if it has one, or else their base's."""
     return folder if (folder / "tokenizer_config.json").is_file() else base
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object of a model folder; `PolicyError` for anything else."""
+    """Read a JSON object in a model folder. Raises `PolicyError` if the file holds anything else."""
     try:
         document = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -60,7 +60,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def first_line(error: Exception) -> str:
-    """First line of a library's error on a model, with its class where the text alone says little."""
+    """First line of a library's error about a model, with the error's class if the text explains little by itself."""
     if "CONVERSION" in str(error):
         return "transformers cannot dequantize its weights, whose sizes are not multiples of their blocks"
     lines = str(error).strip().splitlines()
@@ -69,7 +69,7 @@ def first_line(error: Exception) -> str:
 
 
 def check_architecture(folder: Path) -> None:
-    """Refuse a config of a type that transformers does not build as a causal language model, before weights are read.
+    """Refuse a model, before its weights are read, if transformers cannot build its type as a causal language model.
 
     Imports PyTorch.
     """
@@ -109,10 +109,10 @@ def check_quantization(folder: Path) -> None:
 
 
 def quantization_of(folder: Path) -> Any:
-    """`quantization_config` of a folder's model or of its text model; None where the weights are plain numbers.
+    """`quantization_config` of a folder's model or of its text model, or None if the weights are plain numbers.
 
-    Tools that convert weights to floats leave the entry in config.json. A description that was fetched without its
-    weights is what its config says.
+    The weights are checked, because tools that convert weights to floats leave the entry in config.json. If the config
+    was fetched without weights, its entry counts.
     """
     config = read_object(folder / CONFIG)
     text = config.get("text_config")
@@ -123,7 +123,7 @@ def quantization_of(folder: Path) -> Any:
 
 
 def _is_plain(folder: Path) -> bool:
-    """True for a folder whose weights are there, all of types that hold plain numbers; reads the headers alone."""
+    """True if a folder has its weights and all their types hold plain numbers. Reads only the headers."""
     try:
         for name in _weight_files(folder):
             with safe_open(folder / name, framework="numpy") as tensors:
@@ -135,7 +135,7 @@ def _is_plain(folder: Path) -> bool:
 
 
 def _weight_files(folder: Path) -> list[str]:
-    """Names of the files with the weights of a folder. Raises `PolicyError` for a folder that lacks one of them."""
+    """Names of the files with the weights of a folder. Raises `PolicyError` if one of them is missing."""
     index = folder / INDEX
     if (folder / WEIGHTS).is_file():
         names = {WEIGHTS}
@@ -155,7 +155,7 @@ def _weight_files(folder: Path) -> list[str]:
 
 
 def _check_safetensors(file: Path) -> None:
-    """Raise `PolicyError` for a file that is shorter than its header says, or has none."""
+    """Raise `PolicyError` if a file has no header, or is shorter than the header says."""
     try:
         with safe_open(file, framework="numpy"):
             pass

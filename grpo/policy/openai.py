@@ -1,4 +1,4 @@
-"""Policies behind OpenAI-compatible servers, by endpoint.
+"""Policies behind OpenAI-compatible servers, one class per endpoint.
 
 ChatPolicy         /v1/chat/completions   messages → a message     LLM judges, simulated users, evaluation
 CompletionsPolicy  /v1/completions        token ids → token ids with log-probabilities, as vLLM's server returns them
@@ -35,7 +35,7 @@ class ChatPolicy:
     """Chat-completions policy: reads and returns messages, for evaluation but not for training."""
 
     max_context = sys.maxsize
-    """Unknown: the server itself refuses a prompt that is too long."""
+    """Unknown, so the server itself refuses a prompt that is too long."""
 
     def __init__(self, endpoint: OpenAIEndpoint) -> None:
         self.endpoint = endpoint
@@ -58,7 +58,7 @@ class ChatSession:
         self._turns = 0
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """See `Session.generate`; the renderer encodes the returned message to tokens."""
+        """See `Session.generate`. The renderer encodes the returned message to tokens."""
         sampling.refuse_unread(f"the chat endpoint {self._endpoint.address}")
         tools = [tool.to_template() for tool in self._renderer.tools]
         request: dict[str, Any] = {
@@ -70,7 +70,7 @@ class ChatSession:
         }
         if sampling.top_p < 1:
             request["top_p"] = sampling.top_p
-        if sampling.top_k:  # not part of OpenAI's own protocol; a server without it returns an error
+        if sampling.top_k:  # not part of OpenAI's own protocol, so a server without it returns an error
             request["extra_body"] = {"top_k": sampling.top_k}
         if tools:
             request["tools"] = tools
@@ -89,12 +89,12 @@ class ChatSession:
 class CompletionsPolicy:
     """Completions policy on a server that returns token ids and their log-probabilities.
 
-    Its trajectories can be trained on if `policy_hash` names the weights that it serves, and if its log-probabilities
-    are those at the requested temperature: vLLM's server returns them with `--logprobs-mode processed_logprobs`.
+    Its trajectories can be trained on if `policy_hash` names the weights that it serves, and if the server returns
+    log-probabilities at the requested temperature. vLLM's server does so with `--logprobs-mode processed_logprobs`.
     """
 
     max_context = sys.maxsize
-    """Unknown: the server itself refuses a prompt that is too long."""
+    """Unknown, so the server itself refuses a prompt that is too long."""
 
     def __init__(self, endpoint: OpenAIEndpoint, *, policy_hash: str | None = None) -> None:
         self.endpoint = endpoint
@@ -189,8 +189,8 @@ class CompletionsSession:
 def to_openai_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Convert messages to OpenAI's format, with an id for each call and one tool message per call.
 
-    One result for several calls is repeated for each of them; a tool message without a call (a malformed one) becomes
-    a user message.
+    If one result answers several calls, it is repeated for each of them. If a tool message answers no call, e.g.
+    because the call was malformed, it becomes a user message.
 
         assistant f(), g()   tool "x"        →  calls 1.0 1.1, tool 1.0 "x", tool 1.1 "x"
     """
@@ -225,9 +225,9 @@ def _to_openai_message(message: Message, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _to_message(response: ChatCompletion, renderer: Renderer) -> Message:
-    """Message of a chat completion; calls that the server has not parsed are parsed from its text.
+    """Message of a chat completion. If the server has parsed no calls, they are parsed from the text.
 
-    A malformed call is kept in the content, as in the replies of a model of our own; the others are calls.
+    A malformed call is kept in the content, as in the replies of a local model. The others become calls.
     """
     message = response.choices[0].message
     text = clean_text(message.content or "")
@@ -250,11 +250,11 @@ def _to_message(response: ChatCompletion, renderer: Renderer) -> Message:
 
 
 def _likeliest(logprobs: dict[int, float], count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` likeliest tokens, likeliest first; a server adds the sampled one."""
+    """The `count` likeliest tokens, likeliest first. A server adds the sampled token, which is left out if unlikely."""
     return tuple(sorted(logprobs.items(), key=lambda item: -item[1])[:count])
 
 
 def _parse_token_ids(tokens: Sequence[str]) -> list[int]:
-    """Parse tokens of the form `token_id:5`; empty if one of them has another form."""
+    """Parse tokens of the form `token_id:5`. The result is empty if one of them has another form."""
     matches = [_TOKEN.fullmatch(token) for token in tokens]
     return [int(match[1]) for match in matches if match] if all(matches) else []

@@ -1,6 +1,6 @@
 """Endpoint of an OpenAI-compatible server: address, client, and the errors of its requests.
 
-The API key is read from the environment when a client is created; it is in no attribute, log or error message.
+The API key is read from the environment when a client is created. It is never in an attribute, log or error message.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NOT_FOUND = 404
 
 
 class RequestFailed(PolicyError):
-    """The server's response to this request is unusable; other requests may succeed."""
+    """Raised if the server's response to this request is unusable. Other requests may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIEndpoint:
-    """A model on a server; `/chat/completions` or `/completions` is appended to `base_url`."""
+    """A model on a server. `/chat/completions` or `/completions` is appended to `base_url`."""
 
     base_url: str
     model: str
@@ -48,7 +48,7 @@ class OpenAIEndpoint:
 
     @classmethod
     def from_address(cls, url: str, *, timeout_s: float = 60.0, retries: int = 2, key: str = KEY) -> OpenAIEndpoint:
-        """Parse an address with a model, such as `https://api.openai.com/v1#gpt-4.1`."""
+        """Parse an address with a model, e.g. `https://api.openai.com/v1#gpt-4.1`."""
         base_url, _, model = url.partition("#")
         return cls(base_url=base_url.rstrip("/"), model=model, timeout_s=timeout_s, retries=retries, key=key)
 
@@ -68,11 +68,11 @@ class OpenAIEndpoint:
 
     @property
     def hash(self) -> str:
-        """Digest of the address: the version of a policy whose weights are unknown."""
+        """Digest of the address. It is the policy version, because the weights are unknown."""
         return hashlib.sha256(self.address.encode()).hexdigest()[:16]
 
     def client(self) -> AsyncOpenAI:
-        """Create a client that the caller closes. Raises `PolicyError` for a key that is not a valid header."""
+        """Create a client that the caller must close. Raises `PolicyError` if the key is not a valid header."""
         key = self._secret()
         if not (key.isascii() and key.isprintable()):
             raise PolicyError(f"{self.key} holds characters that a key cannot have; set it again")
@@ -87,7 +87,7 @@ class OpenAIEndpoint:
             yield client
 
     async def send(self, request: Awaitable[T], part: str) -> T:
-        """Await a response whose first choice has this part and a finish reason.
+        """Await a response. Its first choice must have this part and a finish reason.
 
         The raised error has no cause, because the server's text may contain the key. Raises `PolicyError` if every
         request would fail, `RequestFailed` if only this one would, else `TimeoutError` or `ConnectionError`.

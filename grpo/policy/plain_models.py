@@ -1,9 +1,9 @@
-"""Plain decoders by their config.json alone: sizes, context and tokenizer, without PyTorch.
+"""Plain decoders, described by only their config.json: sizes, context and tokenizer, without PyTorch.
 
-The checks before a run and the dry run look at a model before they start anything, and transformers imports PyTorch
-and takes seconds to build even an empty model. The layers of the families here follow from the numbers of the config.
-A folder with a key or a value that this module does not know is no plain model: transformers reads it then, and says
-what is wrong with it.
+The checks before a run and the dry run look at a model before they start anything. They do not use transformers for
+this, because it imports PyTorch and takes seconds to build even an empty model. The layers of the families here follow
+from the numbers in the config. If a config has a key or a value that this module does not know, the model is not a
+plain one. Then transformers reads it, and reports what is wrong with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 _BIASES = {"llama": ("attention_bias", "mlp_bias"), "qwen3": ("attention_bias",)}
-"""Settings of biases that a family reads; Qwen2 has biases of queries, keys and values without one."""
+"""Bias settings that a family reads. Qwen2 always has biases of queries, keys and values, without a setting."""
 
 
 class _Rope(BaseModel):
@@ -36,7 +36,7 @@ class _Rope(BaseModel):
 
 
 class PlainConfig(BaseModel):
-    """config.json of a decoder of attention and gated MLPs, by transformers' names."""
+    """The config.json of a decoder with attention and gated MLPs, with transformers' names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, protected_namespaces=())
 
@@ -74,7 +74,7 @@ class PlainConfig(BaseModel):
     transformers_version: str | None = None
 
     def get_text_config(self) -> Self:
-        """The config itself, as transformers answers for a model of text alone."""
+        """Return the config itself, like transformers does for a model that reads only text."""
         return self
 
     @property
@@ -83,7 +83,7 @@ class PlainConfig(BaseModel):
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def parameter_sizes(self) -> list[int]:
-        """Number of weights in each tensor of the model; a head that is tied to the embeddings has none of its own."""
+        """Number of weights in each tensor of the model. A head that is tied to the embeddings has no tensor."""
         queries, keys = self.num_attention_heads * self.head_size, self.num_key_value_heads * self.head_size
         hidden, mlp = self.hidden_size, self.intermediate_size
         layer = [queries * hidden, keys * hidden, keys * hidden, hidden * queries]
@@ -102,7 +102,7 @@ class PlainConfig(BaseModel):
 
 
 def plain_config(folder: Path) -> PlainConfig | None:
-    """Config of the model in a folder; None for one that transformers has to read, and for a folder without any."""
+    """Config of the model in a folder, or None if transformers has to read it or the folder has no config."""
     if (document := _document(folder)) is None:
         return None
     try:
@@ -112,7 +112,7 @@ def plain_config(folder: Path) -> PlainConfig | None:
     divides = config.num_attention_heads % config.num_key_value_heads == 0 and (
         config.head_dim is not None or config.hidden_size % config.num_attention_heads == 0
     )
-    has_its_own = config.model_type != "qwen3" or config.head_dim is not None  # whose default is not the quotient
+    has_its_own = config.model_type != "qwen3" or config.head_dim is not None  # Qwen3's default is not the quotient
     biases = {name for name in ("attention_bias", "mlp_bias") if getattr(config, name)}
     reads_biases = biases <= {*_BIASES.get(config.model_type, ())}
     known = config.architectures == [_ARCHITECTURES[config.model_type]]
@@ -120,10 +120,10 @@ def plain_config(folder: Path) -> PlainConfig | None:
 
 
 def tokenizer_class(folder: Path) -> str | None:
-    """Name of the class of transformers that reads the tokenizer of a folder, where the folder settles it.
+    """Name of the transformers class that reads the tokenizer of a folder, or None if the folder does not settle it.
 
-    AutoTokenizer takes the class from the config's type and the tokenizer's own statement, and imports PyTorch for it.
-    None for all but the pairs for which both agree.
+    AutoTokenizer takes the class from the config's type and from tokenizer_config.json, and imports PyTorch for it. The
+    function only knows the pairs in `_TOKENIZERS`, for which both agree, and returns None for all others.
     """
     config, own = _document(folder), _document(folder, "tokenizer_config.json")
     if config is None or own is None or "auto_map" in config or "auto_map" in own:
@@ -140,7 +140,7 @@ _TOKENIZERS: dict[tuple[Any, Any], str] = {
     ("qwen3", "Qwen2Tokenizer"): "Qwen2Tokenizer",
     ("qwen2", "Qwen2Tokenizer"): "Qwen2Tokenizer",
 }
-"""Classes by the type of the config and by the class that tokenizer_config.json names."""
+"""Classes by the config's type and the class that tokenizer_config.json names."""
 
 
 def _document(folder: Path, name: str = CONFIG) -> dict[str, Any] | None:

@@ -24,21 +24,21 @@ from grpo.renderers.chat_template import Renderer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling settings of one turn. Rollouts use temperature alone, so log-probabilities are the policy's."""
+    """Sampling settings of one turn. Rollouts set only the temperature, so log-probabilities are the policy's."""
 
     temperature: float
-    """Below `LEAST_TEMPERATURE` it is greedy."""
+    """Below `LEAST_TEMPERATURE` decoding is greedy."""
     max_new_tokens: int
     seed: int
     top_p: float = 1.0
     """Nucleus probability mass."""
     top_k: int = 0
-    """Number of likeliest tokens to sample from; 0 is all."""
+    """Number of likeliest tokens to sample from, 0 for all."""
     top_logprobs: int = 0
-    """Number of likeliest tokens whose log-probabilities are returned with each sampled token."""
+    """Number of likeliest tokens that are returned, with log-probabilities, for each sampled token."""
     grammar: str | None = None
-    """Grammar that the tokens follow, see `grpo.policy.grammars`. Log-probabilities are then those of the distribution
-    over the tokens that it allows, from which they were sampled: nothing is trained on them."""
+    """Grammar that the tokens follow, see `grpo.policy.grammars`. Log-probabilities are then relative to the tokens
+    that the grammar allows, because the turn is sampled from that distribution. Nothing is trained on them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
@@ -52,12 +52,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """True where the likeliest token is always taken."""
+        """True if the likeliest token is always taken."""
         return self.temperature < LEAST_TEMPERATURE
 
     @property
     def unfiltered(self) -> bool:
-        """True without top-p, top-k and greedy decoding: only then log-probabilities can be trained on."""
+        """True without top-p, top-k and greedy decoding. Only such log-probabilities can be trained on."""
         return not self.greedy and self.top_p == 1 and self.top_k == 0
 
     def refuse_unread(self, backend: str) -> None:
@@ -68,7 +68,7 @@ class Sampling:
             raise ConfigError(f"a grammar is not read by {backend}; sample from a model of this process")
 
     def uniforms(self, turn: int) -> NDArray[np.float64]:
-        """Random numbers of this sample's turn, from a generator of its own, independent of the batch."""
+        """Random numbers of this sample's turn, from its own generator, so that they do not depend on the batch."""
         bits = np.random.Philox(key=np.array([self.seed, turn], dtype=np.uint64))
         return np.random.Generator(bits).random(self.max_new_tokens)
 
@@ -79,15 +79,15 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """Token of a turn in progress, with log-probabilities at the turn's temperature (of the model, for greedy turns).
+    """Token of a turn in progress, with log-probabilities at the turn's temperature (at 1, for greedy turns).
 
-    They are those before top-p, top-k and greedy decoding, of the tokens that a grammar allows.
+    They are computed before top-p, top-k and greedy decoding, over the tokens that a grammar allows.
     """
 
     id: int
     logprob: float
     top_logprobs: tuple[tuple[int, float], ...] = ()
-    """(token, log-probability) of the likeliest tokens, likeliest first; empty without `Sampling.top_logprobs`."""
+    """(token, log-probability) of the likeliest tokens, likeliest first. Empty without `Sampling.top_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +95,11 @@ class Prompt:
     """Prompt of one turn, as tokens and as messages."""
 
     new_ids: Sequence[int]
-    """Prompt tokens after those that the session has already read or generated."""
+    """Prompt tokens that the session has not read or generated yet."""
     messages: tuple[Message, ...] = ()
     """The whole conversation, system prompt first."""
     on_token: Callable[[SampledToken], bool | None] | None = None
-    """Callback for each sampled token, called by backends that generate token by token; True ends the turn."""
+    """Callback for each sampled token, if the backend generates token by token. If it returns True, the turn ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,22 +108,22 @@ class Generation:
 
     token_ids: list[int]
     logprobs: list[float] | None
-    """None if the backend does not return them: the turn can be scored, not trained on."""
+    """None if the backend does not return them. The turn can then be scored, but not trained on."""
     stop: Literal["stop", "length", "callback"]
     """The stop token, a limit, or `Prompt.on_token` ended the turn."""
     message: Message | None = None
-    """The message, if the backend returns messages; else it is parsed from the tokens."""
+    """The message, if the backend returns messages. Otherwise it is parsed from the tokens."""
     top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
     """`SampledToken.top_logprobs` of each token; None without `Sampling.top_logprobs`."""
     cached_tokens: int = 0
-    """Prompt tokens that were not read anew, because the backend kept their keys and values from another session."""
+    """Prompt tokens that were not read again, because the backend kept their keys and values from another session."""
 
 
 class Session(Protocol):
-    """One conversation in progress; its KV cache is kept between turns."""
+    """One conversation in progress. Its KV cache is kept between turns."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        """Read the new prompt tokens, then generate. Cancellation releases the slot in the batch."""
+        """Read the new prompt tokens, then generate. If the call is cancelled, the slot in the batch is released."""
         ...
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SessionFactory:
-    """Sampler of a backend whose sessions share nothing but a client or an engine."""
+    """Sampler of a backend with independent sessions, which share only a client or an engine."""
 
     open: Callable[[], Session]
 
@@ -151,7 +151,7 @@ class Policy(Protocol):
 
     @property
     def hash(self) -> str:
-        """Digest of the weights; of the address if the weights are unknown."""
+        """Digest of the weights, or of the address if the weights are unknown."""
         ...
 
     @property
@@ -160,5 +160,5 @@ class Policy(Protocol):
         ...
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
-        """Serve generation inside the running event loop; `renderer` has the tools and encodes replies."""
+        """Serve generation inside the running event loop. `renderer` knows the tools and encodes replies."""
         ...

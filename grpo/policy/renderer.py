@@ -1,9 +1,9 @@
-"""Renderer of a policy: that of its tokenizer's chat template, or one of the user's own.
+"""Renderer of a policy, from its tokenizer's chat template or from the user's own class.
 
     policy: {model: models/clerk, renderer: {kind: python, object: "shop.renderer:ShopRenderer", options: {date: true}}}
 
-The hash of a custom renderer is that of its tokenizer and template with its class, sources and options, so that a
-learner refuses rollouts of another one.
+The hash of a custom renderer covers its tokenizer and template, and its class, sources and options, so that a learner
+refuses rollouts of another renderer.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def make_renderer(
     tools: Sequence[Tool] = (),
     settings: RendererSettings | None = None,
 ) -> Renderer:
-    """Make the renderer of a policy's tokenizer; a policy without one reads messages and gets bytes.
+    """Make the renderer of a policy's tokenizer. A policy without a tokenizer gets a renderer of bytes.
 
-    Raises `PolicyError` for a template that cannot be used, and `ConfigError` for a renderer of the user's own that
-    cannot be made, or for a policy that reads messages.
+    Raises `PolicyError` if the template cannot be used, and `ConfigError` if the user's own renderer cannot be made, or
+    if one is set although the policy reads messages.
     """
     if settings is None:
         return ByteRenderer(tools=tools) if tokenizer is None else Renderer(tokenizer, tools=tools)
@@ -57,7 +57,7 @@ def make_renderer(
 
 
 def check_renderer(settings: RendererSettings) -> None:
-    """Raise `ConfigError` for a renderer that cannot be imported, or whose options its signature does not have."""
+    """Raise `ConfigError` if the renderer cannot be imported, or if its signature lacks one of the options."""
     check_options(settings.reference, settings.options, Renderer, given=1, named=(_TOOLS,))
 
 

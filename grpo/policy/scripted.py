@@ -24,10 +24,10 @@ from grpo.renderers.chat_template import Renderer
 
 
 class ScriptedPolicy:
-    """Policy that cycles through the replies of a script; the seed selects one of several scripts."""
+    """Policy that cycles through the replies of a script. If there are several scripts, the seed selects one."""
 
     max_context = sys.maxsize
-    """Unlimited: a script reads no prompt."""
+    """Unlimited, because a script reads no prompt."""
 
     def __init__(self, replies: Sequence[str] | Sequence[Sequence[str]]) -> None:
         self._scripts = _scripts(list(replies), "replies")
@@ -64,7 +64,7 @@ class ScriptedSession:
 def read_replies(path: Path) -> list[Any]:
     """Read replies from a YAML file: a list of strings, or a list of such lists.
 
-    Raises `PolicyError` for a file that is missing, larger than 1 MiB, not YAML, or of another shape.
+    Raises `PolicyError` if the file is missing, larger than 1 MiB, not YAML, or has another shape.
     """
     if path.suffix not in (".yaml", ".yml") or ".." in path.parts:
         raise PolicyError(f"replies at {str(path)!r}: name a .yaml file, by a path without '..'")

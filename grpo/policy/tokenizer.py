@@ -1,4 +1,4 @@
-"""Tokenizers of model folders; those of plain models are read without PyTorch."""
+"""Tokenizers of model folders. The tokenizer of a plain model is read without PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer; `chat_template` replaces the one in the folder. Raises `PolicyError` for a folder without."""
+    """Load a folder's tokenizer. If `chat_template` is given, it replaces the template in the folder.
+
+    Raises `PolicyError` if the folder has no tokenizer that can be read.
+    """
     import transformers
 
     known = tokenizer_class(folder)

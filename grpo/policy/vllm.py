@@ -1,15 +1,16 @@
 """vLLM inference backend: the weights of a checkpoint folder in one engine of this process.
 
-The engine outlives a policy version: the next checkpoint's weights are loaded over the last ones, and the prefix cache
-is reset. On a CPU each version gets another engine: vLLM 0.32 multiplies there by packed copies of the weights, and its
-compiled graph, and a head tied to the embedding, keep the copies of the last version through a reload. An engine runs
-on an event loop of its own, because it cannot outlive the loop that it was created in, and every stage has another one.
+The engine outlives a policy version. The next checkpoint's weights are loaded over the last ones, and the prefix cache
+is reset. On a CPU each version gets a new engine instead. There vLLM 0.32 multiplies by packed copies of the weights,
+and its compiled graph and a head that is tied to the embedding keep the copies of the last version through a reload.
+The engine runs on its own event loop, because it cannot outlive the loop that it was created in, and every stage has a
+different loop.
 
-Adapters are merged into their base's weights once per policy version, as the engine loads them: exact for every layer
-that adapters can be on, and without the cost of two small products a layer and token.
+Adapters are merged into their base's weights once per policy version, when the engine loads them. This is exact for
+every layer that can have adapters, and saves two small products per layer and token.
 
-Log-probabilities are those of the full distribution at the sampling temperature, in float32. The kernels are not the
-learner's, so they differ from its own in the last digits: see `training.ratio_tolerance`.
+Log-probabilities are computed over the full distribution at the sampling temperature, in float32. They differ from the
+learner's in the last digits, because vLLM's kernels are not the learner's. See `training.ratio_tolerance`.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ class VLLMPolicy:
         compiled: bool | None = None,
         chat_template: str | None = None,
     ) -> None:
-        """Read the config of a folder, or of the `base` that the adapters in it are for.
+        """Read the config of a folder or, if the folder holds adapters, of their `base`.
 
         `policy_hash` defaults to the digest of the weight files. `max_context` limits the context below the model's
-        own; `gpu_memory_utilization` is the engine's fraction of the memory of the GPU, or of the machine if vLLM runs
-        on its CPU, for weights and KV cache. Weights and activations are held in `dtype`. The
-        forward pass is `compiled` by default on a GPU only: a CPU's engines serve one version each, and compilation,
+        own. `gpu_memory_utilization` is the fraction of the GPU's memory that the engine uses for weights and KV cache,
+        or of the machine's memory if vLLM runs on its CPU. Weights and activations are held in `dtype`. By default the
+        forward pass is `compiled` only on a GPU. On a CPU an engine serves one version, and compilation, which takes
         half a minute, takes longer than it saves.
         """
         folders = (folder,) if base is None else (base, folder)
@@ -94,7 +95,7 @@ class VLLMPolicy:
 
     @asynccontextmanager
     async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
-        """See `Policy.sampler`; waits while the engine serves another policy."""
+        """See `Policy.sampler`. Waits while the engine serves another policy."""
         engine.acquire(self)
         try:
             yield SessionFactory(partial(VLLMSession, engine, renderer.stop_ids))
@@ -103,9 +104,10 @@ class VLLMPolicy:
 
     @contextmanager
     def model_folder(self) -> Iterator[Path]:
-        """Yield a folder with config and whole weights and nothing else, adapters merged in, while the engine reads it.
+        """Yield a temporary folder for the engine to read, with adapters merged into the weights.
 
-        vLLM reads each `*.safetensors` of a folder as weights, also the optimizer's moments in a checkpoint.
+        It leaves out the optimizer's moments of a checkpoint, because vLLM reads each `*.safetensors` in a folder as
+        weights.
         """
         with tempfile.TemporaryDirectory(prefix="grpo-vllm-") as folder:
             if self.base is None:
@@ -133,7 +135,7 @@ class Engine:
         self._requests: set[asyncio.Task[Any]] = set()
 
     def acquire(self, policy: VLLMPolicy) -> None:
-        """Load this policy and keep it until `release`; waits while another one is in use."""
+        """Load this policy and keep it until `release`. Waits while another one is in use."""
         with self._changed:
             while self._users and self._policy != policy.hash:
                 self._changed.wait()
@@ -148,7 +150,7 @@ class Engine:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Free the memory; the next policy starts another engine."""
+        """Free the memory. The next policy starts another engine."""
         with self._changed:
             if self._engine is not None:
                 self._engine.shutdown()
@@ -158,12 +160,12 @@ class Engine:
             self._engine = self._loop = self._thread = self._policy = self._engine_config = None
 
     async def generate(self, token_ids: list[int], params: Any) -> Any:
-        """Generate after these tokens; cancellation aborts the engine's request."""
+        """Generate after these tokens. If the call is cancelled, the engine's request is aborted."""
         request = asyncio.run_coroutine_threadsafe(self._generate(token_ids, params), self._running_loop)
         return await asyncio.wrap_future(request)
 
     def _load(self, policy: VLLMPolicy) -> None:
-        """Load the policy's weights into the engine; another architecture, size or dtype needs another engine."""
+        """Load the policy's weights into the engine, or into a new one if architecture, size or dtype differ."""
         memory = policy.gpu_memory_utilization
         engine_config = (policy.config, policy.max_context, memory, policy.dtype, policy.compiled)
         self._wait_for(self._aborted())
@@ -189,7 +191,7 @@ class Engine:
                     gpu_memory_utilization=policy.gpu_memory_utilization,
                     enforce_eager=not policy.compiled,
                     enable_prefix_caching=True,
-                    # a chunk of a seeded request rewinds its generator, which those of a CPU cannot
+                    # a chunk of a seeded request rewinds its generator, but a CPU's generator cannot be rewound
                     enable_chunked_prefill=False if current_platform.is_cpu() else None,
                     generation_config="vllm",  # no top-p, penalty or stop token from generation_config.json
                     logprobs_mode="processed_logprobs",
@@ -205,7 +207,7 @@ class Engine:
             ) from error
 
     async def _aborted(self) -> None:
-        """Wait for the abortion of cancelled requests, which hold blocks of the prefix cache until then."""
+        """Wait until cancelled requests are aborted, because they hold blocks of the prefix cache until then."""
         if self._requests:
             await asyncio.wait(self._requests)
 
@@ -243,7 +245,7 @@ class Engine:
 
 
 class VLLMSession:
-    """One conversation with all its tokens so far, which are in the engine's prefix cache."""
+    """One conversation with all its tokens so far. The engine keeps them in its prefix cache."""
 
     def __init__(self, engine: Engine, stop_ids: frozenset[int]) -> None:
         self._engine = engine
@@ -284,11 +286,11 @@ class VLLMSession:
         )
 
     def close(self) -> None:
-        """No resource to release: the engine evicts prefixes by itself."""
+        """Nothing to release, because the engine evicts prefixes by itself."""
 
 
 def _likeliest(step: Mapping[int, Any], count: int) -> tuple[tuple[int, float], ...]:
-    """The `count` likeliest tokens, likeliest first; vLLM adds the sampled one."""
+    """The `count` likeliest tokens, likeliest first. vLLM adds the sampled token, which is left out if unlikely."""
     logprobs = ((token, float(entry.logprob)) for token, entry in step.items())
     return tuple(sorted(logprobs, key=lambda item: -item[1])[:count])
 
@@ -302,7 +304,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Files of a model's or of adapters' weights, without those of a checkpoint's optimizer and critic."""
+    """Files of a model's or of adapters' weights, without a checkpoint's optimizer and critic files."""
     return sorted(folder.glob("*model*.safetensors"))
 
 

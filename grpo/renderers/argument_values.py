@@ -1,4 +1,4 @@
-"""Arguments of calls: as an object, as its JSON text, or value by value without quotes, by the schema of the tool."""
+"""Arguments of calls: an object, its JSON text, or single values without quotes, read with the tool's schema."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _FAULTS = (ValueError, SyntaxError, RecursionError, MemoryError)
 
 
 def read_arguments(value: Any) -> dict[str, Any]:
-    """Arguments of a call: an object, or JSON text of one, and none for null or an empty text.
+    """Arguments of a call, given as an object or its JSON text. Null and an empty text give no arguments.
 
-    Raises `ValueError` for anything else.
+    Raises `ValueError` if the value is anything else.
     """
     if isinstance(value, str):
         value = decode(value) if value.strip() else None
@@ -26,7 +26,7 @@ def read_arguments(value: Any) -> dict[str, Any]:
 
 
 def typed_value(raw: str, schema: Any) -> Any:
-    """Value of an argument without quotes, by its JSON schema; without one, in JSON or Python where it is one."""
+    """Value of an argument without quotes, by its JSON schema. Without a schema it is read as JSON, Python or text."""
     types = set(_types(schema))
     if types == {"string"}:
         return raw

@@ -1,7 +1,7 @@
 """Renderer for policies that read messages and have no tokenizer: a script, a chat server, a custom backend.
 
-Ids 0–255 are UTF-8 bytes, 256 is the stop token, 257 and on mark the role. Such trajectories are recorded, counted and
-limited like all others, and are not trained on.
+Ids 0–255 are UTF-8 bytes, 256 is the stop token, and ids from 257 mark the role. These trajectories are recorded,
+counted and limited like all others, but they are not trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROLE_IDS = {role: _STOP + 1 + i for i, role in enumerate(ROLES)}
 
 
 class ByteRenderer(Renderer):
-    """Renderer with a token per byte; needs no optional package."""
+    """Renderer with one token per byte. It needs no optional package."""
 
     def __init__(self, *, tools: Sequence[Tool] = ()) -> None:
         self.tools = tuple(tools)
@@ -27,7 +27,7 @@ class ByteRenderer(Renderer):
         self.hash = "bytes"
 
     def build_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """See `Renderer.build_prompt`; the tools come first, as a system message."""
+        """See `Renderer.build_prompt`. The tools come first, as a system message."""
         signatures = json.dumps([tool.to_template() for tool in self.tools])
         tools = [Message(role="system", content=signatures)] if self.tools else []
         return self.build_continuation((), (*tools, *messages))

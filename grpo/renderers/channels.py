@@ -15,11 +15,11 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def parse_channels(text: str) -> Message:
-    """Parse messages with channels: analysis is reasoning, a recipient is called, the rest is content.
+    """Parse messages with channels: analysis is reasoning, a message to a recipient is a call, the rest is content.
 
     <|channel|>analysis<|message|>x<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}
 
-    A message with a recipient that is not a call is content, with the reason in `malformed`.
+    If a message with a recipient is not a valid call, it becomes content, with the reason in `malformed`.
     """
     reasoning: list[str] = []
     contents: list[str] = []

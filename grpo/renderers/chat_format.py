@@ -1,7 +1,7 @@
-"""What a chat template does with tools, calls, later system messages and conversations without a user, in words.
+"""Description of how a chat template renders tools, calls, later system messages and conversations without a user.
 
-A template's own form is native; what it lacks gets a generic form, see `grpo.renderers.fallbacks`. Which of them a
-model meets decides how well it calls tools, so that the log of load_base, the report and `grpo doctor` state it.
+A template's own form is called native. A part that it lacks gets a generic form, see `grpo.renderers.fallbacks`. The
+form decides how well a model calls tools, so the log of load_base, the report and `grpo doctor` state it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class ChatFormat:
     form: str
     """Form of the template's own calls in words."""
     added: tuple[Form, ...]
-    """Parts that the template leaves out, which are rendered in the generic form."""
+    """Parts that the template leaves out. They are rendered in the generic form."""
     one_call: bool
-    """The template renders one call a turn."""
+    """The template renders only one call per turn."""
     later_system: bool
     """A system message after the first turns is read in its place."""
     without_user: bool
-    """A conversation of which no message is the user's is read."""
+    """A conversation without a user message is read."""
 
     @property
     def calls(self) -> str:
-        """How tools and calls are rendered."""
+        """Words for how tools and calls are rendered."""
         if "calls" in self.added:
             return f"{_BLOCK}, calls in the generic form (<tool_call> and JSON)"
         own = f"the template's own form ({self.form})"
@@ -49,7 +49,7 @@ class ChatFormat:
 
     @property
     def is_native(self) -> bool:
-        """True where the template renders every part of a conversation itself, and several calls a turn."""
+        """True if the template itself renders every part of a conversation, and several calls per turn."""
         return not self.added and not self.one_call
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class ChatFormat:
 
 
 def form_of(replies: ReplyFormat) -> str:
-    """Form in which replies of a template have their calls."""
+    """Form of the calls in a template's replies."""
     if replies.channels:
         return "channels"
     return "none" if replies.calls is None else _NAMES[type(replies.calls)]

@@ -1,11 +1,11 @@
-"""Messages ↔ token ids through a chat template; sampled tokens are never tokenized again.
+"""Messages ↔ token ids through a chat template. Sampled tokens are never tokenized again.
 
     build_prompt(S U)                →  P     prompt up to the start of the assistant turn
     policy samples                   →  A1    kept as sampled, stop token included
     build_continuation(S U A1, T)    →  E     template text between A1 and the start of the next assistant turn
 
-`P A1 E A2 …` is the trajectory, and what the template renders for the whole conversation. Texts of messages become
-ordinary tokens: "<|end|>" typed by a user is not a control token.
+`P A1 E A2 …` is the trajectory, and the template renders the same for the whole conversation. Texts of messages become
+ordinary tokens. For example, "<|end|>" typed by a user is not a control token.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MIN_VOCABULARY = 32
 MOST_CALLS = 2**20
-"""Calls of a turn where the template bounds them not."""
+"""Calls of a turn if the template does not limit them."""
 _CACHED = 4096
 _LONGEST = 64
 """Characters of the longest control token that is searched for at the end of a prompt."""
@@ -45,16 +45,16 @@ _AFTER = (Message(role="user", content="x"),)
 class Renderer:
     """Renderer of conversations for one tokenizer, chat template and set of tools.
 
-    `stop_ids` are the tokens that end a turn: those of generation_config.json, of the template, and the tokenizer's
+    `stop_ids` are the tokens that end a turn: the ones in generation_config.json, the template's, and the tokenizer's
     `eos`. `stop_id` is the template's own. `template` is the template that conversations are rendered with, see
-    `grpo.renderers.variants`; it is the one to export with the model, and `added` are the parts that the model's own
-    leaves out. `most_calls` is 1 for a template that renders one call a turn. `reasons` where replies have reasoning,
-    and `begins_reasoning` where a prompt opens it.
+    `grpo.renderers.variants`. Export this template with the model. `added` are the parts that the model's own template
+    leaves out. `most_calls` is 1 if the template renders only one call per turn. `reasons` is True if replies have
+    reasoning, and `begins_reasoning` is True if a prompt opens it.
 
-    Raises `PolicyError` for an empty tokenizer (transformers silently creates one if the files are missing), and for
-    a chat template that is missing, fails, does not terminate, or rewrites earlier turns.
+    Raises `PolicyError` if the tokenizer is empty (transformers silently creates one if the files are missing), or if
+    the chat template is missing, fails, does not terminate, or rewrites earlier turns.
 
-    A subclass is used in a run as `policy.renderer`, see `grpo.policy.renderer`; `hash` names what it renders.
+    To use a subclass in a run, set `policy.renderer`, see `grpo.policy.renderer`. `hash` identifies what it renders.
     """
 
     hash: str
@@ -85,9 +85,9 @@ class Renderer:
         self._check_bridges()
 
     def _check_bridges(self) -> None:
-        """Raise `PolicyError` for a template that cannot go on after a turn that rollouts meet.
+        """Raise `PolicyError` if the template cannot go on after a kind of turn that occurs in rollouts.
 
-        A text, a call, a call beside a text and two calls, each without reasoning and after it.
+        The kinds are a text, a call, a text with a call, and two calls, each with and without reasoning before it.
         """
         call, result = ToolCall(name="f", arguments={"x": "y"}), Message(role="tool", content="x")
         kinds: list[tuple[str, tuple[ToolCall, ...]]] = [("x", ()), ("", ())]
@@ -109,14 +109,15 @@ class Renderer:
     ) -> list[int]:
         """Token ids between the sampled assistant turn, the last of `messages`, and the next one, after `new`.
 
-        `ended_by` is the last sampled token: GLM's models end a turn with the first token of the next message.
+        `ended_by` is the last sampled token. It is needed because GLM's models end a turn with the first token of the
+        next message.
         """
         token = None if ended_by is None else str(self.tokenizer.convert_ids_to_tokens(ended_by))
         bridge = self._bridge(self._history(messages), tuple(map(shape_of, new)), token)
         return self._encoder.encode(fill(bridge, texts_of((*messages, *new))), place="after")
 
     def encode_reply(self, message: Message, after: Sequence[Message] = _AFTER) -> list[int]:
-        """Token ids of an assistant turn, generated `after` these messages, stop token included."""
+        """Token ids of an assistant turn that is generated `after` these messages, stop token included."""
         after = _AFTER if self._variant.as_generated else after or _AFTER
         shape = reply_shape(message)
         marks = self._variant.format.reasoning or (THINK, END_OF_THINK)
@@ -150,12 +151,12 @@ class Renderer:
         return ids, mask
 
     def count_tokens(self, messages: Sequence[Message]) -> int:
-        """Number of tokens of the messages' texts, without those of the template."""
+        """Number of tokens of the messages' texts, without the template's tokens."""
         texts = [text for message in messages for text in (message.content, *map(str, message.tool_calls))]
         return sum(len(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Decode sampled token ids without the stop token; an incomplete character at the end is U+FFFD."""
+        """Decode sampled token ids without the stop token. An incomplete character at the end becomes U+FFFD."""
         ids = list(token_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
@@ -166,7 +167,7 @@ class Renderer:
         return self._variant.format.parse(self.decode(token_ids), self.tools, begun=self._variant.begun)
 
     def parse_content(self, token_ids: Sequence[int]) -> Message:
-        """Decode sampled token ids and parse them into a message whose calls are content."""
+        """Decode sampled token ids and parse them into a message that keeps calls as content."""
         return self._variant.format.parse_content(self.decode(token_ids), begun=self._variant.begun)
 
     def settled_content(self, text: str, progress: Progress | None = None) -> str:
@@ -174,19 +175,19 @@ class Renderer:
         return self._variant.format.settled_content(text, progress)
 
     def reply_grammar(self, shape: ReplyShape) -> str:
-        """Grammar of the replies of a shape. Raises `NoGrammar` for calls in a form that has none."""
+        """Grammar of the replies of a shape. Raises `NoGrammar` if the form of the calls has none."""
         variant = self._variant
         return reply_grammar(variant.format, shape, self.tokenizer, reasons=variant.reasons, begun=variant.begun)
 
     @cached_property
     def reads_later_system(self) -> bool:
-        """True where the template prints a system message after the first turns."""
+        """True if the template prints a system message after the first turns."""
         reply, later = Message(role="assistant", content="x"), Message(role="system", content="x")
         return self._reads((*_AFTER, reply), (later, *_AFTER))
 
     @cached_property
     def reads_no_user(self) -> bool:
-        """True where the template prints a conversation without a message of the user, and goes on after it."""
+        """True if the template prints a conversation without a user message, and goes on after it."""
         return self._reads((Message(role="system", content="x"),), ()) and self._reads(
             (Message(role="system", content="x"), Message(role="assistant", content="x")), _AFTER
         )
@@ -202,7 +203,7 @@ class Renderer:
 
     @property
     def chat_format(self) -> ChatFormat:
-        """How tools, calls, later system messages and conversations without a user are rendered."""
+        """Summary of how tools, calls, later system messages and conversations without a user are rendered."""
         return ChatFormat(
             form=form_of(self._variant.format),
             added=self.added,
@@ -212,7 +213,7 @@ class Renderer:
         )
 
     def parse_text(self, text: str) -> Message:
-        """Parse a complete reply that was not sampled after a prompt: a script's, or one that an agent changed."""
+        """Parse a complete reply that was not sampled after a prompt, e.g. by a script, or changed by an agent."""
         return self._variant.format.parse(text, self.tools)
 
     def _history(self, messages: Sequence[Message]) -> tuple[MessageShape, ...]:
@@ -263,7 +264,7 @@ class Renderer:
         )
 
     def _check_rendered(self, rendered: str, shapes: Sequence[MessageShape], *, start: int) -> None:
-        """Raise `PolicyError` if a message of others is not in a rendered text."""
+        """Raise `PolicyError` if a rendered text leaves out a message that is not the assistant's."""
         keys = {slot.key for slot in slots_in(rendered)}
         for index, shape in enumerate(shapes, start):
             if shape.filled and shape.role != "assistant" and f"{index}c" not in keys:
@@ -271,7 +272,7 @@ class Renderer:
                 raise self._template.failure(f"leaves out the {shape.role} message in messages of {roles}")
 
     def _ends_in_control(self, text: str) -> bool:
-        """Check that a control token is the last of a text, with no white space after it."""
+        """Check that a text ends in a control token, with no white space after it."""
         return any(match.end() == len(text) for match in self._controls.finditer(text, max(0, len(text) - _LONGEST)))
 
     def _id_of(self, token: str) -> int:
@@ -288,8 +289,8 @@ class Renderer:
 def rendering_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """Copy of a tokenizer with the template that conversations are rendered with, to save with the model.
 
-    So a server or a pipeline that reads the folder renders tools, results and system messages in the same form. A
-    tokenizer that no conversation can be rendered with is returned as it is.
+    A server or a pipeline that reads the folder then renders tools, results and system messages in the same form. If no
+    conversation can be rendered with the tokenizer, it is returned unchanged.
     """
     try:
         source = _inspect(tokenizer)[0].source
@@ -303,7 +304,7 @@ def rendering_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeniz
 
 
 def _hash(tokenizer: PreTrainedTokenizerBase, variant: Variant) -> str:
-    """Digest of the vocabulary and of the template with its forms, from which ends and format of turns follow."""
+    """Digest of the vocabulary and of the template with its forms, which determine the ends and format of turns."""
     vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(f"{vocabulary}\0{variant.source}".encode()).hexdigest()[:16]
 
@@ -325,7 +326,7 @@ def _inspect(tokenizer: PreTrainedTokenizerBase) -> tuple[Variant, frozenset[str
 
 
 def _declared_stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End tokens that generation_config.json beside the tokenizer names, and the tokenizer's own."""
+    """End tokens in the generation_config.json of the tokenizer's folder, and the tokenizer's own."""
     ids = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     path = Path(tokenizer.name_or_path or "") / "generation_config.json"
     if path.is_file():
@@ -335,7 +336,7 @@ def _declared_stop_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def _check_prefix(tokenizer: PreTrainedTokenizerBase, variant: Variant, tools: Sequence[Tool]) -> None:
-    """Raise `PolicyError` for a template that is not prefix-preserving, with what makes it so."""
+    """Raise `PolicyError` with a remedy if the template is not prefix-preserving."""
     fault = _fault(variant, tools)
     if fault is None:
         return
@@ -357,7 +358,7 @@ def _check_prefix(tokenizer: PreTrainedTokenizerBase, variant: Variant, tools: S
 
 
 def _is_usable(tokenizer: PreTrainedTokenizerBase, source: str, tools: Sequence[Tool]) -> bool:
-    """Check that a renderer is made with another template, and that it goes on after each kind of turn."""
+    """Check that a renderer can be made with this template, and that it goes on after each kind of turn."""
     trial = copy.copy(tokenizer)
     trial.chat_template = source
     try:

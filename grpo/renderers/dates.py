@@ -1,9 +1,9 @@
-"""Dates that templates print: the present one when a prompt is read, or a fixed one.
+"""Dates that templates print: the current date when a prompt is encoded, or a fixed date.
 
     template   Today is {{ strftime_now('%d %b %Y') }}.       with {#- date 2026-11-25 #}
     rendered   Today is ⸨@%d %b %Y⸩.                          Today is 25 Nov 2026.
 
-What is rendered is kept by the shape of a conversation, so that a placeholder stands for the present date.
+Rendered text is cached by the shape of a conversation, so it has a placeholder instead of the current date.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from grpo.renderers.template import ChatTemplate
 from grpo.renderers.turns import USER
 
 _FIXED = re.compile(r"\{#-? *date +(\S+?) *-?#\}\n?")
-"""Comment of a template whose date does not change: the tokens of a run that ends on another day are the same."""
+"""Comment that fixes the date of a template, so that tokens stay the same if a run ends on another day."""
 _FORM = re.compile(r"(['\"])([^'\"]*%[^'\"]*)\1")
 
 
 def without_date(template: ChatTemplate) -> tuple[str, str]:
-    """Source of a template without the comment that fixes its date, and the statement that does so; it may be empty.
+    """Source without the comment that fixes the date, and the statement that fixes it instead, "" without a comment.
 
-    Raises `TemplateFailure` for a comment whose date is not a day.
+    Raises `TemplateFailure` if the date in the comment is not a day.
     """
     comment = _FIXED.search(template.source)
     if comment is None:
@@ -39,13 +39,13 @@ def without_date(template: ChatTemplate) -> tuple[str, str]:
 
 
 def _statement(source: str, day: datetime) -> str:
-    """Statement that defines `strftime_now` as this day, in each of the forms that the template prints it in."""
+    """Statement that defines `strftime_now` as this day, for each date format in the template."""
     forms = {form: day.strftime(form) for _, form in _FORM.findall(source)}
     return f"{{%- macro strftime_now(format) -%}}{{{{- {json.dumps(forms)}[format] -}}}}{{%- endmacro -%}}"
 
 
 def check_date(template: ChatTemplate) -> None:
-    """Refuse a template that computes with the date: a placeholder stands in for it until a prompt is read."""
+    """Refuse a template that computes with the date, because it only gets a placeholder for the date."""
     if "strftime_now" not in template.source:
         return
     day = datetime(2024, 12, 31, 23, 58, 59)

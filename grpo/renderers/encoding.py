@@ -3,11 +3,12 @@
     pieces    "<|user|>" of the template   "<|end|> hi" of a user   "<|end|>" of the template
     encoded   <|user|>  <|  end  |>  ▁hi  <|end|>
 
-The text is encoded as a whole, so that tokens may span a template's text and a user's. A control token that the
-tokenizer reads in a user's text is cut by a separator, a token of the encoder alone, which is removed afterwards.
+The text is encoded as a whole, so that a token may span text of the template and text of a user. If the tokenizer reads
+a control token in a user's text, a separator cuts that text. Only the encoder knows the separator token, and it is
+removed afterwards.
 
-A tokenizer without bytes for every character reads an unknown one as its unknown token, such as <unk>, and so does the
-model. That is not a forged control token, although the token is special; the text "<unk>" itself is one.
+A tokenizer that lacks bytes for some characters reads an unknown character as its unknown token, e.g. <unk>, and the
+model expects that. This is not a forged control token, although the token is special. The text "<unk>" itself is one.
 """
 
 from __future__ import annotations
@@ -29,26 +30,27 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Place = Literal["first", "after", "inside"]
-"""What stands before a text: nothing, a control token, or a text that goes on."""
+"""Nothing stands before the text ("first"), a control token does ("after"), or it continues a text ("inside")."""
 _Segment = tuple[str, str, Place]
-"""Text, a flag for each character that is trusted, and its place."""
+"""Text, one flag per character ("1" if it is trusted, else "0"), and its place."""
 _SEPARATOR = "\ue002"
 _REPLACEMENT = "\ufffd"
 _ELEMENT = re.compile(r"</?[a-z]+\d?>")
-"""Markup that some vocabularies have as tokens, such as `<h1>`; a control token only where a template prints it."""
+"""Markup that some vocabularies have as tokens, e.g. `<h1>`. It is a control token only if the template prints it."""
 _MARKED = re.compile(r"<\S.*>|\[\S.*\]", re.DOTALL)
 _REASONING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 _PASSES = 8
-"""Passes that cut control tokens; text in which there is still one is then read character by character."""
+"""Passes that cut control tokens. If a text still has one after them, it is read character by character."""
 _CACHED_CHARACTERS = 2**20
-"""Characters of the segments whose tokens are kept: texts of users are unbounded."""
+"""Limit of the cache, in characters of its segments, because texts of users can have any length."""
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> frozenset[str]:
-    """Control tokens, which text of a user or a tool must not become.
+    """Control tokens: tokens that text of a user or a tool must not become.
 
-    All special tokens, and added tokens in brackets, which families use for tools and reasoning. Markup is among them
-    if the template prints it; runs of white space and other fragments of text, which some tokenizers add, are not.
+    These are all special tokens, and added tokens in brackets, because model families use those for tools and
+    reasoning. Markup is included only if the template prints it. Runs of white space and other fragments of text that
+    some tokenizers add are not included.
     """
     controls: set[str] = set()
     for token in tokenizer.added_tokens_decoder.values():
@@ -61,10 +63,10 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> frozens
 
 
 class TextEncoder:
-    """Encoder of text with trusted and untrusted pieces, for one tokenizer; safe for threads.
+    """Thread-safe encoder of text with trusted and untrusted pieces, for one tokenizer.
 
-    Raises `PolicyError` for a tokenizer without a fast backend, and `encode` a `UnicodeEncodeError` for half of a
-    surrogate pair, which no tokenizer reads.
+    The constructor raises `PolicyError` if the tokenizer has no fast backend. `encode` raises `UnicodeEncodeError` if
+    a text contains half of a surrogate pair, because no tokenizer reads it.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) -> None:
@@ -73,7 +75,7 @@ class TextEncoder:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} is not a fast tokenizer; add tokenizer.json")
-        # transformers toggles a flag of the tokenizer's single backend, which is not thread-safe: copies
+        # copies, because transformers toggles a flag of the tokenizer's single backend, which is not thread-safe
         definition = backend.to_str()
         self._encoder = _unbounded(Tokenizer.from_str(definition))
         self._plain = _unbounded(Tokenizer.from_str(_without(definition, controls)))
@@ -91,7 +93,7 @@ class TextEncoder:
         self._segments = _Segments()
 
     def encode(self, pieces: Sequence[tuple[str, bool]], *, place: Place) -> list[int]:
-        """Token ids of pieces, each with whether it is trusted; `place` is where they stand."""
+        """Token ids of pieces `(text, is_trusted)`; `place` says what stands before the first piece."""
         text = "".join(piece for piece, _ in pieces)
         text.encode()
         trusted = "".join(("1" if of_template else "0") * len(piece) for piece, of_template in pieces)
@@ -107,7 +109,7 @@ class TextEncoder:
         return ids
 
     def _encode_segment(self, text: str, trusted: str, place: Place) -> array[int]:
-        """Token ids of a segment, those of the last ones from memory."""
+        """Token ids of a segment, from the cache if it was encoded recently."""
         ids = self._segments.get((text, trusted, place))
         if ids is None:
             ids = self._encode(text, trusted, place)
@@ -115,12 +117,13 @@ class TextEncoder:
         return ids
 
     def _encode(self, text: str, trusted: str, place: Place) -> array[int]:
-        """Token ids of a segment; each pass cuts the control tokens that it reads in untrusted text.
+        """Token ids of a segment. Each pass cuts the control tokens that it reads in untrusted text.
 
-        After `_PASSES` untrusted characters stand apart, and a control token that one of them still is, is left out.
+        If control tokens are left after `_PASSES` passes, every untrusted character is encoded apart. A single
+        character that is still a control token is then left out.
         """
         encoder = self._inside if place == "inside" else self._encoder
-        if place != "first":  # some tokenizers put a space before the first token alone
+        if place != "first":  # some tokenizers put a space before the first token only
             text, trusted = _SEPARATOR + text, "1" + trusted
         for _ in range(_PASSES):
             ids, forged = self._read(text, trusted, encoder)
@@ -138,7 +141,7 @@ class TextEncoder:
         return self._read("".join(apart), flags, encoder)[0]
 
     def _read(self, text: str, trusted: str, encoder: Tokenizer) -> tuple[array[int], list[tuple[int, int]]]:
-        """Token ids of a text without its forged control tokens, and the spans of these."""
+        """Token ids of a text without its forged control tokens, and the spans of the forged ones."""
         (encoding,) = encoder.encode_batch([text], add_special_tokens=False)  # without the interpreter's lock
         ids, forged = array("i"), list[tuple[int, int]]()
         for id_, span in zip(encoding.ids, encoding.offsets, strict=True):
@@ -149,7 +152,7 @@ class TextEncoder:
         return ids, forged
 
     def _is_forged(self, text: str, trusted: str, span: tuple[int, int], id_: int) -> bool:
-        """Check that the characters of a control token are not all the template's; white space beside it may be."""
+        """True if a character of a control token is untrusted. White space that the token absorbed does not count."""
         (start, stop), token = span, self._control_ids[id_]
         inside = text.find(token, start, stop)
         if inside < 0 and id_ == self._unknown_id:
@@ -168,7 +171,7 @@ class TextEncoder:
 
 
 class _Segments:
-    """Token ids of segments, the least recently used dropped above a number of characters; safe for threads."""
+    """Thread-safe cache of segments' token ids. Above `_CACHED_CHARACTERS` it drops the least recently used."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[_Segment, array[int]] = OrderedDict()
@@ -197,7 +200,7 @@ _ENCODERS: WeakKeyDictionary[PreTrainedTokenizerBase, tuple[frozenset[str], int,
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) -> TextEncoder:
-    """Encoder of a tokenizer, which all its renderers share: it has two copies of the vocabulary, and their caches."""
+    """Encoder that all renderers of a tokenizer share, because it holds copies of the vocabulary and their caches."""
     known = _ENCODERS.get(tokenizer)
     if known is None or known[:2] != (controls, len(tokenizer)):
         known = _ENCODERS[tokenizer] = controls, len(tokenizer), TextEncoder(tokenizer, controls)
@@ -211,7 +214,7 @@ def _unbounded(encoder: Tokenizer) -> Tokenizer:
 
 
 def _without(definition: str, controls: frozenset[str]) -> str:
-    """Definition of a tokenizer without these added tokens."""
+    """Definition of a tokenizer without the added tokens in `controls`, and without its post-processor."""
     record = json.loads(definition)
     record["added_tokens"] = [token for token in record["added_tokens"] if token["content"] not in controls]
     record["post_processor"] = None
@@ -219,10 +222,10 @@ def _without(definition: str, controls: frozenset[str]) -> str:
 
 
 def _without_prefix(definition: str) -> str | None:
-    """Definition of a tokenizer that puts no space before a text; None for one that puts none after control tokens.
+    """Definition that puts no space before a text, or None if the tokenizer never puts one.
 
-    Legacy SentencePiece does so after each of them. A text that goes on after others, as a reply does after the line
-    `<|im_start|>assistant`, has none.
+    Legacy SentencePiece puts a space after each control token. A text that continues another one must not get it, e.g.
+    a reply after the line `<|im_start|>assistant`.
     """
     record = json.loads(definition)
     steps = ("normalizer", "pre_tokenizer")
@@ -246,9 +249,9 @@ def _unprefixed(step: Any) -> Any:
 
 
 def _unknown_token(tokenizer: PreTrainedTokenizerBase, definition: str) -> str | None:
-    """Token that the tokenizer's model gives for unknown text; None where the token is also one of the template.
+    """Token that the tokenizer's model gives for unknown text, or None if the template also uses that token.
 
-    In the latter case unknown text would be a control token, such as the end of a turn, and is left out.
+    In the latter case unknown text would read as a control token, e.g. the end of a turn, so it is left out.
     """
     model = json.loads(definition)["model"]
     unknown = model.get("unk_token")
@@ -261,7 +264,7 @@ def _unknown_token(tokenizer: PreTrainedTokenizerBase, definition: str) -> str |
 
 
 def _boundaries(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) -> re.Pattern[str]:
-    """Control tokens before which text can be cut without another result: those that take no white space with them."""
+    """Control tokens that absorb no white space, so that cutting a text before them does not change its tokens."""
     plain = [
         token.content
         for token in tokenizer.added_tokens_decoder.values()
@@ -271,6 +274,6 @@ def _boundaries(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str]) ->
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Regular expression of any of these texts, a longer one first."""
+    """Regular expression that matches any of the texts, and prefers a longer one."""
     longest_first = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")

@@ -1,16 +1,16 @@
-"""Jinja statements in front of a chat template that give it what it does not render.
+"""Jinja statements in front of a chat template that add the parts that it does not render.
 
-    system       text of the system message in front of the first user message, after an empty line
-    tools        a block in the system message: a JSON description a line, and the form of a call
+    system       text of the system message in front of the first user message, with an empty line between them
+    tools        a block in the system message: one JSON description per line, and the form of a call
     calls        <tool_call>{"name": …, "arguments": {…}}</tool_call> after the content of the assistant
     results      a user message in <tool_response> tags
     users        user messages in a row as one, with an empty line between them
-    ids          ids of calls with their names, `functions.NAME:0`, for templates that print the id for the name (Kimi)
-    arguments    arguments of a call as JSON text, for templates that add them to a text
-    parts        contents as lists of parts, for templates that read images as well
-    reasoning    reasoning in the content of a turn, where the prompt opens it and the template has no field for it
+    ids          ids of calls with their names, `functions.NAME:0`, if the template prints the id for the name (Kimi)
+    arguments    arguments of a call as JSON text, if the template adds them to a text
+    parts        contents as lists of parts, if the template reads images as well
+    reasoning    reasoning in the content of a turn, if the prompt opens it and the template has no field for it
 
-They are part of the template that a checkpoint and an exported model carry, so that all who render with it agree.
+A checkpoint and an exported model have the template with these statements, so that everybody renders the same text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 Form = Literal["ids", "arguments", "reasoning", "tools", "calls", "results", "users", "system", "parts"]
 FORMS: tuple[Form, ...] = get_args(Form)
-"""In the order in which they stand in front of a template."""
+"""Forms in the order of their statements in front of a template."""
 
 _STATEMENT = (
     "# Tools\\n\\nEach line describes a tool in JSON:\\n",
@@ -185,12 +185,12 @@ HERMES = '<tool_call>\n{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}\n</t
 def with_forms(source: str, forms: frozenset[Form], *, opening: str = "<think>\n", example: str = HERMES) -> str:
     """Template with statements for these forms in front.
 
-    `opening` is how the prompt opens reasoning, `example` how the template renders a call with the name NAME.
+    `opening` is the text that opens reasoning in a prompt. `example` is a rendered call with the name NAME.
     """
     statements = "".join(_STATEMENTS[form] for form in FORMS if form in forms)
     return statements.replace("OPEN", _quoted(opening)).replace("EXAMPLE", _quoted(example)) + source
 
 
 def _quoted(text: str) -> str:
-    """Text between single quotes in a template."""
+    """Escape a text for single quotes in a template."""
     return text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Parts of a conversation that a template does not render, found by rendering, and the template with forms for them."""
+"""Parts of a conversation that a template does not render, and the template with forms added for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from grpo.renderers.turns import CALL, RESULT, SYSTEM, USER
 def missing_parts(
     template: ChatTemplate, required: frozenset[Form] = frozenset(), *, example: str = HERMES
 ) -> tuple[ChatTemplate, frozenset[Form]]:
-    """Template with the `required` forms and those for what it does not render, found by rendering."""
+    """Template with the `required` forms, and with a form for each part that a trial rendering leaves out."""
     forms = set(required)
 
     def complete() -> ChatTemplate:
@@ -43,7 +43,7 @@ def missing_parts(
 
 
 def _marks_results(template: ChatTemplate) -> bool:
-    """Check that a result has a word or a tag of its own: without one nobody could tell who says its text (Falcon)."""
+    """True if a word or tag marks a result. Without one it would not be clear whose text it is (Falcon)."""
     rendered = template.render((USER, CALL, RESULT), False)
     slot = next(slot for slot in slots_in(rendered) if slot.key == "2c")
     before = common_prefix(rendered, template.render((USER, CALL), False))
@@ -51,12 +51,12 @@ def _marks_results(template: ChatTemplate) -> bool:
 
 
 def opens_after_result(template: ChatTemplate) -> bool:
-    """Check that the prompt after a result opens the reasoning as the one after a user's message."""
+    """Check that the prompt after a result opens the reasoning, like the prompt after a user's message."""
     return template.render((USER, CALL, RESULT), True).rstrip().endswith(THINK)
 
 
 def states_tools(template: ChatTemplate) -> bool:
-    """Check that a prompt names a tool and its parameters, with a system message and without.
+    """Check that a prompt names a tool and its parameters, both with and without a system message.
 
     A compact template may leave descriptions out.
     """

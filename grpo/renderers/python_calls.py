@@ -41,7 +41,7 @@ class PythonCalls(ToolFormat):
 
 
 def _listed(text: str) -> list[ast.expr]:
-    """Expressions between commas or on lines of their own."""
+    """Expressions that are separated by commas or lines."""
     try:
         listed = ast.parse(f"[{text}]", mode="eval").body
     except SyntaxError:

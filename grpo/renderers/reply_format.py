@@ -1,7 +1,7 @@
 """Parsing of a reply into reasoning, content and tool calls, in the format of a chat template.
 
-The format is read off from rendered turns with known texts. A parser is accepted if it reads back what the template
-renders.
+The format is derived from turns that the template renders with known texts. A parser is accepted if it reads back what
+the template renders.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TAGGED_JSON = JsonCalls(
     Marks(opening=TOOL_CALL_OPEN, between=None, closing=TOOL_CALL_CLOSE), name="name", arguments="arguments"
 )
 Render = Callable[[Message], str | None]
-"""Text of a reply as the policy would generate it, without its end; None if the template fails."""
+"""Function that renders a reply as the policy would generate it, without its end; None if the template fails."""
 
 EXAMPLE = Tool(
     name=_NAME,
@@ -56,14 +56,14 @@ EXAMPLE = Tool(
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far an unfinished reply was read for its settled content."""
+    """Position up to which an unfinished reply was read for its settled content."""
 
     start: int | None = None
-    """Position at which the content begins, once it is known."""
+    """Position at which the content begins; None while it is unknown."""
     searched: int = 0
-    """Position before which no call begins; before the content, before which no reasoning ends."""
+    """Position before which no call begins. While `start` is None, position before which no reasoning ends."""
     has_none: bool = False
-    """The text before the end of reasoning has a call, so that the reply is read when it is complete."""
+    """The text before the end of reasoning has a call, so the reply is only read when it is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +76,18 @@ class ReplyFormat:
     """Texts before and after the content of a reply."""
     calls: ToolFormat | None
     opening: str = ""
-    """Beginning of a turn in a prompt; where a prompt leaves it out, the policy generates it."""
+    """Beginning of a turn in a prompt. If a prompt leaves it out, the policy generates it."""
     header: str = ""
-    """Text between reasoning and the rest, where they are messages of their own."""
+    """Text between reasoning and the rest, if they are separate messages."""
     channels: bool = False
     """Reasoning, calls and content are messages with a channel and a recipient, as in harmony."""
 
     def parse(self, text: str, tools: Sequence[Tool] = (), *, begun: bool = False) -> Message:
-        """Parse a reply; `begun` if the prompt has opened its reasoning.
+        """Parse a reply. `begun` is True if the prompt has opened its reasoning.
 
-        Calls in JSON between <tool_call> tags, the form that environments describe, are parsed in any family.
+        Calls in JSON between <tool_call> tags are parsed in every family, because environments describe this form.
 
-        A call that cannot be parsed is kept in the content, with the reason in `malformed`; the others are calls.
+        If a call cannot be parsed, its text stays in the content and `malformed` has the reason. The others are parsed.
         """
         if self.channels:
             message = parse_channels(text)
@@ -102,7 +102,7 @@ class ReplyFormat:
         return replace(message, content=content, reasoning=reasoning)
 
     def parse_content(self, text: str, *, begun: bool = False) -> Message:
-        """Parse a reply whose calls, if it has some, are content."""
+        """Parse a reply, but keep any calls as content."""
         if self.channels:
             message = parse_channels(text)
             return replace(message, content=text.strip(), tool_calls=()) if message.tool_calls else message
@@ -110,11 +110,12 @@ class ReplyFormat:
         return Message(role="assistant", content=self._unwrap(rest), reasoning=reasoning)
 
     def settled_content(self, text: str, progress: Progress | None = None) -> str:
-        """Beginning of the content that no further token changes, of an unfinished reply.
+        """Beginning of an unfinished reply's content that no further token can change.
 
-        Held back: what may become reasoning, a call, or a text around the content, and white space at the end. A family
-        that reasons has no settled content before its reasoning ends, one with channels none before the reply ends.
-        With the same `progress` for each longer text of a reply, what was searched is not searched again.
+        Text that may become reasoning, a call, or a text around the content is held back, and so is white space at the
+        end. If the family reasons, there is no settled content before the reasoning ends. If it has channels, there is
+        none before the reply ends. Pass the same `progress` for each longer text of a reply, so that no text is
+        searched twice.
         """
         progress = Progress() if progress is None else progress
         text = text.rstrip("\ufffd").lstrip()
@@ -134,7 +135,7 @@ class ReplyFormat:
         return text[: len(text) - held].rstrip()
 
     def _find_content(self, text: str, progress: Progress) -> None:
-        """Set where the content of an unfinished reply begins, after its reasoning, once that is known."""
+        """Set the position at which an unfinished reply's content begins, if its reasoning has ended."""
         if self.channels or progress.has_none or self.opening.startswith(text):
             return
         begun = len(self.opening) if text.startswith(self.opening) else 0
@@ -156,9 +157,10 @@ class ReplyFormat:
         progress.start = progress.searched = len(text) - len(after.removeprefix(self.header))
 
     def _split(self, text: str, *, begun: bool) -> tuple[str | None, str]:
-        """Reasoning and the rest; reasoning without an end leaves no rest.
+        """Split a reply into reasoning and the rest. If the reasoning does not end, there is no rest.
 
-        A reply that ends reasoning has begun it, or the prompt has: some do after a tool's result alone.
+        If a reply ends reasoning, then either it began the reasoning itself or the prompt did. Some prompts do so only
+        after a tool's result.
         """
         if self.reasoning is None:
             return None, text
@@ -170,7 +172,7 @@ class ReplyFormat:
         return before.strip().removeprefix(opening).strip() or None, after
 
     def _calls_in(self, text: str) -> bool:
-        """Check that a call begins in a text: what ends reasoning also stands between the calls of some families."""
+        """True if a call begins in a text. In some families the mark that ends reasoning also separates calls."""
         return self.calls is not None and self.calls.call_start(text) < len(text)
 
     def _unwrap(self, content: str) -> str:
@@ -179,9 +181,10 @@ class ReplyFormat:
 
 
 def _parse_calls(text: str, formats: Sequence[ToolFormat], tools: Sequence[Tool]) -> Message:
-    """Message of a reply without reasoning: by the first format in which it has calls, or else with its first fault.
+    """Message of a reply without reasoning, parsed by the first format that fits.
 
-    A malformed call beside well-formed ones is kept in the content, with its reason.
+    A format with only well-formed calls comes first, then one with some calls, then one with a malformed call. If a
+    reply has malformed and well-formed calls, the malformed ones stay in the content, with the reason of the first.
     """
     parsed = [tool_format.parse(text, tools) for tool_format in formats]
     nothing = ParsedCalls(content=text)
@@ -199,11 +202,11 @@ HERMES = ReplyFormat(reasoning=None, around=("", ""), calls=TAGGED_JSON)
 
 
 def read_format(render: Render, prompt: str) -> ReplyFormat:
-    """Format of the replies of a template; `prompt` is what a prompt adds for a turn, which may open the reasoning."""
+    """Format of a template's replies. `prompt` is the text that begins a turn in a prompt, and may open reasoning."""
     plain = render(Message(role="assistant", content=_VALUE)) or _VALUE
     lead, _, trail = plain.partition(_VALUE)
     reasoned = render(Message(role="assistant", content=_VALUE, reasoning=_SECOND))
-    if reasoned is None or _SECOND not in reasoned:  # some families render it before calls alone
+    if reasoned is None or _SECOND not in reasoned:  # some families render it only before calls
         call = ToolCall(name=_NAME, arguments={_KEY: _VALUE})
         reasoned = render(Message(role="assistant", content="", reasoning=_SECOND, tool_calls=(call,)))
     reasoning = _reasoning_marks(prompt, reasoned, lead)
@@ -226,7 +229,7 @@ def read_format(render: Render, prompt: str) -> ReplyFormat:
 
 
 def example_call(form: ReplyFormat, render: Render) -> str:
-    """Text of a call as the template renders it, with the name NAME, for the description of the tools."""
+    """Text of a call with the name NAME as the template renders it, for the description of the tools."""
     text = render(_turn(ToolCall(name="NAME", arguments={"ARGUMENT": "VALUE"}))) or ""
     return (text.rpartition(form.reasoning[1])[2] if form.reasoning is not None else text).strip()
 
@@ -236,7 +239,7 @@ def _turn(*calls: ToolCall) -> Message:
 
 
 def _reasoning_marks(prompt: str, reasoned: str | None, lead: str) -> tuple[str, str] | None:
-    """Marks around reasoning: as rendered, or as the prompt opens it."""
+    """Marks around reasoning, from the rendered turn, or from the prompt if the prompt opens reasoning."""
     if reasoned is not None and _SECOND in reasoned:
         before, _, after = reasoned.partition(_SECOND)
         closing = _TAG.search(after.partition(_VALUE)[0])
@@ -250,7 +253,7 @@ def _reasoning_marks(prompt: str, reasoned: str | None, lead: str) -> tuple[str,
 
 
 def _tool_format(render: Render, reasoning: tuple[str, str] | None, called: str) -> ToolFormat | None:
-    """Format of calls, from a rendered one with a name, a key and a value."""
+    """Format of calls, derived from a rendered call with a name, a key and a value."""
 
     def cut(text: str | None) -> str | None:
         """Text after an empty reasoning."""
@@ -301,7 +304,7 @@ def _tagged(
     two: str | None,
     positions: tuple[int, int, int],
 ) -> ToolFormat | None:
-    """Format with an element for each argument, by the difference that a second argument makes."""
+    """Format with an element per argument, derived from the difference that a second argument makes."""
     name, key, value = positions
     longer = cut(render(_turn(ToolCall(name=_NAME, arguments={_KEY: _VALUE, _SECOND: _NEXT}))))
     if longer is None or _SECOND not in longer or _NEXT not in longer:
@@ -329,7 +332,7 @@ def _tagged(
 
 
 def _between(text: str, two: str | None, end: int, *, json_at: bool = False) -> str | None:
-    """Text between two calls, from the end of the first to the name of the second, or to its JSON."""
+    """Text between two calls, from the end of the first to the name of the second, or to its JSON with `json_at`."""
     if two is None or two[:end] != text[:end] or _NEXT not in two[end:]:
         return None
     key = two.find(_KEY, end)
@@ -341,7 +344,7 @@ def _between(text: str, two: str | None, end: int, *, json_at: bool = False) -> 
 
 
 def _is_json(text: str, start: int) -> bool:
-    """Check that JSON begins there, not a mark such as [TOOL_CALLS]."""
+    """Check that JSON begins at `start`, and not a mark such as [TOOL_CALLS]."""
     try:
         _DECODER.raw_decode(text, start)
     except ValueError:
@@ -350,7 +353,7 @@ def _is_json(text: str, start: int) -> bool:
 
 
 def _call_keys(record: Any) -> tuple[str, str] | None:
-    """Keys of name and arguments in a rendered call or a list of one."""
+    """Keys of name and arguments in a rendered call, or in the first call of a list."""
     if isinstance(record, list) and record:
         record = record[0]
     if isinstance(record, dict) and isinstance(record.get("function"), dict):

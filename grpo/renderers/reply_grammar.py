@@ -5,8 +5,8 @@ r"""Grammars of replies in the format of a chat template, for constrained decodi
     text or calls    start: TEXT | calls            TEXT has no marker of a call
     with reasoning   start: reasoning? body
 
-JSON is written as Python does, `{"a": 1, "b": 2}`: as templates print calls, and so that a model cannot go on with
-white space. A control token of the template is that token, not its text.
+JSON is written like Python writes it, `{"a": 1, "b": 2}`, because templates print calls so, and because a model could
+otherwise continue with white space forever. A control token of the template is matched as that token, not as its text.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 _ANY = r"/(.|\n)*/"
 _BARE_CALL = r'/\s*(<\|\w+\|>\s*)?\[?\s*\{\s*"(name|type|function)"(.|\n)*/'
-"""Reply that is read as a call where no marker opens one."""
+"""Reply that is read as a call if the format has no marker."""
 _LARGEST = 10**15
-"""Bound of numbers whose schema has none; they are written without an exponent."""
+"""Bound of numbers if the schema has none, so that they are written without an exponent."""
 _NUMBER_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _VALUES = {"enum", "const", "default", "examples"}
-"""Keywords of a schema whose values are no schemas."""
+"""Keywords of a schema with values that are not schemas."""
 _BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
-"""Keywords whose values are schemas by their names."""
+"""Keywords with values that map names to schemas."""
 _OPEN = {"additionalProperties", "patternProperties", "minProperties", "$ref", "anyOf", "oneOf"}
-"""Keywords beside which other properties than those that are named may be meant."""
+"""Keywords that allow more properties than the named ones."""
 _ANY_RULES = (
     'any_object: "{" (any_pair (", " any_pair)*)? "}"',
     'any_pair: ANY_TEXT ": " any_value',
@@ -46,34 +46,34 @@ _ANY_RULES = (
     r'ANY_TEXT: /"([^"\\\x00-\x1f\x7f]|\\["\\\/bfnrt])*"/',
     r"ANY_NUMBER: /-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?/",
 )
-"""Any object, without exponents, with which a number could be infinite."""
+"""Rules of any object. Numbers have no exponent, because a number with one could be infinite."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 class NoGrammar(PolicyError):
-    """The calls of a chat template have no grammar."""
+    """Raised if the calls of a chat template have no grammar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyShape:
-    """Replies that are allowed: text of a kind, calls of tools, or either."""
+    """Replies that are allowed: text, calls of tools, or either."""
 
     schema: Mapping[str, Any] | None = None
     """JSON schema of a reply without calls; None for any text."""
     has_text: bool = True
-    """False where a reply has to be a call."""
+    """False if a reply has to be a call."""
     calls: Mapping[str, Mapping[str, Any]] | None = None
-    """JSON schema of the arguments by name of the tool; none of them for a reply without calls."""
+    """JSON schema of the arguments by name of the tool; None or empty if a reply has no calls."""
     one_call: bool = False
-    """A reply has one call at most."""
+    """A reply has no more than one call."""
 
 
 def reply_grammar(
     form: ReplyFormat, shape: ReplyShape, tokenizer: PreTrainedTokenizerBase, *, reasons: bool, begun: bool
 ) -> str:
-    """Grammar of the replies of a shape; `reasons` and `begun` are those of the template.
+    """Grammar of the replies of a shape, for a template that `reasons`, and if `begun`, opens reasoning in the prompt.
 
-    Raises `NoGrammar` for calls in a form that has none.
+    Raises `NoGrammar` if the form of the calls, or the shape, has no grammar.
     """
     return _Writer(form, shape, tokenizer).write(reasons=reasons, begun=begun)
 
@@ -88,7 +88,7 @@ class _Writer:
         self._rules: list[str] = []
 
     def write(self, *, reasons: bool, begun: bool) -> str:
-        """The whole grammar."""
+        """Write the whole grammar."""
         if self._form.channels and (reasons or self._shape.calls):
             raise NoGrammar("replies of this model are messages in channels, which have no grammar here")
         body = " | ".join(f"({choice})" for choice in self._bodies())
@@ -106,7 +106,7 @@ class _Writer:
         self._rules.append(r"SPACE: /[ \n]{1,4}/")
 
     def _until(self, mark: str, name: str) -> str:
-        """Any text up to a mark, which ends it."""
+        """Rule for any text up to and including a mark."""
         if mark in self._controls:
             self._rules.append(f"{name}: {_ANY}")
             return f"{name} {self._literal(mark)}"
@@ -134,7 +134,7 @@ class _Writer:
         return bodies
 
     def _text_and_calls(self, calls: ToolFormat, rest: str) -> list[str]:
-        """Text without a call, and calls after a text or without one."""
+        """Bodies for text without a call, and for calls with or without a text before them."""
         opening = calls.marks.opening
         literal = self._literal(opening)
         other = "" if calls is TAGGED_JSON else f" & ~{_containing(TAGGED_JSON.marks.opening.strip())}"
@@ -150,7 +150,7 @@ class _Writer:
         return ["TEXT", f"lead {self._literal(opening[opening.index(mark) + len(mark) :])} {rest}"]
 
     def _calls(self, form: ToolFormat) -> str:
-        """Calls after the opening mark of the first one, with the closing mark."""
+        """Rule for calls from after the opening mark of the first call to the closing mark."""
         marks = form.marks
         choices = [
             self._call(form, name, schema, k) for k, (name, schema) in enumerate((self._shape.calls or {}).items())
@@ -183,7 +183,7 @@ class _Writer:
         return rule
 
     def _arguments(self, form: TaggedCalls, schema: Mapping[str, Any], rule: str) -> str:
-        """An element for each argument, in the order of the schema; those that are not required may be left out."""
+        """Rule with an element per argument, in the order of the schema. Optional arguments may be left out."""
         key, value, end = form.texts
         required, parts = schema.get("required", ()), []
         for position, (name, of) in enumerate(schema.get("properties", {}).items()):
@@ -203,14 +203,14 @@ class _Writer:
         return " ".join(parts)
 
     def _json(self, schema: Mapping[str, Any]) -> str:
-        """JSON that is valid by a schema."""
+        """Rule for JSON that is valid under a schema."""
         if schema == ANY_OBJECT:
             self._rules.extend(rule for rule in _ANY_RULES if rule not in self._rules)
             return "any_object"
         return f"%json {json.dumps({**_bounded(schema), 'x-guidance': _SPACING})}"
 
     def _literal(self, text: str) -> str:
-        """Text in a grammar, with its control tokens as such."""
+        """Text in the syntax of a grammar, with control tokens as tokens."""
         parts, position = [], 0
         for match in self._split.finditer(text):
             if match.start() > position:
@@ -223,10 +223,10 @@ class _Writer:
 
 
 def _bounded(schema: Any) -> Any:
-    """Schema of some of the valid replies, those that end: without extra properties, and with bounds of numbers.
+    """Narrow a schema to replies that end: without extra properties, and with bounded numbers.
 
-    An object of a schema that leaves `additionalProperties` out has those that it names, and no reader takes 1e999 for
-    a number. A reply that is valid by it is valid by the schema.
+    If an object's schema leaves `additionalProperties` out, only the named properties are allowed. Numbers are bounded
+    because no reader accepts 1e999. A reply that is valid under the narrowed schema is also valid under the original.
     """
     return _narrowed(schema, closes='"allOf"' not in json.dumps(schema))
 
@@ -253,5 +253,5 @@ def _narrowed(schema: Any, *, closes: bool) -> Any:
 
 
 def _containing(mark: str) -> str:
-    """Expression of the texts that have a mark in them."""
+    """Expression that matches texts with a mark in them."""
     return rf"/(.|\n)*{re.escape(mark).replace('/', chr(92) + '/')}(.|\n)*/"

@@ -1,14 +1,14 @@
 """Placeholders for texts in a rendered conversation.
 
-A template is rendered once for each shape of a conversation; the texts are filled in afterwards. So a template never
-reads what a user or a tool wrote, and rendering is cached.
+A template is rendered once per shape of a conversation, and the texts are filled in afterwards. So a template never
+reads what a user or a tool wrote, and rendering can be cached.
 
     shape     user ␣⸨0c⸩       one space, then a text
     rendered  <|user|>⸨0c⸩<|end|>      a template that trims
     filled    <|user|>hello<|end|>
 
-White space at the ends of a text is part of the shape: the template trims it, or keeps it. The date that a template
-prints is a placeholder as well: what is rendered and kept does not change at midnight.
+White space at the ends of a text is part of the shape, because some templates trim it and others keep it. The date that
+a template prints is a placeholder as well, so that cached text does not change at midnight.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from grpo.errors import PolicyError
 from grpo.messages import Message, ToolCall
 
 _QUOTES = "\"'"
-"""Characters in each slot that show how a template escapes a text."""
+"""Characters in each slot. Their rendering shows how the template escapes a text."""
 _SLOT = re.compile(r"⸨(\w+)([^⸨⸩]*)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
 _DATE = re.compile(r"⸨@([^⸨⸩]*)⸩")
 DATE_MACRO = "{%- macro strftime_now(format) -%}⸨@{{ format }}⸩{%- endmacro -%}"
-"""Statement in front of a template that puts a placeholder where it prints the date."""
+"""Statement in front of a template that makes it print a placeholder instead of the date."""
 _LEAF = "\0"
 _BRACKET = re.compile(r"[<\[⸨\0]")
 UNNAMED = "unknown"
@@ -66,7 +66,7 @@ class Slot:
     stop: int
     key: str
     """Index of the message, a letter for the part, and numbers: `2c` content, `2r` reasoning, `2n0` name of a call,
-    `2a0_1` text of its arguments, `3t` name of the tool whose result it is."""
+    `2a0_1` text of its arguments, `3t` name of the tool that gave the result."""
     escaping: str
 
     @property
@@ -117,7 +117,7 @@ def texts_of(messages: Sequence[Message]) -> dict[str, str]:
 def template_messages(shapes: Sequence[MessageShape]) -> list[dict[str, Any]]:
     """Messages in the format of chat templates, with slots in place of texts.
 
-    A result is named after its call, with ids of nine letters and digits, which Mistral's templates require.
+    A result has the name of its call. Call ids have nine letters and digits, because Mistral's templates require that.
     """
     messages: list[dict[str, Any]] = []
     answered: list[str] = []
@@ -152,9 +152,9 @@ def slots_in(rendered: str) -> Iterator[Slot]:
 
 
 def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
-    """Pieces of a rendered text and whether each is of the template: the others are texts in their slots.
+    """Pieces of a rendered text, each with True if it comes from the template, or False if it fills a slot.
 
-    Raises `PolicyError` for a template that changes a text in a way that is not known.
+    Raises `PolicyError` if the template changes a text in a way that is not known.
     """
     pieces: list[tuple[str, bool]] = []
     end, now = 0, datetime.now()
@@ -175,13 +175,13 @@ def dated(text: str, day: datetime) -> str:
 
 
 def common_prefix(first: str, second: str) -> str:
-    """Longest text with which both begin."""
+    """Longest text that both begin with."""
     pairs = zip(first, second, strict=False)
     return first[: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))]
 
 
 def escape(text: str, slot: Slot) -> str:
-    """Text as a template writes it that writes the quotes of a slot in this way; HTML in names alone is read back."""
+    """Escape a text like the template escaped the quotes of the slot. HTML escapes are allowed only in names."""
     escaping = slot.escaping
     if escaping == _QUOTES:
         return text
@@ -217,7 +217,7 @@ def _call_id(name: str) -> str:
 
 
 def _skeleton(value: Any, leaves: list[str]) -> Any:
-    """Value with a numbered leaf in place of each text; the texts are appended to `leaves`."""
+    """Value with a numbered leaf in place of each text. The texts are appended to `leaves`."""
     if isinstance(value, str):
         leaves.append(value)
         return f"{_LEAF}{len(leaves) - 1}"
@@ -229,7 +229,7 @@ def _skeleton(value: Any, leaves: list[str]) -> Any:
 
 
 def _skeleton_key(key: str, leaves: list[str]) -> str:
-    """Key as it is, which templates sort by, or a numbered leaf if it has a bracket and may forge a control token."""
+    """Key as it is, because templates sort by it, or a leaf if a bracket in it may forge a control token."""
     return str(_skeleton(key, leaves)) if _BRACKET.search(key) else key
 
 
@@ -247,11 +247,11 @@ def _with_slots(value: Any, prefix: str) -> Any:
 def history_shape(
     message: Message, *, with_content: bool, with_reasoning: bool, calls: int, unparsed_as_call: bool
 ) -> MessageShape:
-    """Shape of a message that was read or generated: only the place where it ends matters.
+    """Shape of a message that was already read or generated, so that only its end matters.
 
-    Its ends are trimmed, and each call has one argument. `with_content` keeps the content of a turn with calls,
-    `with_reasoning` its reasoning, `calls` is the most that the template renders, and `unparsed_as_call` renders a
-    malformed call as a call.
+    White space at its ends is dropped, and each call has one argument. `with_content` keeps the content of a turn with
+    calls, and `with_reasoning` its reasoning. `calls` is the largest number that the template renders. With
+    `unparsed_as_call` a malformed call is rendered as a call.
     """
     if message.role != "assistant":
         return MessageShape(role=message.role, filled=bool(message.content.strip()))

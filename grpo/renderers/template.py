@@ -20,7 +20,7 @@ _CACHED = 4096
 
 
 class TemplateFailure(PolicyError):
-    """A template that fails on a conversation, or leaves out a part of it."""
+    """Raised if a template fails on a conversation, or leaves out a part of it."""
 
 
 class ChatTemplate:
@@ -34,7 +34,7 @@ class ChatTemplate:
         self.render = lru_cache(maxsize=_CACHED)(self._render)
 
     def with_source(self, source: str) -> ChatTemplate:
-        """Template of another source for the same tokenizer and tools."""
+        """Template with another source for the same tokenizer and tools."""
         return ChatTemplate(self.tokenizer, source, self._given)
 
     def with_tools(self, tools: Sequence[Tool]) -> ChatTemplate:
@@ -44,7 +44,7 @@ class ChatTemplate:
     def renders(self, *shapes: MessageShape, keys: Sequence[str]) -> bool:
         """Check that the template prints these slots of a conversation.
 
-        A template that does not end is an error at once: each other rendering of it would take as long.
+        If the rendering exceeds the time limit, the error is raised, because every other rendering would take as long.
         """
         try:
             rendered = self.render(shapes, False)
@@ -55,7 +55,7 @@ class ChatTemplate:
         return set(keys) <= {slot.key for slot in slots_in(rendered)}
 
     def keeps(self, text: str, *shapes: MessageShape) -> bool:
-        """Check that the content of the last of these messages is printed as it is, or escaped as its slot is."""
+        """Check that the last message's content is printed unchanged, or escaped in the same way as its slot."""
         key = f"{len(shapes) - 1}c"
         slot = next(slot for slot in slots_in(self.render(shapes, True)) if slot.key == key)
         messages = template_messages(shapes)
@@ -74,7 +74,7 @@ class ChatTemplate:
         return self.render_messages(template_messages(shapes), generate)
 
     def render_messages(self, messages: Sequence[dict[str, Any]], generate: bool) -> str:
-        """Text of a conversation, as `render`, of messages in the format of chat templates."""
+        """Like `render`, but from messages in the format of chat templates."""
         render = self.tokenizer.apply_chat_template
         try:
             with time_limit(RENDER_S):

@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _WALL = 20
-"""Seconds on the clock for each second of the limit, after which also code that waits is interrupted."""
+"""Seconds on the clock per second of the limit after which even code that only waits is interrupted."""
 _PAUSE_S = 0.01
 
 
 class _Expired(BaseException):
-    """Expiry of the limit; not an `Exception`, which the code in the block might catch."""
+    """Expiry of the limit. It is not an `Exception`, because the code in the block might catch that."""
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` if the block computes for longer.
+    """Raise `TimeoutError` if the block computes for longer than `seconds`.
 
-    The time is that of the thread on a processor, so that a busy machine does not count; 20 times as long on the clock
-    ends the block in any case. Python code is interrupted between two bytecode instructions; a long call into an
-    extension is not.
+    Only the thread's processor time counts, so that a busy machine does not matter. After 20 times as long on the clock
+    the block is ended in any case. Python code is interrupted between two bytecode instructions, but a long call into
+    an extension cannot be interrupted.
     """
     thread, lock = threading.get_ident(), threading.Lock()
     finished, expired = threading.Event(), threading.Event()
@@ -52,7 +52,7 @@ def time_limit(seconds: float) -> Iterator[None]:
             with lock:
                 finished.set()
                 if expired.is_set():
-                    # clears an exception that is pending; without one, CPython 3.11 would look for it for ever after
+                    # clears a pending exception. If none is pending, CPython 3.11 would look for one forever after
                     interrupt(ctypes.c_ulong(thread), None)
             watcher.join()
     except _Expired:
@@ -60,7 +60,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _thread_clock(thread: int) -> Callable[[], float]:
-    """Processor time of a thread, in seconds; the time on the clock on a system without one."""
+    """Function that returns a thread's processor time in seconds, or the clock's if the system has no thread clock."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.monotonic
     clock = time.pthread_getcpuclockid(thread)

@@ -1,25 +1,27 @@
-"""Formats of tool calls in a reply, read off from what a chat template renders.
+"""Formats of tool calls in a reply, derived from what a chat template renders.
 
     calls in JSON           <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>     Hermes, Llama 3, Mistral
     name, then JSON         f<｜tool▁sep｜>{"x": 1}                                           DeepSeek, Mistral, Kimi
-    an element an argument  <function=f><parameter=x>1</parameter></function>               Qwen3.5, GLM, MiniMax
+    element per argument    <function=f><parameter=x>1</parameter></function>               Qwen3.5, GLM, MiniMax
     keys without quotes     call:f{x:<|"|>a<|"|>}                                           Gemma 4
     Python                  [f(x=1)]                                                        LFM2
 
-A format is the text before, between and after the parts of a call; white space may vary. A call in another form is
-malformed, and so are markers without a call; the calls beside it in the reply are parsed, up to the 64th malformed one.
-Arguments that a call leaves out or sets to null are none. A marker in quotes, or one that nothing closes and that no
-call follows, is a mention of the marker in prose; so is, for calls in JSON, one within a sentence, whose closing mark
-comes without a call between them, and one that another marker follows before anything closes it.
+A format is the text before, between and after the parts of a call. White space may vary. A call in another form is
+malformed, and so are markers without a call. The other calls of the reply are still parsed, up to the 64th malformed
+call. If a call leaves its arguments out, or sets them to null, it has no arguments.
 
-A call is repaired, and says so in `ToolCall.repaired`, where its arguments are left out, null, or under the other of
-the names `arguments` and `parameters`, where it stands in a code fence, and where the marker of the next call comes
-instead of its closing one.
+A marker is only a mention in prose if it stands in quotes, or if no call follows and nothing closes it. With calls in
+JSON it is also a mention if it stands within a sentence and its closing mark follows without a call between them, or
+if another marker follows before anything closes it.
 
-A model decides what a reply is, so the work grows with its length and no faster: white space is read possessively,
-marks are searched without the white space before them, and the last closing mark is searched once.
+A call is repaired, and `ToolCall.repaired` says so, if its arguments are left out, null, or under the other one of the
+names `arguments` and `parameters`, if it stands in a code fence, or if the marker of the next call comes instead of its
+own closing mark.
 
-Values are decoded in `grpo.strict_json`: one that no strict reader of JSON accepts makes its call malformed.
+The text comes from a model, so the work must not grow faster than the reply's length. Therefore white space is read
+possessively, marks are searched without the white space before them, and the last closing mark is searched only once.
+
+Values are decoded in `grpo.strict_json`. If no strict JSON reader accepts a value, its call is malformed.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ from grpo.renderers.argument_values import read_arguments, typed_value
 from grpo.strict_json import NotStrictJSON, decode, decode_at, encode
 
 EXAMPLE_NAME = "qzname"
-"""Name of the call that a format is read from; some families repeat it before a call."""
+"""Name of the call that a format is derived from. Some families repeat it before a call."""
 _NAME = re.compile(r"[\w.\-/]+")
 SHOWN = 80
-"""Characters of a malformed call in its reason."""
+"""Characters of a malformed call that its reason shows."""
 _LEADING = r"(?:<\|\w++\|>\s*+)?"
-"""A token that some families write before a call without a marker, such as Llama's <|python_tag|>."""
+"""A token that some families write before a call without a marker, e.g. Llama's <|python_tag|>."""
 
 
 _MOST_MALFORMED = 64
-"""Malformed calls of a reply; what follows them is content, as each may cost a search through the rest."""
+"""Malformed calls of a reply after which the rest is content, because each may cost a search through the rest."""
 _END = re.compile(r"\s*+\Z")
 _FAULTS = (ValueError, SyntaxError, RecursionError, MemoryError)
 _QUOTES = {"`": "`", '"': '"', "'": "'", "“": "”", "‘": "’"}
@@ -59,7 +61,7 @@ _CALL_KEYS = {"name", "arguments", "parameters", "type", "id"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCalls:
-    """Content and calls of a reply; `malformed` is the reason why the first malformed call is not one.
+    """Content and calls of a reply. If a call is malformed, `malformed` is the reason for the first one.
 
     The text of a malformed call is part of the content.
     """
@@ -70,7 +72,7 @@ class ParsedCalls:
 
 
 class PartlyMalformed(ValueError):
-    """A list of calls some of which are malformed: the others, the position after the list, and the malformed ones."""
+    """Raised if a list of calls is partly malformed. Has the valid calls, the position after the list, and the rest."""
 
     def __init__(self, calls: Sequence[ToolCall], position: int, rejected: Sequence[str], reason: str) -> None:
         super().__init__(reason)
@@ -87,7 +89,7 @@ class Marks:
 
     @property
     def bare(self) -> bool:
-        """No marker: a reply is a call if it begins as one."""
+        """True without a marker: a reply is then a call if it begins like one."""
         return not re.search(r"\w", self.opening)
 
 
@@ -95,7 +97,7 @@ class ToolFormat(ABC):
     """Parser of the calls in a reply."""
 
     _beginning: ClassVar[str] = r'\[?\s*+\{\s*+"(?:name|type|function)"'
-    """Expression with which a call begins where no marker opens it."""
+    """Expression that a call begins with if no marker opens it."""
 
     def __init__(self, marks: Marks) -> None:
         self.marks = marks
@@ -113,7 +115,7 @@ class ToolFormat(ABC):
         self._closing_mark, self._close = re.compile(closing or r"(?!)"), re.compile(r"\s*+" + closing)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> ParsedCalls:
-        """Parse the calls of a reply; a malformed one does not keep those beside it from being parsed."""
+        """Parse the calls of a reply. The other calls are parsed even if one is malformed."""
         closed = [mark.start() for mark in self._closing_mark.finditer(text)]
         match = self._first(text, closed)
         if match is None:
@@ -137,7 +139,7 @@ class ToolFormat(ABC):
                 continue
             opened = None if self._bare or closing is not None else self._open_at(text, position, closed)
             end = closing.end() if closing is not None else len(text) if opened is None else opened.start()
-            if fault is not None and rejected is None:  # the text of the call stays as it was written
+            if fault is not None and rejected is None:  # keep the text of the call as it was written
                 contents.append(text[position:end])
             again = None if self._bare or faults >= _MOST_MALFORMED else self._open_at(text, end, closed)
             if again is None:
@@ -148,10 +150,10 @@ class ToolFormat(ABC):
     def _call_at(
         self, text: str, start: int, tools: Sequence[Tool], closed: Sequence[int]
     ) -> tuple[list[ToolCall], int, str | None, str | None]:
-        """Calls that begin at a position, the position after them, the reason why they are malformed, and the text of
-        the malformed ones where that is not all of it.
+        """Parse the calls at a position, and return calls, the position after them, the fault, and the rejected text.
 
-        `closed` has the positions of the closing texts of the reply.
+        The fault is None if no call is malformed. The rejected text is None unless only a part of the calls is
+        malformed. `closed` has the positions of the closing texts of the reply.
         """
         fault = rejected = None
         try:
@@ -167,7 +169,7 @@ class ToolFormat(ABC):
         return [], self._resume(text, start, closed), self._fault(text, start), None
 
     def _resume(self, text: str, start: int, closed: Sequence[int]) -> int:
-        """Position after a malformed call: the next closing text or marker, or the end."""
+        """Position after a malformed call: the next closing text or marker, or else the end of the text."""
         marks = [self._closing_mark.search(text, start), self._next_mark.search(text, start)]
         stops = [after_word(text, mark.start(), start) for mark in marks if mark is not None and mark[0].strip()]
         opened = None if self._bare else self._open_at(text, start, closed)
@@ -179,7 +181,7 @@ class ToolFormat(ABC):
         return shown + refusal(error)
 
     def _first(self, text: str, closed: Sequence[int]) -> re.Match[str] | None:
-        """First marker of a call, or, without markers, a reply that begins as one."""
+        """First marker of a call. In a format without markers, the start of a reply that begins like a call."""
         if not self._bare:
             return self._open_at(text, 0, closed)
         match = self._open.match(text, len(text) - len(text.lstrip()))
@@ -193,7 +195,7 @@ class ToolFormat(ABC):
         return None
 
     def _is_mention(self, text: str, marker: re.Match[str], closed: Sequence[int]) -> bool:
-        """Check that a marker is in quotes, or that no call follows, and nothing or a sentence closes it."""
+        """True if a marker is in quotes, or if no call follows it and nothing closes it, or only a sentence does."""
         mark = marker[0].strip()
         stop = marker.start() + len(marker[0].rstrip())
         begin = stop - len(mark)
@@ -221,12 +223,12 @@ class ToolFormat(ABC):
 
     @abstractmethod
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
-        """Calls that begin at a position, and the position after them; raises `ValueError` for another text."""
+        """Parse the calls at a position, and return them and the position after them. Raises `ValueError` otherwise."""
 
     def call_start(self, text: str, start: int = 0, searched: int = 0) -> int:
         """Position from which an unfinished reply is a call, or may become one; its length if it is content so far.
 
-        The reply begins at `start`; `searched` is what the call before returned for a beginning of this text.
+        The reply begins at `start`. `searched` is what the previous call returned for a shorter beginning of this text.
         """
         if self._bare:
             ruled_out = searched > start or self._partial.match(text, start, partial=True) is None
@@ -236,12 +238,12 @@ class ToolFormat(ABC):
 
     @staticmethod
     def _ends(closing: re.Match[str], following: re.Match[str]) -> bool:
-        """True for a closing text where only white space separates calls."""
+        """True if the closing text is not blank and only white space separates calls."""
         return bool(closing[0].strip()) and not following[0].strip()
 
 
 class JsonCalls(ToolFormat):
-    """A JSON object, or a list of them, with a name and arguments under these keys."""
+    """A JSON object, or a list of objects, with a name and arguments under the given keys."""
 
     def __init__(self, marks: Marks, *, name: str, arguments: str, listed: bool = False) -> None:
         super().__init__(marks)
@@ -306,10 +308,10 @@ class NamedCalls(ToolFormat):
 
 
 class TaggedCalls(ToolFormat):
-    """A name, then an element for each argument; a text stands as it is, any other value in JSON.
+    """A name, then an element per argument. A text is written without quotes, and any other value in JSON.
 
-    The schema of the tool decides whether `75001` is a text, unless the family marks values that are not texts
-    (DeepSeek V4: `string="true"`, `string="false"`): then `json_value` stands before them.
+    The schema of the tool decides if `75001` is a text, unless the family marks values that are not texts (DeepSeek V4:
+    `string="true"`, `string="false"`). Then `json_value` stands before such values.
     """
 
     def __init__(
@@ -356,17 +358,17 @@ class TaggedCalls(ToolFormat):
 
 
 def refusal(error: BaseException | None) -> str:
-    """Reason why a value is refused although it may look like JSON: ` (NaN is not a number of JSON)`."""
+    """Reason why a value is refused although it may look like JSON, e.g. ` (NaN is not a number of JSON)`."""
     return f" ({error})" if isinstance(error, NotStrictJSON) and not str(error).startswith("not JSON") else ""
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """Regular expression of a text in which white space may vary."""
+    """Regular expression that matches a text with any white space between its words."""
     return re.compile(rf"\s*+{_core(text)}\s*+")
 
 
 def _core(text: str) -> str:
-    """Expression of a text in which white space, numbers and the example's name may vary: some families count calls."""
+    """Expression that matches a text with other white space, numbers (some families count calls) or call name."""
     words = (re.sub(r"\d+", r"\\d+", re.escape(word)) for word in text.split())
     return r"\s*+".join(word.replace(EXAMPLE_NAME, _NAME.pattern) for word in words)
 
@@ -379,14 +381,14 @@ def _after(expected: re.Pattern[str], text: str, position: int) -> int:
 
 
 def after_word(text: str, position: int, start: int) -> int:
-    """Position before the white space that ends at a position, from `start` on."""
+    """Position where the white space before a position begins, but not before `start`."""
     while position > start and text[position - 1].isspace():
         position -= 1
     return position
 
 
 def name_at(text: str, position: int) -> tuple[str, int]:
-    """Name of a call at a position, and the position after it. Raises `ValueError` without one."""
+    """Name of a call at a position, and the position after it. Raises `ValueError` if there is no name."""
     match = _NAME.match(text, position)
     if match is None:
         raise ValueError("no name")

@@ -1,6 +1,6 @@
-"""Trial of a template's replies when it is chosen: each kind of turn is parsed back as it was rendered.
+"""Trial of a template's replies when it is chosen: each kind of turn must parse back as it was rendered.
 
-A kind that is not would fail in the middle of a rollout, or be lost without a word.
+Otherwise such a turn would fail in the middle of a rollout, or would be lost without an error.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _CALLS = (
 
 
 def unread_reply(form: ReplyFormat, render: Render, *, reasons: bool, begun: bool) -> str | None:
-    """First kind of turn without calls that is not parsed as it was rendered; None if all are.
+    """First kind of turn without calls that does not parse back as it was rendered, or None if all do.
 
-    `reasons` where replies have reasoning, `begun` where a prompt opens it.
+    `reasons` is True if replies have reasoning, and `begun` if a prompt opens it.
     """
     kinds = [("a text", _turn(_TEXT)), ("an empty text", _turn(""))]
     kinds += [("a text after reasoning", _turn(_TEXT, reasoning=_THOUGHT))] if reasons else []
@@ -29,9 +29,9 @@ def unread_reply(form: ReplyFormat, render: Render, *, reasons: bool, begun: boo
 def unread_call(
     form: ReplyFormat, render: Render, *, reasons: bool, begun: bool, with_content: bool, most_calls: int
 ) -> str | None:
-    """First kind of turn with calls that is not parsed as it was rendered; None if all are.
+    """First kind of turn with calls that does not parse back as it was rendered, or None if all do.
 
-    `with_content` where a turn may have both a text and calls, `most_calls` is the number of calls that it may have.
+    `with_content` is True if a turn may have both a text and calls. `most_calls` is the largest number of its calls.
     """
     if form.calls is None and not form.channels:
         return "a call"

@@ -3,8 +3,8 @@
     rendered  <|user|>⸨0c⸩<|end|> <|assistant|>⸨1c⸩<|end|> <|user|>⸨2c⸩<|end|>
                                                tail ────────────────────────→
 
-A template is prefix-preserving if the prompt of a turn, the turn as rendered when it was the last, and all that follows
-join to what it renders for the whole conversation.
+A template is prefix-preserving if joining three texts gives what it renders for the whole conversation: the prompt of a
+turn, the turn as rendered when it was the last one, and all that follows.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SYSTEM, USER, REPLY, RESULT = (MessageShape(role=role) for role in ("system", "u
 CALL = MessageShape(role="assistant", filled=False, calls=(CallShape('{"value": "\\u00000"}'),))
 _CONTEXT = 24
 _UNCLOSED = re.compile(r"[<\[][^<>\[\]\s]*$")
-"""Beginning of a mark in brackets."""
+"""Incomplete mark in brackets at the end of a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnEnd:
-    """Control token that ends an assistant turn; `borrowed` if it is the first token of the next message."""
+    """Control token that ends an assistant turn. It is `borrowed` if it is the first token of the next message."""
 
     text: str | None
     borrowed: bool = False
@@ -41,7 +41,7 @@ def end_of_turn(
     declared: frozenset[str],
     borrowing: bool | None = None,
 ) -> TurnEnd:
-    """Control token after a turn that `reply` follows: one that `declared` has, or the last before the next message.
+    """Control token after a turn that `reply` follows: one in `declared`, or else the last before the next message.
 
     ⸨1c⸩<|end|>\\n | <|user|>      → <|end|>
     ⸨1c⸩           | <|user|>     → <|user|>, borrowed: GLM's models write it themselves
@@ -63,9 +63,10 @@ def end_of_turn(
 
 
 def tail(rendered: str, message: int) -> str:
-    """Text after the last slot of a message, each where it first stands: a result may repeat the name of its call.
+    """Text after the last slot of a message.
 
-    Raises `ValueError` if it has none.
+    Of each slot the first occurrence counts, because a result may repeat the name of its call. Raises `ValueError` if
+    the message has no slot.
     """
     stops: dict[str, int] = {}
     for slot in slots_in(rendered):
@@ -100,10 +101,10 @@ def turn_text(
 ) -> str | None:
     """Text of the last of `turns`, an assistant's, as the policy would generate it, without its end.
 
-    `marks` are those before and after reasoning, which the prompt may open.
+    `marks` stand before and after reasoning, which the prompt may open.
 
-    None where the template renders what is before the turn in another way than in its prompt. After a single message
-    of a user it is then the turn's own text, after the end of the reasoning that the prompt has opened.
+    If the template does not render the earlier turns like in the prompt, the result is None. But after a single message
+    it is the turn's own text instead. If the prompt has opened reasoning, the reasoning is ended before that text.
     """
     *earlier, turn = turns
     prompt = template.render(tuple(earlier), True)
@@ -127,10 +128,10 @@ def turn_text(
 
 
 def _start_of_turn(prompt: str, whole: str, message: int) -> int:
-    """Position where a turn begins in a conversation that is rendered otherwise than its prompt.
+    """Position where a turn begins in a conversation that does not begin with the rendered prompt.
 
-    It is after the text of the last message and the part of the prompt that follows it in both, up to a mark that
-    differs, with any white space between:
+    It is after the text of the last message and the part after it that prompt and conversation share, up to the first
+    mark that differs. White space may differ:
 
     prompt   ⸨0c⸩<|end|><|bot|><|START_THINKING|>
     whole    ⸨0c⸩<|end|><|bot|><|START_TEXT|>⸨1c⸩        begins at <|START_TEXT|>
@@ -152,7 +153,7 @@ def _start_of_turn(prompt: str, whole: str, message: int) -> int:
 
 
 def reply_shape(message: Message) -> MessageShape:
-    """Shape of an assistant turn; an empty one has a slot, since templates leave out a turn without a text."""
+    """Shape of an assistant turn. An empty turn gets a slot, because templates leave out a turn without a text."""
     shape = shape_of(message)
     return shape if shape.filled or shape.calls else replace(shape, filled=True)
 
@@ -160,7 +161,7 @@ def reply_shape(message: Message) -> MessageShape:
 def reply_renderer(
     template: ChatTemplate, ends: Ends, marks: tuple[str, str] = (THINK, END_OF_THINK)
 ) -> Callable[[Message], str | None]:
-    """Function from a message to its text after a user's as `turn_text`; None where the template fails."""
+    """Function from a message to its `turn_text` after a user message. It returns None if the template fails."""
     user = Message(role="user", content="x")
 
     def render(message: Message) -> str | None:
@@ -174,9 +175,9 @@ def reply_renderer(
 
 
 def prefix_fault(template: ChatTemplate, ends: Ends, *, tools: bool, reasoning: Sequence[bool]) -> str | None:
-    """First way in which a template rewrites what was read or generated; None if it is prefix-preserving.
+    """First way in which a template rewrites what was read or generated, or None if it is prefix-preserving.
 
-    `reasoning` are the conversations to check: with replies that have reasoning, without, or both.
+    Conversations are checked for each value in `reasoning`: True with reasoning in replies, False without.
     """
     for reasoned in reasoning:
         for conversation in sample_conversations(tools=tools, reasoning=reasoned):
@@ -227,7 +228,7 @@ def _fault_in(template: ChatTemplate, ends: Ends, conversation: Sequence[Message
 
 
 def _difference(expected: str, actual: str) -> str:
-    """First difference of two texts, with the texts of messages left out."""
+    """First difference of two texts. The texts of messages are shown as …."""
     at = len(common_prefix(expected, actual))
     shown = [re.sub(r"⸨[^⸩]*⸩?", "…", text[max(at - 8, 0) : at + _CONTEXT]) for text in (expected, actual)]
     return f"{shown[0]!r} becomes {shown[1]!r}"

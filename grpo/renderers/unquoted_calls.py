@@ -1,4 +1,4 @@
-"""Calls whose keys have no quotes, as Gemma 4's models write them: `call:f{x:<|"|>a<|"|>}`."""
+"""Calls with keys without quotes, as Gemma 4's models write them: `call:f{x:<|"|>a<|"|>}`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grpo.strict_json import as_json
 
 
 class UnquotedCalls(ToolFormat):
-    """A name and an object whose keys have no quotes and whose texts stand between delimiters of the family."""
+    """A name and an object. Its keys have no quotes, and its texts stand between delimiters of the family."""
 
     def __init__(self, marks: Marks, *, delimiter: str) -> None:
         super().__init__(marks)

@@ -1,12 +1,12 @@
-"""Choice of the template that conversations are rendered with, from the one of a tokenizer.
+"""Choice of the template that conversations are rendered with, starting from the tokenizer's template.
 
     the template itself                if it is prefix-preserving and renders all parts of a conversation
     its training variant               TRL's, for the templates that TRL knows
-    with a switch of its own           that keeps the reasoning of earlier turns
+    with one of its own switches       that keeps the reasoning of earlier turns
     with forms for what it leaves out  see `grpo.renderers.fallbacks`
 
-A template of which no variant is prefix-preserving is refused, unless its first line is `{#- turns as generated #}`:
-then earlier turns stay in the context as they were generated, even where the template renders them in another way.
+If no variant is prefix-preserving, the template is refused, unless its first line is `{#- turns as generated #}`. With
+that line earlier turns stay in the context as they were generated, even if the template renders them in another way.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 AS_GENERATED = "{#- turns as generated #}"
 FOR_TOOLS = "{%- if tools %}{#- template for tools #}"
-"""Beginning of a template that was joined from one for conversations with tools and one for those without."""
+"""Beginning of a template that was joined from a template for conversations with tools and one without tools."""
 _KEEPING = ("preserve_thinking = true", "clear_thinking = false", "truncate_history_thinking = false")
-"""Switches by which templates keep the reasoning of earlier turns."""
+"""Switches that make templates keep the reasoning of earlier turns."""
 _REASONING = {
     "enable_thinking = false": "no reasoning",
     "thinking = false": "no reasoning",
     "enable_thinking = true": "reasoning in each turn",
 }
-"""Switches by which templates turn reasoning off, or on."""
+"""Switches that turn reasoning in templates off or on."""
 _SWITCHES = re.compile(r"(?:\{%- set \w+ = \w+ %\}\n?)*")
 _INSIDE = 'a\n\n b\r\n\t"c"  it\'s <d> & \\ é'
-"""Text whose inside templates have been seen to change."""
+"""Text with characters inside that some templates change."""
 _TWO_CALLS = replace(CALL, calls=CALL.calls * 2)
 _CALL_WITH_CONTENT = replace(CALL, filled=True)
 _TYPED_CALL = replace(CALL, calls=(CallShape('{"a": 1, "b": [true, "\\u00000"], "c": {"d": null, "e": 0.5}}'),))
@@ -86,9 +86,9 @@ class Variant:
     begun: bool
     """A prompt opens the reasoning of the reply."""
     fault: str | None
-    """Reason why it is not prefix-preserving."""
+    """Reason why the template is not prefix-preserving, or does not read its replies back."""
     tool_fault: str | None
-    """Reason why it is not prefix-preserving with tool calls."""
+    """Reason for the same fault with tool calls."""
     reasons: bool
     """Replies have reasoning, which the template renders."""
     as_generated: bool
@@ -109,9 +109,9 @@ class _Request:
 
 
 def find_variant(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str], declared: frozenset[str]) -> Variant:
-    """Variant of the tokenizer's template; `declared` are the texts of its end tokens.
+    """Variant of the tokenizer's template. `declared` are the texts of its end tokens.
 
-    Raises `PolicyError` for a template that fails on a conversation of a user and an assistant.
+    Raises `PolicyError` if the template fails on a conversation of a user and an assistant.
     """
     special_tokens = str(sorted(tokenizer.special_tokens_map.items()))
     return _find(_Request(source_of(tokenizer), special_tokens, controls, declared, tokenizer))
@@ -119,7 +119,7 @@ def find_variant(tokenizer: PreTrainedTokenizerBase, controls: frozenset[str], d
 
 @lru_cache(maxsize=8)
 def _find(request: _Request) -> Variant:
-    """Variant of a template; one whose date a comment fixes is chosen without the comment, and begins with the date."""
+    """Variant of a template. If a comment fixes its date, a statement that does the same replaces the comment."""
     undated, statement = without_date(ChatTemplate(request.tokenizer, request.source))
     variant = _choose(replace(request, source=undated), prefix=statement)
     return replace(variant, source=statement + variant.source)
@@ -150,7 +150,7 @@ def _choose(request: _Request, prefix: str = "") -> Variant:
 
 
 def remedies(source: str) -> dict[str, str]:
-    """First lines that may make a template usable which is not prefix-preserving, with the effect of each."""
+    """First lines that may make a template usable although it is not prefix-preserving, with the effect of each."""
     lines = {
         _set(switch).strip(): effect for switch, effect in _REASONING.items() if switch.partition(" ")[0] in source
     }
@@ -158,9 +158,10 @@ def remedies(source: str) -> dict[str, str]:
 
 
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Chat template of a tokenizer; raises `PolicyError` if it has none.
+    """Chat template of a tokenizer. Raises `PolicyError` if it has none.
 
-    Of several, transformers takes `tool_use` where there are tools, and `default` elsewhere: they are joined into one.
+    If there are several, transformers takes `tool_use` if there are tools, and `default` otherwise. They are joined
+    into one template that does the same.
     """
     template = tokenizer.chat_template
     if isinstance(template, dict):
@@ -187,11 +188,10 @@ def _candidates(template: ChatTemplate) -> Iterator[str]:
 
 
 def _training_template(template: ChatTemplate) -> str | None:
-    """TRL's variant for training of a template that TRL ships, after the switches that are set in front.
+    """TRL's training variant of a template that TRL ships, with the template's leading switches kept in front.
 
-    An earlier release of a template, which renders the same conversations, has the same variant.
-
-    `trl.chat_template_utils` compares the same files; its import takes seconds, for TRL's trainers.
+    If another release of a template renders the same conversations, it gets the same variant. The function compares the
+    files itself instead of with `trl.chat_template_utils`, because importing that takes seconds.
     """
     switches = _SWITCHES.match(template.source)
     assert switches is not None
@@ -213,7 +213,7 @@ def _training_template(template: ChatTemplate) -> str | None:
 
 
 def _renders_alike(first: ChatTemplate, second: ChatTemplate) -> bool:
-    """Check that two templates render the same conversations and prompts, with tools and reasoning and without."""
+    """Check that two templates render conversations and prompts alike, with and without tools and reasoning."""
 
     def rendered(template: ChatTemplate, shapes: tuple[MessageShape, ...], *, generate: bool) -> str | None:
         try:
@@ -271,7 +271,7 @@ def _complete(template: ChatTemplate, controls: re.Pattern[str], declared: froze
 
 
 def _tried(variant: Variant, template: ChatTemplate) -> Variant:
-    """Variant with a fault for a kind of turn that it does not parse as the template renders it."""
+    """Variant with a fault added if it does not read back a kind of turn that the template renders."""
     render = _reply_renderer(template, variant)
     kinds = [unread_reply(variant.format, render, reasons=variant.reasons, begun=variant.begun), None]
     kinds[1] = kinds[0] or _unread_call(variant, render)
@@ -326,7 +326,7 @@ def _inspect(
         fault_of_results = "changes the inside of a tool's result, so that the tokens would not be those of the result"
         tool_fault = str(template.failure(fault_of_results))
     call_with_content = replace(_CALL_WITH_CONTENT, reasoning=reasons)
-    is_marked = reply_format.calls is None or not reply_format.calls.marks.bare  # others are calls from the beginning
+    is_marked = reply_format.calls is None or not reply_format.calls.marks.bare  # without a mark a reply is only calls
     both = is_marked and template.renders(USER, call_with_content, RESULT, keys=("1c", "1n0", "2c"))
     if both:
         rendered = template.render((USER, call_with_content, RESULT), True)
@@ -349,7 +349,7 @@ def _inspect(
 
 
 def _reasons(template: ChatTemplate) -> bool:
-    """Check that replies have reasoning, unless a switch has to turn it on."""
+    """True if replies have reasoning without a switch that turns it on."""
     reply = MessageShape(role="assistant", reasoning=True)
     if not template.renders(USER, reply, keys=("1r",)):
         return False

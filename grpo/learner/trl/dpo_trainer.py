@@ -47,7 +47,7 @@ class TokenizedPair:
     rejected_ids: NDArray[np.int32]  # [rejected]
     rejected_mask: NDArray[np.bool_]  # [rejected]
     scenario_id: str
-    """Scenario of the pair; pairs of one scenario are all trained on or all held out."""
+    """Scenario of the pair. Pairs of one scenario are either all trained on or all held out."""
 
     def __post_init__(self) -> None:
         place = f"preference of scenario {self.scenario_id}"
@@ -69,15 +69,15 @@ class PairingResult:
 
     pairs: tuple[TokenizedPair, ...]
     tied: int
-    """Groups whose rewards are all equal, or that have fewer than two."""
+    """Groups with equal rewards, or with fewer than two."""
     unscored: int
-    """Trajectories without a reward or without completion tokens; no pair has them."""
+    """Trajectories without a reward or without completion tokens. They are in no pair."""
 
 
 def make_preference_pairs(groups: Sequence[TrajectoryGroup]) -> PairingResult:
-    """Pair the best trajectory of each group with its worst, by total reward; the first of equals.
+    """Pair the best trajectory of each group with its worst, by total reward. Of equal ones the first counts.
 
-    Rewards [.2, None, 1, 1] → the third is preferred to the first, one is unscored.
+    Rewards [.2, None, 1, 1] → the third is preferred to the first, and one is unscored.
     """
     pairs, tied, unscored = [], 0, 0
     for group in groups:
@@ -93,7 +93,7 @@ def make_preference_pairs(groups: Sequence[TrajectoryGroup]) -> PairingResult:
 
 
 def _make_pair(chosen: Trajectory, rejected: Trajectory) -> TokenizedPair:
-    """A pair whose prompt is the common prefix before the first completion token of either."""
+    """Make a pair. Its prompt is the common prefix of both sides before the first completion token of either."""
     start = min(int(chosen.loss_mask.argmax()), int(rejected.loss_mask.argmax()))
     start = common_prefix_length([chosen.token_ids[:start], rejected.token_ids[:start]])
     return TokenizedPair(
@@ -123,13 +123,15 @@ def train_dpo(
 ) -> list[dict[str, float]]:
     """Direct preference optimization (DPO, arXiv 2305.18290, equation 7) by TRL's DPOTrainer.
 
-        −log σ(β[log(π/π_ref)(chosen) − log(π/π_ref)(rejected)])       ln 2 where π = π_ref
+        −log σ(β[log(π/π_ref)(chosen) − log(π/π_ref)(rejected)])       ln 2 if π = π_ref
 
-    Log-probabilities are summed over the completion tokens, at temperature 1. A step takes
-    `pairs_per_step` pairs, by default all, in passes of at most `max_tokens` tokens. Returns of each step its loss,
-    margin β[…], accuracy (share of pairs with a margin above 0), entropy, gradient norm and learning rate, and the mean
-    over steps of the completion tokens and of all tokens that went through the model.
-    Raises `NoLearningSignal` without pairs, `ConfigError` for a beta of 0 or a reference that is the model itself.
+    Log-probabilities are summed over the completion tokens, at temperature 1. A step takes `pairs_per_step` pairs, by
+    default all, in passes of up to `max_tokens` tokens. Returns for each step its loss, margin β[…], accuracy (share of
+    pairs with a margin above 0), entropy, gradient norm and learning rate, and the mean over steps of the completion
+    tokens and of all tokens that went through the model.
+
+    Raises `NoLearningSignal` if there are no pairs, and `ConfigError` if beta is not above 0 or the reference is the
+    model itself.
     """
     if not pairs:
         raise NoLearningSignal("no learning signal: the rewards of each group are all equal, so no pair can be made")
@@ -177,7 +179,7 @@ def train_dpo(
 
 
 def _columns(pair: TokenizedPair) -> dict[str, list[int]]:
-    """A row of TRL's data set, and the masks, which TRL does not have."""
+    """A row of TRL's data set, with the masks added, because TRL has none."""
     return {
         "prompt_ids": pair.prompt_ids.tolist(),
         "chosen_ids": pair.chosen_ids.tolist(),
@@ -188,7 +190,7 @@ def _columns(pair: TokenizedPair) -> dict[str, list[int]]:
 
 
 class _MaskedPairCollator(DataCollatorForPreference):
-    """TRL's collator, with the loss on completion tokens alone instead of on all tokens after the prompt."""
+    """TRL's collator, with the loss only on completion tokens instead of on all tokens after the prompt."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch: dict[str, torch.Tensor] = super().torch_call(examples)

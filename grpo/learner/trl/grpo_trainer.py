@@ -6,7 +6,8 @@
     sampler_logprobs    sampling_per_token_logps
     total_reward        result of the only reward function; TRL computes the advantages
 
-Groups are positional and of equal size; settings and rollouts that TRL does not support are errors before any step.
+TRL finds the groups by position, so they must have equal sizes. If TRL does not support a setting or a rollout, an
+error is raised before any step.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def train_grpo(
     reference: PreTrainedModel | None = None,
     seed: int = 0,
 ) -> list[dict[str, float]]:
-    """One optimizer step an epoch on all groups; returns the metrics of `Learner.step` for each step.
+    """Take one optimizer step per epoch on all groups; returns the metrics of `Learner.step` for each step.
 
-    The optimizer is the caller's, so its moments carry over to the next rollout. `reference` is needed with
-    `settings.beta`. Raises `ConfigError` for a setting and `DataError` for a rollout that TRL does not support,
-    `RatioError` when the stored log-probabilities are not the model's.
+    The optimizer belongs to the caller, so its moments carry over to the next rollout. `reference` is required if
+    `settings.beta` is not 0. Raises `ConfigError` if TRL does not support a setting, `DataError` if it does not support
+    a rollout, and `RatioError` if the stored log-probabilities are not the model's.
     """
     with restored_after(model, *([reference] if reference is not None else [])), TemporaryDirectory() as folder:
         trainer = make_trainer(
@@ -96,7 +97,7 @@ def make_trainer(
     seed: int,
     folder: str,
 ) -> StoredRolloutTrainer:
-    """TRL's trainer on these trajectories. It patches the models: use `restored_after`. Raises as `train_grpo` does."""
+    """TRL's trainer on these trajectories. It patches the models, so use `restored_after`. Raises as `train_grpo`."""
     rows = _rows(groups)
     if settings.beta and reference is None:
         raise ConfigError(f"training.beta {settings.beta:g} needs a reference policy; pass one")
@@ -192,15 +193,15 @@ def _stored_reward(reward: list[float], **_: Any) -> list[float]:
 
 
 class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
-    """A GRPOTrainer on stored completions, log-probabilities and rewards; it samples nothing."""
+    """A GRPOTrainer that reads stored completions, log-probabilities and rewards instead of sampling."""
 
     def set_rollouts(
         self, rows: Sequence[Trajectory], settings: TrainingSettings, reference: PreTrainedModel | None
     ) -> None:
         """Set the trajectories to train on."""
         self.rows, self.settings = rows, settings
-        self.use_vllm = True  # the loss then reads stored log-probabilities; at construction it would start a server
-        if settings.beta and reference is not None:  # TRL would load one from where the model was loaded
+        self.use_vllm = True  # so that the loss reads stored log-probabilities. TRL's constructor would start a server
+        if settings.beta and reference is not None:  # otherwise TRL would load one from the model's own address
             add_fused_lm_head(reference, temperature=self.temperature)
             self.beta, self.ref_model = settings.beta, reference
 
@@ -211,7 +212,7 @@ class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
             [row.token_ids[:start].tolist() for row, start in pairs],
             [row.token_ids[start:].tolist() for row, start in pairs],
             [row.loss_mask[start:].astype(np.int64).tolist() for row, start in pairs],
-            [row.place for row in self.rows],  # texts, for the log alone
+            [row.place for row in self.rows],  # texts, only for the log
             [row.sampler_logprobs[start:].tolist() for row, start in pairs],
             {"reward": [row.total_reward for row in self.rows]},
             None,  # images
@@ -219,7 +220,7 @@ class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """TRL's batch; without an importance cap its old log-probabilities are the stored ones, unchanged."""
+        """TRL's batch. Without an importance sampling cap, the stored log-probabilities become its old ones."""
         batch = super()._generate_and_score_completions(inputs)
         if self.settings.importance_sampling_cap is None:
             policy, stored = batch["old_per_token_logps"], batch["sampling_per_token_logps"]
@@ -237,7 +238,7 @@ class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
         return logprobs, entropy, auxiliary
 
     def _compute_loss(self, model: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss; logs the mean importance ratio, which TRL does not."""
+        """Compute TRL's loss, and log the mean importance ratio, because TRL does not log it."""
         loss: torch.Tensor = super()._compute_loss(model, inputs)  # type: ignore[no-untyped-call]
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
         log_ratio = (self.policy_logprobs - inputs["old_per_token_logps"])[mask]
@@ -248,7 +249,7 @@ class StoredRolloutTrainer(WithoutTelemetry, GRPOTrainer):
 
 
 def _metrics(logged: dict[str, float], *, tokens: int, processed_tokens: int) -> dict[str, float]:
-    """Metrics of a step by the names of `Learner.step`; over several passes TRL averages their means."""
+    """Metrics of a step with the names of `Learner.step`. If a step has several passes, TRL averages their means."""
     clipped = "cispo_clip_ratio" if "cispo_clip_ratio" in logged else "clip_ratio/region_mean"
     return {
         "ratio": logged["ratio"],

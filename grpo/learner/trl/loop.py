@@ -1,4 +1,4 @@
-"""TRL's training loop without network, files and printing; the models keep their configuration."""
+"""TRL's training loop without network, files and printing. The models keep their configuration."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from grpo.errors import ConfigError
 from grpo.policy.transformers.dropout import without_dropout
 
 LearningRateSchedule = Callable[[int], float]
-"""Learning rate of the k-th optimizer step of a call, k from 0; called in order, and once more after the last step."""
+"""Learning rate of the k-th optimizer step, k from 0. It is called in order, and once more after the last step."""
 
 
 class WithoutTelemetry(Trainer):
-    """A trainer without TRL's usage telemetry, which is a request to a server on the network."""
+    """A trainer without TRL's usage telemetry, because that sends a request to a server on the network."""
 
     def _send_telemetry(self) -> None:
         """Send nothing."""
@@ -60,7 +60,7 @@ class _Progress(TrainerCallback):
 
 
 def training_arguments(folder: str, device: torch.device, *, seed: int) -> dict[str, Any]:
-    """Arguments that all trainers share: float32, each step logged in memory, nothing written or sent."""
+    """Arguments that all trainers share: float32, every step logged in memory, nothing written or sent."""
     return {
         "output_dir": folder,
         "report_to": [],
@@ -77,17 +77,18 @@ def training_arguments(folder: str, device: torch.device, *, seed: int) -> dict[
 
 
 def rows_per_pass(count: int, *, width: int, max_tokens: int) -> int:
-    """Most rows, each padded to `width` tokens, that divide `count` evenly and hold at most `max_tokens`; at least one.
+    """Largest number of rows per pass that divides `count` and holds up to `max_tokens`, but at least one.
 
-    Passes of one size weigh the same, so that their mean is that of the batch: 6 rows of 10 tokens, 45 at most → 3.
+    Each row is padded to `width` tokens. Passes must have the same size, so that the mean over passes is the mean over
+    the batch. 6 rows of 10 tokens with a limit of 45 → 3.
     """
     return max(n for n in range(1, count + 1) if count % n == 0 and (n == 1 or n * width <= max_tokens))
 
 
 def run_trainer(trainer: Trainer, *, stage: str = "train") -> list[dict[str, float]]:
-    """Train to the end, reporting the progress of a stage; returns the log entry of each optimizer step.
+    """Train to the end and report the progress of a stage; returns the log entry of each optimizer step.
 
-    Raises `ConfigError` under torchrun.
+    Raises `ConfigError` under torchrun, because each process would take the whole batch.
     """
     if trainer.args.world_size > 1:
         raise ConfigError(
@@ -102,9 +103,9 @@ def run_trainer(trainer: Trainer, *, stage: str = "train") -> list[dict[str, flo
 
 @contextmanager
 def restored_after(*models: PreTrainedModel) -> Iterator[None]:
-    """Restore the configuration of models that TRL patches inside; only their weights differ, in eval mode.
+    """Restore the configuration of models that TRL patches inside the context. Afterwards only their weights differ.
 
-    Dropout is off: with it the importance ratio would not be 1 at the start.
+    The models are left in eval mode. Dropout is off, because with it the importance ratio would not start at 1.
     """
     kept = [copy.deepcopy((vars(model.config), vars(model.generation_config))) for model in models]
     try:

@@ -44,12 +44,12 @@ class RewardModelReport(BaseModel):
     trained_pairs: int
     heldout_pairs: int
     accuracy: float
-    """Share of held-out pairs whose chosen side has the higher reward."""
+    """Share of held-out pairs in which the chosen side has the higher reward."""
     low: float
-    """Bounds of its 95 % interval."""
+    """Bounds of the accuracy's 95 % interval."""
     high: float
     loss: float
-    """−log σ(r_chosen − r_rejected) of the last training step; ln 2 is guessing."""
+    """−log σ(r_chosen − r_rejected) of the last training step; guessing gives ln 2."""
 
 
 @reproducible_kernels()
@@ -67,9 +67,9 @@ def train_reward_model(
 ) -> RewardModelReport:
     """Train the model in `base` with a head of one output, and write it to `target` as safetensors.
 
-    Bradley–Terry (1952): −log σ(r(prompt, chosen) − r(prompt, rejected)), r read at the last token. A
-    `validation_fraction` of the scenarios, not of the pairs, is held out, drawn by `seed`. Raises `DataError` when the
-    training or the held-out pairs are empty, `PolicyError` when `base` has no safetensors weights.
+    The loss is −log σ(r(prompt, chosen) − r(prompt, rejected)) (Bradley–Terry 1952), with r read at the last token. A
+    `validation_fraction` of the scenarios, not of the pairs, is drawn by `seed` and held out. Raises `DataError` if the
+    training or the held-out pairs are empty, and `PolicyError` if `base` has no safetensors weights.
     """
     trained, heldout = _hold_out(pairs, fraction=validation_fraction, seed=seed)
     tokenizer = load_tokenizer(base)
@@ -123,7 +123,7 @@ def predict_reward(model: PreTrainedModel, token_ids: NDArray[np.int32]) -> floa
 def _hold_out(
     pairs: Sequence[TokenizedPair], *, fraction: float, seed: int
 ) -> tuple[list[TokenizedPair], list[TokenizedPair]]:
-    """Training and held-out pairs, which share no scenario."""
+    """Split pairs into training and held-out pairs that share no scenario."""
     scenarios = sorted({pair.scenario_id for pair in pairs})
     count = round(fraction * len(scenarios))
     if not 0 < count < len(scenarios):
@@ -150,9 +150,9 @@ class _RewardTrainer(WithoutTelemetry, RewardTrainer):
 
 
 class TransformerReward(RewardFunction):
-    """Sigmoid of the output of a reward model; the folder is one of `train_reward_model`.
+    """Sigmoid of the output of a reward model in a folder that `train_reward_model` wrote.
 
-    Raises `RewardError` when the interval of the held-out accuracy contains 0.5.
+    Raises `RewardError` if the lower bound of the held-out accuracy's interval is not above 0.5.
     """
 
     name = "neural"
@@ -171,7 +171,7 @@ class TransformerReward(RewardFunction):
         ).eval()
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Score the whole conversation; one without a reply is `Unscored`."""
+        """Score the whole conversation. Raises `Unscored` if it has no reply."""
         if not any(turn.role == "assistant" for turn in turns):
             raise Unscored("the conversation has no reply of the agent")
         raw = predict_reward(self.model, _tokens(self.tokenizer, turns))
@@ -179,11 +179,11 @@ class TransformerReward(RewardFunction):
 
 
 class NeuralRewardTrainer:
-    """Bradley–Terry training on preference pairs, a fifth of them, by whole groups, held out.
+    """Bradley–Terry training on preference pairs. A fifth of them, in whole groups, is held out.
 
-    `model_name` is the folder of a transformer, whose weights are trained on, or "ngrams": a small network over hashed
-    n-grams, from scratch. After training, `report` holds the held-out pair accuracy with its interval, and `folder`
-    the reward.
+    `model_name` is the folder of a transformer, which is trained further, or "ngrams" for a small network over hashed
+    n-grams, which is trained from scratch. After training, `report` holds the held-out pair accuracy with its interval,
+    and `folder` holds the reward.
     """
 
     def __init__(
@@ -207,8 +207,7 @@ class NeuralRewardTrainer:
     async def train(self) -> NeuralReward | TransformerReward:
         """Train and evaluate in a thread, and return the reward.
 
-        Raises `RewardError` for a reward whose accuracy may be that of guessing, `DataError` when nothing can be held
-        out.
+        Raises `RewardError` if the reward may be guessing, and `DataError` if nothing can be held out.
         """
         return await asyncio.to_thread(self._train_ngrams if self.model_name == NGRAMS else self._train_transformer)
 
@@ -234,7 +233,7 @@ class NeuralRewardTrainer:
 
 
 def _tokenize_pair(tokenizer: PreTrainedTokenizerBase, pair: PreferencePair) -> TokenizedPair:
-    """A pair in tokens, whose prompt is the common prefix of both sides."""
+    """Tokenize a pair. Its prompt is the common prefix of both sides."""
     chosen, rejected = (_tokens(tokenizer, [*pair.prompt, reply]) for reply in (pair.chosen, pair.rejected))
     start = min(common_prefix_length([chosen, rejected]), len(chosen) - 1, len(rejected) - 1)
     return TokenizedPair(

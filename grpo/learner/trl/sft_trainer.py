@@ -24,7 +24,7 @@ from grpo.policy.transformers.forward import forward_path, takes_equal_lengths
 from grpo.policy.transformers.packing import common_prefix_length
 
 _IGNORED = -100
-"""Label of a token without loss, in transformers."""
+"""Label that transformers uses for a token without loss."""
 
 
 def train_sft(
@@ -39,11 +39,11 @@ def train_sft(
     max_grad_norm: float = 1.0,
     seed: int = 0,
 ) -> list[float]:
-    """Minimize the mean next-token loss over the agent's tokens of each step; returns the loss of each, nats a token.
+    """Minimize the mean next-token loss over the agent's tokens; returns the loss of each step, in nats per token.
 
-    AdamW without weight decay, its rate falling linearly to 0. A step takes `conversations_per_step` demonstrations in
-    passes of at most `max_tokens` tokens, padding included and a shared prefix once.
-    Raises `NoLearningSignal` without demonstrations.
+    AdamW runs without weight decay, and its rate falls linearly to 0. A step takes `conversations_per_step`
+    demonstrations in passes of up to `max_tokens` tokens. Padding counts, and a shared prefix counts once. Raises
+    `NoLearningSignal` if there are no demonstrations.
     """
     if not demonstrations:
         raise NoLearningSignal("no learning signal: the list of demonstrations is empty")
@@ -75,7 +75,7 @@ def train_sft(
 def _rows_per_pass(
     model: PreTrainedModel, demonstrations: Sequence[TokenizedDemonstration], *, per_step: int, max_tokens: int
 ) -> int:
-    """Demonstrations of a pass: as many as fit, a prefix that all share counted once if the forward path shares it."""
+    """Number of demonstrations that fit into a pass. If the forward path shares a common prefix, it counts once."""
     if takes_equal_lengths(model):
         return 1
     sequences = [demonstration.token_ids for demonstration in demonstrations]
@@ -90,7 +90,7 @@ def _columns(demonstration: TokenizedDemonstration) -> dict[str, list[int]]:
 
 
 def _collate(rows: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
-    """Demonstrations of a pass, and their labels, which the trainer counts over the passes of a step."""
+    """Demonstrations of a pass, and their labels, because the trainer counts labels over the passes of a step."""
     labels = [np.array(row["labels"]) for row in rows]
     demonstrations = [
         TokenizedDemonstration(token_ids=np.array(row["input_ids"], np.int32), loss_mask=own != _IGNORED)
@@ -100,7 +100,7 @@ def _collate(rows: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
 
 
 class _SFTTrainer(WithoutTelemetry, SFTTrainer):
-    """An SFTTrainer without usage telemetry, whose passes read a system prompt that demonstrations share once."""
+    """An SFTTrainer without telemetry. Its passes read a system prompt that demonstrations share only once."""
 
     def compute_loss(
         self,

@@ -21,18 +21,18 @@ from grpo.policy.transformers.wrappers import other_towers
 
 CONFIG = "adapter_config.json"
 _FUSED_PROJECTIONS = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
-"""Model types whose output projections peft refuses to adapt."""
+"""Model types with output projections that peft refuses to adapt."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initializations of peft that subtract from the weights of the base."""
 _MERGED_TOLERANCE = 1e-2
-"""Largest difference of log-probabilities between adapters and merged weights: rounding, of unstable models too."""
+"""Largest difference of log-probabilities that rounding explains when adapters are merged, even in unstable models."""
 _PREFIX = "base_model.model."
 """Prefix of peft's names of adapters on disk."""
 
 
 _parametrization = threading.RLock()
-"""Lock of the forward passes of adapted parameters: peft replaces the parameter meanwhile, and PyTorch caches the sum
-for all threads."""
+"""Lock of the forward passes of adapted parameters. During such a pass peft replaces the parameter, and PyTorch caches
+the sum of base and adapter for all threads."""
 
 
 def copy_model(model: PreTrainedModel) -> PreTrainedModel:
@@ -42,7 +42,7 @@ def copy_model(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _guard_parameters(model: PreTrainedModel) -> None:
-    """Serialize the forward passes of adapted parameters over threads: those of packed experts and routers."""
+    """Let only one thread at a time run a forward pass of adapted parameters (packed experts and routers)."""
     from peft.tuners.lora.layer import ParamWrapper
 
     for layer in model.modules():
@@ -62,8 +62,8 @@ def _leave(layer: torch.nn.Module, inputs: object, output: object) -> None:
 def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -> None:
     """Add untrained adapters, which do not change the output yet, and freeze the model's own weights.
 
-    Raises `ConfigError` for a name in `target_modules` that no linear layer has, and for one of layers that share
-    their weights.
+    Raises `ConfigError` if no linear layer has a name in `target_modules`, or if a named layer shares its weights with
+    another one, because merging its adapter would change both.
     """
     from peft import LoraConfig  # takes 4 s, skipped by runs without adapters
 
@@ -101,9 +101,9 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
 def _without_adapter(model: PreTrainedModel) -> list[str]:
     """Names of the linear layers that `all-linear` leaves out.
 
-    Those of the towers of other inputs, those whose fused kernels read the weight itself, which peft refuses to adapt,
-    those that share their weights, and routers and grouped projections, which return something other than their
-    product.
+    It leaves out the towers of other inputs (images, sound), layers with a fused kernel that reads the weight itself
+    (because peft refuses to adapt them), layers that share their weights, and routers and grouped projections (because
+    they return something other than the product with their weight).
     """
     names = ["out_proj", "conv1d"] if model.config.model_type in _FUSED_PROJECTIONS else []
     names += _sharing_weights(model)
@@ -119,7 +119,7 @@ def _without_adapter(model: PreTrainedModel) -> list[str]:
 
 
 def _sharing_weights(model: PreTrainedModel) -> list[str]:
-    """Names of the linear layers whose weights are those of another one too, as in blocks that a model repeats."""
+    """Names of the linear layers that share their weights with another layer, e.g. in blocks that a model repeats."""
     layers = [
         (name, layer)
         for name, layer in model.named_modules(remove_duplicate=False)
@@ -131,17 +131,17 @@ def _sharing_weights(model: PreTrainedModel) -> list[str]:
 
 @torch.no_grad()
 def _is_product(layer: torch.nn.Linear) -> bool:
-    """True for a layer that takes and returns single vectors; routers and grouped projections do not."""
+    """True if a layer maps one vector to one vector, which routers and grouped projections do not do."""
     try:
         output = layer(layer.weight.new_zeros(1, layer.in_features))
-    except RuntimeError:  # of another shape than that of its weight
+    except RuntimeError:  # the layer expects another shape than its weight suggests
         return False
     return isinstance(output, torch.Tensor) and output.shape == (1, layer.out_features)
 
 
 @contextmanager
 def _without_notices() -> Iterator[None]:
-    """Suppress peft's warnings of settings that it makes itself: rank patterns of experts, transposed GPT-2 layers."""
+    """Suppress peft's warnings about settings that peft made itself: expert rank patterns, transposed GPT-2 layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys", category=RuntimeWarning)
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False", category=UserWarning)
@@ -155,14 +155,14 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Disable adapters, and modules and tokens that are trained beside them, inside the context; makes no copy."""
+    """Disable adapters, and the modules and tokens trained together with them, inside the context, without a copy."""
     if not has_adapters(model):
         yield model
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
-    # transformers' own enable_adapters leaves whole modules out, which its disable_adapters takes along
+    # transformers' disable_adapters also disables whole trained modules, but its enable_adapters does not enable them
     parts = [part for part in model.modules() if isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
     for part in parts:
         part.enable_adapters(False)
@@ -174,10 +174,10 @@ def without_adapters(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy the model with its adapters merged into the weights; returns a model without adapters unchanged.
+    """Copy the model with its adapters merged into the weights, or return the model itself if it has no adapters.
 
-    Raises `PolicyError` for adapters whose merged weights compute something else, as those of an embedding that the
-    head shares.
+    Raises `PolicyError` if peft cannot merge an adapter, or if the merged weights compute something else than the
+    adapters did, e.g. because the head shares an adapted embedding.
     """
     if not has_adapters(model):
         return model
@@ -198,13 +198,13 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise PolicyError(f"adapters of {type(model).__name__} cannot be merged: {error}") from error
     for name, layer in layers.items():
-        if not name.endswith(".base_layer"):  # an adapter of another tensor of the same experts, inside of the first
+        if not name.endswith(".base_layer"):  # else it is nested in the adapter of another tensor of the same experts
             merged.set_submodule(name, layer.get_base_layer())
     head, embedding = (
         getattr(part, "weight", None) for part in (merged.get_output_embeddings(), merged.get_input_embeddings())
     )
     if head is not None and head is not embedding:
-        merged.config.get_text_config().tie_word_embeddings = False  # one of them was trained alone
+        merged.config.get_text_config().tie_word_embeddings = False  # only one of them was trained, so they differ
     del merged.peft_config
     merged._hf_peft_config_loaded = False
     distance = float((_logprobs(merged) - expected).abs().max())
@@ -225,7 +225,7 @@ def _logprobs(model: PreTrainedModel) -> torch.Tensor:
 
 
 def _check_adapter_config(folder: Path) -> None:
-    """Refuse adapters that change the base, which would no longer be the reference without them."""
+    """Refuse adapters that change the base: without its adapters, the model would not be the reference any more."""
     config = read_object(folder / CONFIG)
     initialization = str(config.get("init_lora_weights", True)).lower()
     if (config.get("bias") or "none") != "none":
@@ -243,24 +243,26 @@ def _check_adapter_config(folder: Path) -> None:
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> None:
-    """Load the adapters in `folder` onto their base model; raises `PolicyError` for those of another model.
+    """Load the adapters in `folder` onto their base model.
 
-    transformers renames what earlier releases wrote, and some of its rules rename the model's own names as well: a file
-    of these names is read as it is.
+    transformers renames tensors that its earlier releases wrote, but some of its rules also rename current names. So if
+    the names and shapes in the file equal the model's own, the tensors are copied by name instead.
+
+    Raises `PolicyError` if the adapters change the base, cannot be loaded, or belong to another model.
     """
     _check_adapter_config(folder)
     conversions = getattr(model, "_weight_conversions", None)
     try:
         with _without_notices():
             report = model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
-    except Exception as error:  # a config of others fails in any way
+    except Exception as error:  # a config that somebody else wrote can fail in any way
         sizes = "ignore_mismatched_sizes" in str(error)
         reason = "their sizes are not those of its config and base" if sizes else f"{type(error).__name__}: {error}"
         raise PolicyError(
             f"cannot load the adapters in {folder}: {reason}; correct adapter_config.json and the "
             "base_model_name_or_path in it, or save them again"
         ) from error
-    model._weight_conversions = conversions  # those of the adapters would misname merged weights on disk
+    model._weight_conversions = conversions  # the adapters' conversions would misname merged weights on disk
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / ADAPTER_WEIGHTS).items()}
     own: dict[str, torch.Tensor] = model.get_adapter_state_dict()
     if {name: tensor.shape for name, tensor in given.items()} == {name: tensor.shape for name, tensor in own.items()}:

@@ -1,9 +1,12 @@
 """Attention over one flat row [1, tokens] of many conversations, without padding.
 
-Slots, for sampling: conversations in progress have slots of a preallocated KV cache, and may share a prefix that is
-there once; a pass has one token of each decoding slot and many of each prefilling one. Trees, for training: segments
-attend to their shared prefixes. Which positions a layer attends to (causal, sliding window, chunks) is the model's own
-rule, evaluated at the positions of the conversations. Without slots or a tree, attention is that of transformers.
+Sampling uses slots: each conversation in progress has a slot of a preallocated KV cache, and all may share a prefix
+that is held once. A pass has one token of each decoding slot and many tokens of each prefilling slot.
+
+Training uses trees: segments attend to their shared prefixes.
+
+The model's own rule decides which positions a layer attends to (causal, sliding window, chunks). It is evaluated at the
+positions in the conversations. Without slots or a tree, transformers' own attention is used.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ IMPLEMENTATION = "grpo_flat"
 _CHUNK = 256
 """Queries of a segment that attend in one call."""
 _LOGITS = 2**22
-"""Attention scores that are held at a time where keys are in two places, 16 MB in float32."""
+"""Attention scores that are held at a time if the keys are in two places, 16 MB in float32."""
 NEVER = 2**31 - 1
 """Position of a key that no query attends to."""
 
@@ -41,7 +44,7 @@ class MaskRule:
     def additive(self, queries: torch.Tensor, keys: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
         """0 where a query position [..., queries] may attend to a key position [..., keys], −∞ elsewhere.
 
-        Additive, since PyTorch would make the same floats from booleans in each layer.
+        The mask is additive, because PyTorch would convert booleans to the same floats in each layer.
         """
         first = torch.zeros((), dtype=torch.long, device=queries.device)
         visible = self._mask_function(first, first, queries[..., :, None], keys[..., None, :])
@@ -50,7 +53,7 @@ class MaskRule:
 
     @cached_property
     def dense(self) -> torch.Tensor | None:
-        """Mask of a padded batch, as transformers makes it for PyTorch's attention; None for a plain causal one."""
+        """Mask of a padded batch, as transformers makes it for PyTorch's attention; None if it is plainly causal."""
         mask: torch.Tensor | None = sdpa_mask(mask_function=self._mask_function, **self._arguments)
         return mask
 
@@ -62,7 +65,7 @@ _CAUSAL = MaskRule(causal_mask_function)
 class SlotBatch:
     """Layout of the flat tokens of one forward pass.
 
-    The first `decode_count` tokens belong to one decoding slot each; the rest are prefill runs of several tokens.
+    The first `decode_count` tokens belong to one decoding slot each. The rest are prefill runs of several tokens.
     """
 
     cache: KVCache
@@ -73,7 +76,7 @@ class SlotBatch:
     """Slots [0, slots_in_use) are in use."""
     cache_length: int
     """Maximum number of tokens of a conversation after the pass, the shared prefix included."""
-    decode_positions: torch.Tensor  # [slots_in_use, 1] position of the token that a slot decodes, 0 of others
+    decode_positions: torch.Tensor  # [slots_in_use, 1] position of the token that a slot decodes, 0 for other slots
     prefill_slots: torch.Tensor | None  # [runs]
     prefill_index: torch.Tensor | None  # [runs, width] flat token index, padded with the run's first token
     prefill_positions: torch.Tensor | None  # [runs, width] likewise
@@ -81,7 +84,7 @@ class SlotBatch:
     masks: dict[tuple[MaskRule, bool], torch.Tensor] = field(default_factory=dict)
 
     def mask(self, rule: MaskRule, *, prefill: bool, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask of the decoding slots or of the prefill runs, [rows, 1, width, cache_length]; made once."""
+        """Additive mask of the decoding slots or the prefill runs, [rows, 1, width, cache_length], made only once."""
         if (rule, prefill) not in self.masks:
             positions = self.prefill_positions if prefill else self.decode_positions
             assert positions is not None
@@ -92,7 +95,7 @@ class SlotBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeBlock:
-    """Segments with similar numbers of queries and keys, which attend in one call; padding repeats a first token."""
+    """Segments with similar numbers of queries and keys, which attend in one call. Padding repeats a first token."""
 
     queries: torch.Tensor  # [segments, width] flat token index
     keys: torch.Tensor  # [segments, past + width] flat token index
@@ -101,7 +104,7 @@ class TreeBlock:
     masks: dict[tuple[MaskRule, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     def mask(self, rule: MaskRule, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask, [segments, 1, width, past + width]; made once."""
+        """Additive mask, [segments, 1, width, past + width], made only once."""
         if (rule, dtype) not in self.masks:
             mask = rule.additive(self.query_positions, self.key_positions, dtype=dtype)[:, None]
             self.masks[rule, dtype] = mask
@@ -142,9 +145,9 @@ def flat_attention(
     tree: TreeBatch | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attend within slots or along a tree; returns [1, tokens, heads, value_dim].
+    """Attend within slots or along a tree, and return [1, tokens, heads, value_dim].
 
-    Raises `TypeError` for a layer that adds its own values to the mask or to the scores.
+    Raises `TypeError` if the layer adds its own values to the mask or to the scores.
     """
     scores = _Scores(scaling=scaling, softcap=softcap, sinks=s_aux)
     if tree is None and slots is None:
@@ -185,13 +188,13 @@ def _attend(
     if scores.softcap is None and scores.sinks is None:
         if width > 1:
             if query.is_cuda and heads > kv_heads:
-                # of PyTorch's kernels only the one that keeps all scores reads grouped heads with a mask: on an H100 in
-                # float32 it needs three times the memory, in bfloat16 with deterministic kernels three times the time
+                # only PyTorch's kernel that keeps all scores reads grouped heads with a mask: on an H100 it needs three
+                # times the memory in float32, and three times the time in bfloat16 with deterministic kernels
                 key, value = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (key, value))
             return functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, scale=scores.scaling, enable_gqa=True
             )
-        # one query: the heads of a group are its rows
+        # with one query, the heads of a group become the rows
         grouped = query.view(rows, kv_heads, heads // kv_heads, -1)
         output = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scores.scaling)
         return output.reshape(rows, heads, 1, -1)
@@ -228,8 +231,8 @@ def _attend_with_prefix(
 ) -> torch.Tensor:
     """Attention to a prefix that all rows share and to their own keys after it, [rows, heads, width, value_dim].
 
-    The queries of all rows are multiplied with the keys of the prefix at once, as many as `_LOGITS` allows; each
-    time, the prefix is read once for all of them.
+    The queries of many rows, as many as `_LOGITS` allows, are multiplied with the keys of the prefix at once, so that
+    the prefix is read only once for all of them.
     """
     rows, heads, width, _ = query.shape
     queries = max(1, _LOGITS // (heads * mask.shape[-1]))  # at a time
@@ -270,7 +273,7 @@ def _attend_prefix_and_own(
 def _attend_in_chunks(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, scores: _Scores
 ) -> torch.Tensor:
-    """`_attend`, where the last keys are the queries' own positions: no chunk reads keys that come after it."""
+    """`_attend` if the last keys are at the queries' own positions. No chunk reads keys that come after it."""
     width, past = query.shape[2], key.shape[2] - query.shape[2]
     if width <= _CHUNK:
         return _attend(query, key, value, mask, scores)

@@ -17,16 +17,16 @@ from grpo.policy.transformers.model import TransformersPolicy
 logger = logging.getLogger(__name__)
 
 FLASH = "flash_attention_2"
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once; others of its workspaces race
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once; its other workspaces race
 
 
 @contextmanager
 def reproducible_kernels() -> Iterator[None]:
-    """Compute on a CUDA device with deterministic kernels while the block runs; on a CPU they always are.
+    """Compute with deterministic kernels on a CUDA device while the block runs. On a CPU they always are.
 
-    By default some of PyTorch's CUDA kernels add in whatever order their threads end, and the same update gives other
-    weights each time. A resumed run has to end at the policy of an undisturbed one. PyTorch raises `RuntimeError` for
-    an operation without a deterministic kernel.
+    By default some of PyTorch's CUDA kernels add in the order in which their threads end, so that the same update gives
+    different weights each time. But a resumed run must end with the same policy as an undisturbed run. PyTorch raises
+    `RuntimeError` if an operation has no deterministic kernel.
     """
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(before or torch.cuda.is_available())
@@ -37,12 +37,12 @@ def reproducible_kernels() -> Iterator[None]:
 
 
 def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, attention: str) -> TransformersPolicy:
-    """Move the policy to a device, and its weights to a dtype; a new dtype gives it a new hash.
+    """Move the policy to a device, and its weights to a dtype. A new dtype gives it a new hash.
 
-    Buffers, such as rotary frequencies, keep their dtype where the model computes with it.
+    Buffers, e.g. rotary frequencies, keep their dtype if the model can compute with it.
 
-    Attention is always PyTorch's sdpa over the sampler's slots; a fallback is logged with its reason. Raises
-    `CapacityError` for a device that this machine lacks.
+    Attention is always PyTorch's sdpa over the sampler's slots. If `attention` asks for another implementation, a
+    warning gives the reason. Raises `CapacityError` if this machine has no such device.
     """
     if attention == FLASH:
         missing = importlib.util.find_spec("flash_attn") is None

@@ -1,4 +1,4 @@
-"""Training without dropout, with which the importance ratio would not be 1 before the first step."""
+"""Training without dropout, because with dropout the importance ratio would not be 1 before the first step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def without_dropout(*models: PreTrainedModel) -> Iterator[None]:
-    """Set the dropout rates of models to 0 inside the context: of their modules, layers and configs."""
+    """Set the dropout rates of models (in modules, layers and configs) to 0 inside the context."""
     holders: list[Any] = [module for model in models for module in model.modules()]
     holders += {id(c): c for holder in holders if (c := getattr(holder, "config", None)) is not None}.values()
     rates = [(holder, name, rate) for holder in holders for name, rate in _rates(holder)]

@@ -1,4 +1,4 @@
-"""Dtype in which a policy's weights are held for forward passes."""
+"""Dtype of a policy's weights in forward passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 def copy_in(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
-    """Copy of a model with its weights in a dtype; buffers, such as rotary frequencies, keep theirs."""
+    """Copy of a model with its weights in a dtype. Buffers, e.g. rotary frequencies, keep their dtype if possible."""
     memo = {
         id(parameter): torch.nn.Parameter(
             parameter.detach().to(getattr(torch, dtype)), requires_grad=parameter.requires_grad
@@ -32,7 +32,7 @@ def copy_in(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
 def cast_mismatched_buffers(model: PreTrainedModel) -> None:
     """Cast the buffers to the dtype of the weights if a short forward pass fails without it.
 
-    Raises `PolicyError` for a model whose forward pass fails with it as well.
+    Raises `PolicyError` if the forward pass fails with the cast as well.
     """
     ids = torch.arange(4, device=model.device)[None]
     for attempt in ("weights", "buffers"):
@@ -55,9 +55,9 @@ def cast_mismatched_buffers(model: PreTrainedModel) -> None:
 
 
 def cast_frozen(model: PreTrainedModel, dtype: Dtype) -> None:
-    """Hold the frozen weights under adapters in a dtype, in place; the adapters keep float32.
+    """Hold the frozen weights under adapters in a dtype, in place. The adapters keep float32.
 
-    With float32 they stay as they were loaded, quantized ones too.
+    With float32 all weights stay as they were loaded, even quantized ones.
     """
     assert has_adapters(model)
     if dtype == "float32":

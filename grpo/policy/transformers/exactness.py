@@ -1,12 +1,16 @@
 """Choice of a model's forward path by comparison with its own plain forward pass.
 
-Candidates, in order: flat attention with shared prefixes and slots; the model's own masks and
-cache on padded batches; the same on batches of conversations of one length;
-the same without the cache.
-A short batch of conversations in several turns is sampled and scored on a candidate, and scored again by plain forward
-passes: one conversation at a time, without cache, prefix sharing or padding. Windows are shortened meanwhile, so that
-the conversations exceed them, and weights in another dtype are cast to float32: the rounding of bfloat16 hides which
-path computes something else.
+Candidates, in order:
+
+1. flat attention with shared prefixes and slots
+2. the model's own masks and cache on padded batches
+3. the same on batches of conversations of one length
+4. the same without the cache
+
+A short batch of conversations with several turns is sampled and scored on a candidate. Then plain forward passes score
+it again, one conversation at a time, without cache, prefix sharing or padding. During the comparison windows are
+shortened, so that the conversations exceed them. Weights in another dtype are cast to float32, because the rounding of
+bfloat16 would hide that a path computes something else.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ _LENGTHS = (
     "sliding_window", "sliding_window_size", "window_size", "attention_window_size", "attention_chunk_size",
     "keep_window_size", "index_topk", "index_block_size", "indexer_budget", "floor_scale", "log_scaling_n_floor",
 )  # fmt: skip
-"""Settings of configs and layers that change attention from a length on, which a short conversation does not have."""
+"""Settings of configs and layers that change attention only beyond a length, which short conversations do not reach."""
 _SHORT = 8
 _TURNS = (
     ((14, 6), (5, 4), (3, 6)),
@@ -47,14 +51,14 @@ _TURNS = (
 )
 """(new prompt tokens, generated tokens) of each turn of each conversation.
 
-The first two have the same first prompt, the third begins like it, and the fourth comes later and begins otherwise.
+The first two have the same first prompt. The third begins like it. The fourth comes later and begins otherwise.
 """
 _SHARED = 6
 """Tokens that the prompts of the first three conversations begin with."""
 _TOLERANCE = 1e-4
-"""Largest error of a log-probability, relative to its size where that is above 1, and of the gradient's direction."""
+"""Largest error of a log-probability, relative if its size is above 1, and largest relative error of the gradient."""
 _GRADIENT_ELEMENTS = 2**22
-"""Elements of the gradient that are compared, smallest tensors first: those of every layer in most models."""
+"""Elements of the gradient that are compared, smallest tensors first, so that most models have some in every layer."""
 
 
 class PathCheck(BaseModel):
@@ -70,7 +74,7 @@ class PathCheck(BaseModel):
     gradient_error: float
     """|gradient − plain gradient| / |plain gradient|."""
     rejected: tuple[str, ...] = ()
-    """Paths that were tried before, each with the reason against it."""
+    """Paths that were tried before, each with the reason why it was rejected."""
 
     def __str__(self) -> str:
         exact = f"log-probabilities within {self.logprob_error:.1e}, gradient within {self.gradient_error:.1e}"
@@ -81,11 +85,12 @@ _results: dict[str, PathCheck] = {}
 _lock = threading.Lock()
 
 
-@torch.inference_mode(False)  # with gradients, where the caller has them off
+@torch.inference_mode(False)  # gradients are needed even if the caller has them off
 def choose_path(model: PreTrainedModel, policy_hash: str) -> PathCheck:
     """Set the attention implementation of the first exact path, compared once per policy version and process.
 
-    Raises `PolicyError` with one sentence for a model that no path computes exactly, or that is not causal.
+    Raises `PolicyError` if no path computes the model exactly, if the model is not causal, or if its weights are not
+    finite, and `CapacityError` if memory runs out in the comparison.
     """
     original = "eager" if model.config._attn_implementation == IMPLEMENTATION else model.config._attn_implementation
     key = _compared(model, policy_hash)
@@ -98,7 +103,7 @@ def choose_path(model: PreTrainedModel, policy_hash: str) -> PathCheck:
 
 
 def _compared(model: PreTrainedModel, policy_hash: str) -> str:
-    """Weights, class, config and device of a model: what its forward pass depends on, in any dtype."""
+    """Key of weights, class, config and device, on which the forward pass of a model depends in any dtype."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}
     return json.dumps([policy_hash, type(model).__name__, model.device.type, config], sort_keys=True, default=str)
 
@@ -123,7 +128,7 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
                 logprob_error, gradient_error = _errors(model)
             except PolicyError:
                 raise
-            except Exception as error:  # a model's own code fails in any way on such a path
+            except Exception as error:  # a model's own code can fail in any way on a path that it was not made for
                 if is_out_of_memory(error):
                     raise CapacityError(
                         f"memory ran out in the comparison of {type(model).__name__} with its plain forward pass; "
@@ -150,7 +155,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _set_path(model: PreTrainedModel, path: ForwardPath, name: str) -> None:
-    """Set path and attention implementation; raises `TypeError` for a model that does not take the latter."""
+    """Set path and attention implementation. Raises `TypeError` if the model does not accept the implementation."""
     model.forward_path = path
     if model.config._attn_implementation != name:
         model.set_attn_implementation(name)
@@ -230,7 +235,7 @@ def _errors(model: PreTrainedModel) -> tuple[float, float]:
 
 def _sample(model: PreTrainedModel) -> list[_Conversation]:
     """Conversations in several turns, sampled by the path's sampler."""
-    # in a thread of its own: the caller may be inside an event loop
+    # in its own thread, because the caller may be inside an event loop
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, _converse(model)).result()
 
@@ -272,7 +277,7 @@ def _prompt(text_ids: NDArray[np.int64], index: int, turn: int, new: int) -> lis
 
 
 def _text_token_ids(model: PreTrainedModel) -> NDArray[np.int64]:
-    """Token ids of the vocabulary without those that the config names: images, audio, padding."""
+    """Token ids of the vocabulary, without ids that the config names, e.g. for images, audio or padding."""
     named: set[int] = set()
     for config in (model.config, model.config.get_text_config()):
         named |= {value for key, value in config.to_dict().items() if "token" in key and isinstance(value, int)}
@@ -280,7 +285,7 @@ def _text_token_ids(model: PreTrainedModel) -> NDArray[np.int64]:
 
 
 def _compared_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
-    """Trainable parameters; all of a model that has none."""
+    """Smallest trainable parameters, up to `_GRADIENT_ELEMENTS`; if none is trainable, any parameters."""
     everything = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     parameters = [parameter for parameter in everything if parameter.requires_grad] or everything
     compared: list[torch.nn.Parameter] = []
@@ -294,7 +299,7 @@ def _compared_parameters(model: PreTrainedModel) -> list[torch.nn.Parameter]:
 
 
 def _flat_gradient(logprobs: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
-    """Gradient of the summed log-probabilities, [elements]; 0 for parameters that they do not depend on."""
+    """Gradient of the summed log-probabilities, [elements]. It is 0 for parameters that do not affect them."""
     gradients = torch.autograd.grad(logprobs.sum(), list(parameters), allow_unused=True)
     return torch.cat(
         [
@@ -318,7 +323,7 @@ def _learner_logprobs(model: PreTrainedModel, conversations: Sequence[_Conversat
 
 @contextmanager
 def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Compute attention as the model's authors wrote it, where the implementation can be set."""
+    """Compute attention as the model's authors wrote it, if the implementation can be set."""
     before = model.config._attn_implementation
     if before is None or not model._can_set_attn_implementation():
         yield
@@ -331,9 +336,9 @@ def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _plain_logprobs(model: PreTrainedModel, conversation: _Conversation) -> torch.Tensor:
-    """Log-probabilities of the loss tokens by a forward pass over this conversation alone.
+    """Log-probabilities of the loss tokens by a forward pass over only this conversation.
 
-    Raises `PolicyError` for a model whose earlier logits depend on later tokens.
+    Raises `PolicyError` if the model's earlier logits depend on later tokens.
     """
     ids = torch.from_numpy(conversation.token_ids.astype(np.int64)).to(model.device)[None]
     distribution = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0].float(), dim=-1)

@@ -1,4 +1,4 @@
-"""Forward passes over token sequences: flat with shared prefixes, or padded, as the model's attention allows."""
+"""Forward passes over token sequences: flat with shared prefixes if the model's attention allows it, else padded."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ S = TypeVar("S", bound=MaskedSequence)
 
 
 ForwardPath = Literal["flat", "padded", "unpadded", "uncached"]
-"""Layout of the sequences of a forward pass: one row with shared prefixes, rows with padding, or rows of equal lengths;
-`uncached` also samples without a KV cache."""
+"""Layout of the sequences of a forward pass: one row with shared prefixes, rows with padding, or rows of equal lengths.
+`uncached` has rows of equal lengths, and also samples without a KV cache."""
 _EQUAL_LENGTHS = ("unpadded", "uncached")
 
 
 def forward_path(model: PreTrainedModel) -> ForwardPath:
     """Forward path that was chosen for this model.
 
-    Raises `PolicyError` for a model that was never compared with its plain forward pass.
+    Raises `PolicyError` if the model was never compared with its plain forward pass.
     """
     path: ForwardPath | None = getattr(model, "forward_path", None)
     if path is None:
@@ -35,14 +35,15 @@ def forward_path(model: PreTrainedModel) -> ForwardPath:
 
 
 def takes_equal_lengths(model: PreTrainedModel) -> bool:
-    """True for a model whose forward passes take sequences of one length."""
+    """True if the model's forward passes take only sequences of one length."""
     return forward_path(model) in _EQUAL_LENGTHS
 
 
 def token_batch(model: PreTrainedModel, samples: Sequence[MaskedSequence]) -> TokenBatch:
     """Lay out samples for one forward pass of this model.
 
-    Raises `DataError` for a sequence that begins with a loss token: no token before it predicts it.
+    Raises `DataError` if a sequence begins with a loss token, because no token before it predicts it, or if lengths
+    differ although the model takes only equal ones.
     """
     if any(sample.loss_mask[0] for sample in samples):
         raise DataError("a sequence begins with a completion token; a prompt of at least one token must precede it")
@@ -52,7 +53,7 @@ def token_batch(model: PreTrainedModel, samples: Sequence[MaskedSequence]) -> To
 
 
 def microbatches(model: PreTrainedModel, samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
-    """Split a batch into passes of at most `max_tokens` tokens as laid out by `token_batch`; order is not kept."""
+    """Split a batch into passes of up to `max_tokens` tokens as laid out by `token_batch`. The order may change."""
     if forward_path(model) == "flat":
         return packed_microbatches(samples, max_tokens=max_tokens)
     return padded_microbatches(samples, max_tokens=max_tokens, equal_lengths=takes_equal_lengths(model))
@@ -61,7 +62,7 @@ def microbatches(model: PreTrainedModel, samples: Sequence[S], *, max_tokens: in
 def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
     """The state after each token of the batch, [rows × tokens, hidden size].
 
-    Select from it with `index_select`: samples share states, and the gradient of plain indexing adds in any order.
+    Select from it with `index_select`. Samples share states, and the gradient of plain indexing would add in any order.
     """
     layout = {}
     if batch.tree is not None:
@@ -73,5 +74,5 @@ def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """True for an out-of-memory error: PyTorch has a class for it on accelerators, on the CPU only a message."""
+    """True for an out-of-memory error. On the CPU only its message shows that, because PyTorch has no class for it."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,4 +1,4 @@
-"""Language model head: logits of hidden states by the model's own code."""
+"""Language model head: computes the logits of hidden states with the model's own code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grpo.errors import PolicyError
 
 
 class _Output(BaseModelOutputWithPast):
-    """Output of a base model of any class; attributes other than the hidden states are None."""
+    """Output of a base model of any class. All attributes except the hidden states are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -22,20 +22,20 @@ class _Output(BaseModelOutputWithPast):
 
 
 class _States(nn.Module):
-    """Base model whose hidden states are given; `inner` answers for everything else that the head reads from it."""
+    """Base model that returns given hidden states. Other attributes that the head reads come from `inner`."""
 
     def __init__(self, states: torch.Tensor, inner: nn.Module) -> None:
         super().__init__()
-        self.__dict__.update(_states=states, _inner=inner)  # not registered: they stay the model's own
+        self.__dict__.update(_states=states, _inner=inner)  # not registered, because they belong to the model
 
     def forward(self, *args: Any, **kwargs: Any) -> _Output:
-        """Return the given states as those of a forward pass."""
+        """Return the given states as if a forward pass had computed them."""
         del args, kwargs
         return _Output(last_hidden_state=self._states)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.__dict__["_inner"], name)
-        # a decoder inside the base model is called in its place; a layer with weights of its own is not
+        # some heads call a decoder inside the base model, so it is replaced too; a layer with own weights is not
         is_nested = isinstance(value, nn.Module) and not dict(value.named_parameters(recurse=False))
         return _States(self._states, value) if is_nested else value
 
@@ -43,7 +43,7 @@ class _States(nn.Module):
 def base_model(model: PreTrainedModel) -> PreTrainedModel:
     """Module of a causal language model that computes its hidden states.
 
-    Raises `PolicyError` for a model without a head of its own.
+    Raises `PolicyError` if the base model and the head cannot be separated.
     """
     inner = _with_head(model)
     base: PreTrainedModel = inner._modules[_base_name(inner)]
@@ -51,7 +51,7 @@ def base_model(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _with_head(model: PreTrainedModel) -> PreTrainedModel:
-    """Causal language model with base and head: the model, or the one that a wrapper such as Llama 4's holds."""
+    """Causal language model with base and head: the model itself, or the one inside a wrapper, e.g. Llama 4's."""
     if isinstance(model._modules.get(model.base_model_prefix), nn.Module):
         return model
     nested = [
@@ -74,8 +74,8 @@ def _base_name(model: PreTrainedModel) -> str:
 def language_model_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
     """Function from hidden states [tokens, hidden size] to logits [tokens, vocabulary], scales and caps included.
 
-    It is the model's own forward pass around a base model that returns the given states. Raises `PolicyError` for a
-    model whose head cannot be separated from its layers.
+    The function runs the model's own forward pass around a base model that returns the given states. Raises
+    `PolicyError` if the model's head cannot be separated from its layers.
     """
     model = _with_head(model)
     name = _base_name(model)
@@ -84,7 +84,7 @@ def language_model_head(model: PreTrainedModel) -> Callable[[torch.Tensor], torc
         shallow = object.__new__(type(model))  # copy.copy would call the constructor of a sharded model
         shallow.__dict__.update(model.__dict__)
         shallow._modules = {**model._modules, name: _States(states[None], base_model(model))}
-        # not through hooks: those of FSDP belong to the whole model
+        # not through hooks, because FSDP's hooks are made for the whole model
         logits: torch.Tensor = type(model).forward(shallow, input_ids=None, inputs_embeds=states[None]).logits
         return logits[0]
 

@@ -8,17 +8,17 @@ import torch
 from torch.nn import functional
 
 _AHEAD = 64
-"""Tokens of each slot that are cleared at a time, so that unused memory is never touched."""
+"""Tokens of each slot that are cleared at a time, so that memory is not touched before it is needed."""
 
 KeysValues = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of one conversation by layer, [kv_heads, tokens, head_dim]."""
 
 
 class KVCache:
-    """Keys and values of `slots` conversations, each up to `capacity` tokens; grows by doubling.
+    """Keys and values of `slots` conversations with up to `capacity` tokens each. The capacity grows by doubling.
 
-    All conversations may begin with the same prefix, which is held once; slots hold the tokens after it. Each layer's
-    tensors are made when it first writes to them: layers differ in heads and dimensions.
+    If all conversations begin with the same prefix, it is held once, and slots hold the tokens after it. A layer's
+    tensors are made when it first writes to them, because layers differ in heads and dimensions.
     """
 
     def __init__(self, *, slots: int, capacity: int) -> None:
@@ -32,7 +32,7 @@ class KVCache:
         self._cleared = 0
 
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, shaped for keys and values [1, kv_heads, tokens, head_dim]."""
+        """Keys and values of a layer, [slots, kv_heads, capacity, head_dim], made for `key` and `value` if missing."""
         if index not in self._layers:
             tensors = (
                 part.new_empty(self._slots, part.shape[1], self.capacity, part.shape[3]) for part in (key, value)
@@ -48,7 +48,7 @@ class KVCache:
         return self._shared.get(index)
 
     def reserve(self, tokens: int) -> None:
-        """Grow every slot for conversations of `tokens` tokens; new ones are cleared: masked values must be finite."""
+        """Grow every slot to `tokens` tokens. New memory is cleared, because masked values must be finite."""
         own = tokens - self.shared_length
         if own > self.capacity:
             extra = max(own, 2 * self.capacity) - self.capacity
@@ -66,7 +66,7 @@ class KVCache:
 
     @torch.inference_mode()
     def clear(self, slot: int, tokens: int) -> None:
-        """Clear what a slot holds after its first `tokens` tokens, which may be NaN: masked values must be finite."""
+        """Clear a slot after its first `tokens` tokens. The rest may be NaN, but masked values must be finite."""
         own = max(0, tokens - self.shared_length)
         for pair in self._layers.values():
             for part in pair:
@@ -80,7 +80,7 @@ class KVCache:
 
     @torch.inference_mode()
     def read(self, slot: int, tokens: int) -> KeysValues:
-        """Copy of the first `tokens` that a slot holds, without a shared prefix."""
+        """Copy of the first `tokens` tokens that a slot holds. A shared prefix is not in a slot."""
         return {
             index: (keys[slot, :, :tokens].clone(), values[slot, :, :tokens].clone())
             for index, (keys, values) in self._layers.items()
@@ -88,26 +88,26 @@ class KVCache:
 
     @torch.inference_mode()
     def write(self, slot: int, prefix: KeysValues, tokens: int) -> None:
-        """Copy the first `tokens` of what `read` returned into a slot."""
+        """Copy the first `tokens` tokens of a `read` result into a slot."""
         for index, pair in prefix.items():
             for part, source in zip(self._layers[index], pair, strict=True):
                 part[slot, :, :tokens] = source[:, :tokens]
 
     @torch.inference_mode()
     def copy(self, source: int, targets: list[int], tokens: int) -> None:
-        """Copy the first `tokens` of a conversation to the slots of others."""
+        """Copy the first `tokens` tokens of a conversation to the slots of others."""
         own = max(0, tokens - self.shared_length)
         for pair in self._layers.values():
             for part in pair:
                 part[targets, :, :own] = part[source : source + 1, :, :own]
 
     def share(self, prefix: KeysValues, tokens: int) -> None:
-        """Begin every conversation with the `tokens` tokens of a prefix; call it while all slots are empty."""
+        """Begin every conversation with the `tokens` tokens of a prefix. Call it only while all slots are empty."""
         self._shared, self.shared_length = prefix, tokens
 
     @torch.inference_mode()
     def unshare(self, tokens: int, lengths: Sequence[int]) -> None:
-        """Shorten the shared prefix to `tokens`; the first slots, with conversations of `lengths`, get its end."""
+        """Shorten the shared prefix to `tokens`, and move its end into the first slots, of conversations `lengths`."""
         moved = self.shared_length - tokens
         own = max(0, max(lengths, default=0) - self.shared_length)
         if any(lengths):

@@ -10,11 +10,12 @@ from grpo.policy.policy import Sampling
 
 
 def filter_logits(scores: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Set the logits of excluded tokens to −∞, [turns, vocabulary]; unchanged if no turn filters.
+    """Set the logits [turns, vocabulary] of excluded tokens to −∞. If no turn filters, they are returned unchanged.
 
     probabilities .5 .3 .2    top_k 2 → .5 .3 –    top_p .6 → .5 .3 –    top_p .5 → .5 – –    temperature 0 → .5 – –
 
-    The likeliest token is never excluded. A row with a NaN or an infinity keeps one, so that no token is sampled.
+    The likeliest token is never excluded. If a row has a NaN or an infinity, the result has one too, so that no token
+    is sampled.
     """
     if all(sampling.unfiltered for sampling in samplings):
         return scores
@@ -31,7 +32,7 @@ def filter_logits(scores: torch.Tensor, samplings: Sequence[Sampling]) -> torch.
 
 
 def _rank_filter(scores: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Top-k and top-p of each row."""
+    """Apply top-k and top-p to each row."""
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
     mass_before = ordered.softmax(dim=-1).cumsum(dim=-1).roll(1, dims=-1)
     mass_before[:, 0] = 0.0

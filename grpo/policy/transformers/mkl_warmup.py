@@ -32,9 +32,9 @@ _RESOLVED_ON_FIRST_CALL = (
 def warm_up_mkl() -> None:
     """Call each of MKL's vector functions once, on one number, before threads call them concurrently.
 
-    MKL selects a function's kernel in its first call. If several threads make it at once, on a busy machine, one of
-    them may use a kernel of low accuracy for that call (PyTorch issue 188792). Cosines of the first prompts differed
-    by some 1e-6, and a run was not reproducible.
+    MKL selects a function's kernel in its first call. If several threads make that call at once on a busy machine, one
+    of them may use a kernel of low accuracy for it (PyTorch issue 188792). Without the warm-up, cosines of the first
+    prompts differed by some 1e-6, so that a run was not reproducible.
     """
     for function in _RESOLVED_ON_FIRST_CALL:
         for precision in (torch.float32, torch.float64):

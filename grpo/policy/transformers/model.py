@@ -36,14 +36,14 @@ from grpo.renderers.chat_template import Renderer, rendering_tokenizer
 disable_progress_bar()
 
 _ALIGNMENT = 64
-"""Bytes at whose multiples PyTorch allocates tensors on a CPU."""
+"""PyTorch allocates tensors on a CPU at multiples of this number of bytes."""
 
 
 class TransformersPolicy:
     """A causal language model in this process, with its tokenizer.
 
-    Raises `PolicyError` for a model that no forward path computes exactly, or that cannot be reloaded from a
-    checkpoint.
+    Raises `PolicyError` if no forward path computes the model exactly, if it cannot be reloaded from a checkpoint, or
+    if it does not embed all tokens of the tokenizer.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class TransformersPolicy:
         """This policy with its weights in bfloat16."""
 
     def in_dtype(self, dtype: Dtype) -> TransformersPolicy:
-        """This policy version with its weights held in a dtype, copied once; adapters are held as they were loaded."""
+        """This policy version with its weights held in a dtype, copied once. With adapters it is returned unchanged."""
         if dtype == "float32" or has_adapters(self.model):
             return self
         if self._held is None:
@@ -80,7 +80,7 @@ class TransformersPolicy:
 
     @property
     def merged_hash(self) -> str | None:
-        """Hash of the weights with the adapters merged in, a possible start of a run; None without adapters."""
+        """Hash of the weights with the adapters merged in, from which a run may start; None without adapters."""
         return weights_hash(merge_adapters(self.model)) if has_adapters(self.model) else None
 
     def sampler(self, *, concurrency: int, renderer: Renderer) -> AbstractAsyncContextManager[Sampler]:
@@ -95,7 +95,7 @@ class TransformersPolicy:
     def save(self, folder: Path, *, write: bool = True) -> None:
         """Write config, safetensors weights, tokenizer, chat template, and the files that describe other inputs.
 
-        Every process of a sharded model has to call it; those with `write=False` only contribute their shards.
+        Every process of a sharded model must call it. With `write=False` a process only contributes its shards.
         """
         tied: dict[int, torch.Tensor] = {}
         weights = {
@@ -119,7 +119,7 @@ def weights_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:16]
 
 
-@torch.inference_mode(False)  # weights that are loaded within it are never trained
+@torch.inference_mode(False)  # weights that are loaded in inference mode cannot be trained
 def load(
     folder: Path,
     *,
@@ -130,10 +130,11 @@ def load(
 ) -> TransformersPolicy:
     """Load a policy from a folder with config.json, *.safetensors and tokenizer files, in float32.
 
-    Adapters need the folder of their `base`, whose weights are held in the dtype `frozen`. The model is placed on the
-    GPU if there is one.
-    Raises `PolicyError` for a missing folder or file, pickled weights, weights of another architecture than that of
-    config.json, and a quantization that this machine does not support.
+    If the folder holds adapters, it needs the folder of their `base`, and holds its weights in the dtype `frozen`. The
+    model is placed on the GPU if there is one.
+
+    Raises `PolicyError` if a folder or file is missing, if weights are pickled or do not fit config.json, or if this
+    machine does not support the quantization, and `CapacityError` if the model does not fit into memory.
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
         return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
@@ -160,7 +161,7 @@ def load(
         )
     except PolicyError:
         raise
-    except Exception as error:  # a config of others fails in any way
+    except Exception as error:  # a config that somebody else wrote can fail in any way
         if is_out_of_memory(error):
             raise CapacityError(f"the model in {folder} does not fit into memory; choose a smaller one") from error
         remedy = (
@@ -175,8 +176,8 @@ def load(
             "config.json together"
         )
     if published is not None:
-        model._weight_conversions = None  # those of the format would quantize what is saved
-        for parameter in model.parameters():  # those that were not quantized are read in their own dtype
+        model._weight_conversions = None  # the format's conversions would quantize the weights when they are saved
+        for parameter in model.parameters():  # weights that were not quantized are read in their own dtype
             parameter.data = parameter.data.float()
     model.processor_files = processor_files(folder)
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
@@ -186,7 +187,7 @@ def load(
 
 
 def _config(folder: Path) -> PretrainedConfig:
-    """Config of a folder, without an entry of quantization that its weights do not have."""
+    """Config of a folder. The quantization entry is removed if the weights are not quantized."""
     config: PretrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if quantization_of(folder) is None:
         for part in (config, config.get_text_config()):
@@ -195,7 +196,7 @@ def _config(folder: Path) -> PretrainedConfig:
 
 
 def _check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer with tokens that the model does not embed, except added ones that the template lacks."""
+    """Refuse a tokenizer with tokens that the model does not embed, except added tokens that the template lacks."""
     rows = int(model.get_input_embeddings().weight.shape[0])
     used = f"{tokenizer.chat_template} {tokenizer.eos_token}"
     beyond = [token for token, index in tokenizer.get_added_vocab().items() if index >= rows and token in used]
@@ -209,10 +210,11 @@ def _check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 
 
 def _align(model: PreTrainedModel) -> None:
-    """Copy weights that are views of a mapped file, at multiples of 8 bytes, into memory of their own.
+    """Copy weights that are views of a mapped file, at multiples of 8 bytes, into separate memory.
 
     Weights that were trained in this process are at multiples of 64 bytes. The product of one row with a matrix differs
-    by the alignment, by some 1e-6, so that a rollout would depend on whether its policy was trained or loaded.
+    by some 1e-6 if the alignment differs. Without the copy a rollout would change if its policy was loaded instead of
+    trained here.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.device.type == "cpu" and tensor.data_ptr() % _ALIGNMENT:
@@ -231,7 +233,7 @@ def _load_adapters(
 
 
 class ModelCache:
-    """LRU cache of at most `limit` policies by hash, shared by the stages of this process."""
+    """LRU cache of up to `limit` policies by hash, shared by the stages of this process."""
 
     def __init__(self, limit: int = 3) -> None:
         self._limit = limit

@@ -1,12 +1,12 @@
-"""Sequence packing with shared prefixes: token sequences as one flat row that has each common prefix once.
+"""Sequence packing with shared prefixes: one flat row of token sequences that has each common prefix once.
 
     [ system prompt ][ prompt of group 1 ][ completion, common beginning ][ rest of sample 1 ][ rest of sample 2 ]
             ▲                 ▲    └──────────────────▲──┴────────────────────────┴──────────────────┘
-            └─────────────────┴──── attended by all that continue them
+            └─────────────────┴──── all segments that continue them attend to them
 
-The segments are the edges of the sequences' radix tree. A segment attends to its ancestors and its own past; positions
-continue those of the parent. Equal sequences are one leaf. Values and gradients are those of the separate sequences:
-the gradients of those that continue a shared segment add up in it.
+The segments are the edges of the sequences' radix tree. A segment attends to its ancestors and its own past, and its
+positions continue the parent's. Equal sequences share one leaf. Values and gradients are the same as for the separate
+sequences, because a shared segment sums the gradients of all sequences that continue it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from grpo.policy.transformers.attention import NEVER, TreeBatch, TreeBlock
 from grpo.policy.transformers.token_batch import MaskedSequence, TokenBatch
 
 _MIN_FILL = 0.75
-"""Segments attend in one block as long as the shortest has this share of the longest's queries and keys."""
+"""Segments attend in one block only if the shortest has this share of the longest's queries and keys."""
 _MAX_EXPANSION = 4
-"""Most keys of a row's segments, their ancestors' included, for each token that the row may have."""
+"""Maximum number of keys of a row's segments, ancestors' keys included, per token that the row may have."""
 
 
 S = TypeVar("S", bound=MaskedSequence)
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=MaskedSequence)
 
 @dataclass(slots=True)
 class _Edge:
-    """Tokens [start, end) of a sequence, which those that continue its ancestors in the same way share."""
+    """Tokens [start, end) of a sequence, shared by all sequences that continue its ancestors in the same way."""
 
     ids: NDArray[np.int32]
     start: int
@@ -56,7 +56,7 @@ class _Segment:
 
 
 def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> TokenBatch:
-    """Pack samples so that each prefix that some of them share is in the row once."""
+    """Pack samples so that each shared prefix is in the row once."""
     keys = [_key(sample) for sample in samples]
     leaves = _radix_tree({key: sample.token_ids for key, sample in zip(keys, samples, strict=True)})
     segments: dict[int, _Segment] = {}
@@ -96,15 +96,16 @@ def pack(samples: Sequence[MaskedSequence], *, device: torch.device) -> TokenBat
 
 
 def packed_microbatches(samples: Sequence[S], *, max_tokens: int) -> list[list[S]]:
-    """Split a batch into rows of at most `max_tokens` tokens once packed, similar sequences together.
+    """Split a batch into rows of up to `max_tokens` packed tokens, with similar sequences together.
 
-    Attention keeps the keys of all ancestors of a segment: those of a row are at most `_MAX_EXPANSION` times as many.
+    Attention keeps the keys of all ancestors of each segment. So a row is also limited to `_MAX_EXPANSION` ·
+    `max_tokens` keys.
     """
     rows: list[list[S]] = []
     ends: list[int] = []  # of the edges from the root to the last sequence
     previous = np.zeros(0, dtype=np.int32)
     tokens, keys = 0, 0
-    for sample in sorted(samples, key=_key):  # a sequence shares the longest prefix with one beside it
+    for sample in sorted(samples, key=_key):  # sorted, so the longest shared prefix is with a neighbour
         ids = sample.token_ids
         shared = common_prefix_length([previous, ids]) if rows else 0
         new = len(ids) - shared
@@ -132,14 +133,15 @@ def common_prefix_length(sequences: Sequence[NDArray[np.int32]]) -> int:
 
 
 def _key(sample: MaskedSequence) -> bytes:
-    """The tokens in big-endian bytes, which are in the order of the sequences."""
+    """The tokens in big-endian bytes, which sort like the sequences."""
     return sample.token_ids.astype(">i4").tobytes()
 
 
 def _radix_tree(sequences: dict[bytes, NDArray[np.int32]]) -> dict[bytes, _Edge]:
-    """The last edge of each sequence, by key, in order.
+    """The last edge of each sequence, by key, in sorted order.
 
-    In order, a sequence leaves the path of the one before it at the end of their common prefix, where an edge is cut:
+    The sequences are sorted, so each one leaves the path of the one before it at the end of their common prefix, and an
+    edge is cut there:
 
     9 8 7 1 2    [9 8 7 1 2]
     9 8 7 3      [9 8 7] → [1 2], [3]
@@ -173,7 +175,7 @@ def _path(leaf: _Edge) -> list[_Edge]:
 
 
 def _blocks(segments: Sequence[_Segment]) -> list[list[_Segment]]:
-    """Segments of similar numbers of queries and keys."""
+    """Group segments with similar numbers of queries and keys."""
 
     def by_size(segments: Sequence[_Segment], size: Callable[[_Segment], int]) -> list[list[_Segment]]:
         parts: list[list[_Segment]] = []
@@ -189,7 +191,7 @@ def _blocks(segments: Sequence[_Segment]) -> list[list[_Segment]]:
 
 
 def _block(segments: Sequence[_Segment], device: torch.device) -> TreeBlock:
-    """Index tensors of segments that attend in one block; padding repeats the first query of its segment."""
+    """Index tensors of segments that attend in one block. Padding repeats the first query of its segment."""
     width, past = (max(sizes) for sizes in zip(*((s.length, len(s.past)) for s in segments), strict=True))
     lengths = np.array([s.length for s in segments])[:, None]
     starts = np.array([s.start for s in segments])[:, None]
@@ -198,7 +200,7 @@ def _block(segments: Sequence[_Segment], device: torch.device) -> TreeBlock:
     pasts = np.array([len(s.past) for s in segments])[:, None]
     before = np.stack([np.pad(s.past, (0, past - len(s.past)), constant_values=s.start) for s in segments])
     columns = np.broadcast_to(np.arange(past)[None], before.shape)
-    positions = pasts + offsets  # of padding too, which no token before it attends to
+    positions = pasts + offsets  # also at padding, because no token before it attends to it
     return TreeBlock(
         queries=torch.from_numpy(own).to(device),
         keys=torch.from_numpy(np.concatenate([before, own], axis=1)).to(device),

@@ -1,11 +1,11 @@
-"""Batches of whole turns by the model's own forward pass, masks and cache, padded on the left.
+"""Batches of whole turns with the model's own forward pass, masks and cache, padded on the left.
 
     batch 1   conversations 1 2 3     prefill, decode until each turn has ended
     batch 2   conversations 2 1       their next turns: the whole conversation is prefilled again
 
-For models whose layers keep a state that no other code can lay out: linear attention, convolutions, Mamba, ALiBi. A
-batch has conversations of one length for a model whose padding is not exact, and processes them anew for each token
-for one whose cache is not.
+This path is for models with layers that keep a state that no other code can lay out: linear attention, convolutions,
+Mamba, ALiBi. If a model's padding is not exact, a batch has only conversations of one length. If its cache is not exact
+either, the whole conversations are processed again for each token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from grpo.policy.transformers.head import base_model, language_model_head
 from grpo.policy.transformers.turn_sampler import Turn, TurnSampler, TurnSession, pending
 
 _PAD = 0
-"""Token id of padding, which no layer reads."""
+"""Token id of padding. The mask hides it from all layers."""
 
 
 class PaddedSampler(TurnSampler):
@@ -41,13 +41,13 @@ class PaddedSampler(TurnSampler):
         """Turns of the batch in progress."""
         self._ids = torch.empty(0, 0, dtype=torch.long)  # [rows, tokens]
         self._state: dict[str, Any] = {}
-        """Keyword arguments of the next forward pass: mask, positions, cache."""
+        """Keyword arguments of the next forward pass: mask, positions and cache."""
 
     def release(self, session: TurnSession) -> None:
-        """Keep nothing: a conversation has no state between its turns."""
+        """Free nothing, because a conversation keeps no state between its turns."""
 
     def _admit(self) -> None:
-        """See `TurnSampler`; waiting turns are admitted when the batch in progress has ended."""
+        """See `TurnSampler`. Waiting turns are admitted only when the batch in progress has ended."""
         self._active, self._waiting = pending(self._active), pending(self._waiting)
         if not self._active:
             lengths = [turn.session.length + len(turn.unread) for turn in self._waiting]
@@ -65,7 +65,7 @@ class PaddedSampler(TurnSampler):
             self._begin()
         else:
             self._drop_finished()
-            last = [turn.token_ids[-1] if turn.token_ids else _PAD for turn in self._rows]  # failed at its first
+            last = [turn.token_ids[-1] if turn.token_ids else _PAD for turn in self._rows]  # empty if its first failed
             self._ids = torch.cat([self._ids, torch.tensor(last, device=self._device)[:, None]], dim=1)
         logits = self._uncached_logits() if self._path == "uncached" else self._cached_logits(is_first=is_first)
         active = {id(turn) for turn in self._active}
@@ -89,7 +89,7 @@ class PaddedSampler(TurnSampler):
         return language_model_head(self._model)(states)
 
     def _begin(self) -> None:
-        """Lay out the whole conversations of a new batch; masks, positions and cache are made by transformers."""
+        """Lay out the whole conversations of a new batch. transformers makes masks, positions and cache."""
         self._rows = list(self._active)
         conversations = [turn.session.history + turn.unread for turn in self._rows]
         longest = max(map(len, conversations))
@@ -112,7 +112,7 @@ class PaddedSampler(TurnSampler):
         )
 
     def _drop_finished(self) -> None:
-        """Drop the rows of finished turns once they are half of the batch."""
+        """Drop the rows of finished turns when they are at least half of the batch."""
         active = {id(turn) for turn in self._active}
         rows = [row for row, turn in enumerate(self._rows) if id(turn) in active]
         caches = [value for value in self._state.values() if isinstance(value, Cache)]
@@ -143,6 +143,6 @@ def _prepared_state(
     generation_config: GenerationConfig,
     **state: Any,
 ) -> dict[str, Any]:
-    """Decoding loop of `generate` that returns the keyword arguments which `generate` prepared for the first pass."""
+    """Decoding loop for `generate` that only returns the keyword arguments prepared for the first pass."""
     del model, input_ids, logits_processor, stopping_criteria, generation_config
     return state

@@ -1,4 +1,4 @@
-"""Batches with a row per token sequence, padded on the right: no token of a causal model attends to the padding."""
+"""Batches with one row per token sequence, padded on the right, so that in a causal model no token attends to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PAD = 0
 
 
 def pad(samples: Sequence[MaskedSequence], *, device: torch.device) -> TokenBatch:
-    """Lay out samples in rows of the longest one's length."""
+    """Lay out samples in rows that are as long as the longest sample."""
     lengths = np.array([len(sample.token_ids) for sample in samples])
     width = int(lengths.max())
     token_ids = np.full((len(samples), width), _PAD, dtype=np.int64)
@@ -35,7 +35,7 @@ def pad(samples: Sequence[MaskedSequence], *, device: torch.device) -> TokenBatc
 
 
 def padded_microbatches(samples: Sequence[S], *, max_tokens: int, equal_lengths: bool) -> list[list[S]]:
-    """Split a batch into rows of similar or equal lengths, at most `max_tokens` tokens with their padding."""
+    """Split a batch into passes of rows of similar or equal lengths, up to `max_tokens` tokens with padding."""
     batches: list[list[S]] = []
     for sample in sorted(samples, key=lambda sample: -len(sample.token_ids)):
         width = len(batches[-1][0].token_ids) if batches else 0

@@ -12,17 +12,17 @@ from grpo.policy.transformers.kv_cache import KeysValues
 from grpo.policy.transformers.packing import common_prefix_length
 
 _TOKEN: np.dtype[np.int32] = np.dtype(">i4")
-"""Big-endian, so that bytes are in the order of the tokens."""
+"""Big-endian, so that bytes sort like the tokens."""
 
 
 class PrefixCache:
-    """At most `max_bytes` of keys and values; the least recently used is evicted first.
+    """Cache of up to `max_bytes` of keys and values. The least recently used sequence is evicted first.
 
     kept        S U1 A1        S U2
     put         S U1 A1 U3 A3            replaces S U1 A1, its own beginning
     longest     S U1 A1 U4               S U1 A1 of S U1 A1 U3 A3
 
-    Of sequences in order, those around a sequence share the longest prefixes with it.
+    Keys are sorted, so the longest shared prefix belongs to one of the two neighbours.
     """
 
     def __init__(self, *, max_bytes: int) -> None:
@@ -30,7 +30,7 @@ class PrefixCache:
         self._entries: OrderedDict[bytes, tuple[KeysValues, int]] = OrderedDict()
         """Keys and values with their bytes, least recently used first."""
         self._keys: list[bytes] = []
-        """In order; none is the beginning of another."""
+        """Sorted. No key is the beginning of another one."""
         self.bytes = 0
 
     def put(self, tokens: Sequence[int], bytes_needed: int, read: Callable[[], KeysValues]) -> None:
@@ -50,12 +50,12 @@ class PrefixCache:
         self.bytes += bytes_needed
 
     def resize(self, max_bytes: int) -> None:
-        """Keep at most so many bytes from now on."""
+        """Change the limit, and evict sequences beyond it."""
         self._max_bytes = max_bytes
         self._make_room(0)
 
     def longest(self, tokens: Sequence[int]) -> tuple[bytes, int]:
-        """Key of the sequence that shares the longest prefix with `tokens`, and its length; 0 for none."""
+        """Key of the sequence that shares the longest prefix with `tokens`, and the prefix's length, 0 if none does."""
         key = _key(tokens)
         place = bisect_left(self._keys, key)
         candidates = self._keys[max(0, place - 1) : place + 1]
@@ -64,7 +64,7 @@ class PrefixCache:
         return (b"", 0) if best is None else (candidates[best], lengths[best])
 
     def take(self, key: bytes) -> KeysValues:
-        """Keys and values of a sequence, which is now the most recently used."""
+        """Keys and values of a sequence, which becomes the most recently used one."""
         self._entries.move_to_end(key)
         return self._entries[key][0]
 

@@ -1,4 +1,4 @@
-"""Quantized weights: of the base under trained adapters (QLoRA, arXiv 2305.14314), and of published checkpoints."""
+"""Quantized weights of the base under trained adapters (QLoRA, arXiv 2305.14314), and of published checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEQUANTIZED: dict[str, type[QuantizationConfigMixin]] = {"mxfp4": Mxfp4Config, 
 
 
 def published_quantization(folder: Path) -> QuantizationConfigMixin | None:
-    """Config that dequantizes the weights in `folder` when they are read; None for weights that are not quantized."""
+    """Config that dequantizes the weights in `folder` when they are read, or None if they are not quantized."""
     quantization = quantization_of(folder)
     if not quantization:
         return None
@@ -29,7 +29,7 @@ def published_quantization(folder: Path) -> QuantizationConfigMixin | None:
 
 
 def bitsandbytes_config(kind: Quantization) -> BitsAndBytesConfig:
-    """bitsandbytes config for transformers. Raises `PolicyError` on a machine without a GPU or the package."""
+    """bitsandbytes config for transformers. Raises `PolicyError` if the machine has no GPU or lacks the package."""
     if not torch.cuda.is_available():
         raise PolicyError(
             f"policy.quantization {kind} computes on an NVIDIA GPU, and this machine has none; leave it out"

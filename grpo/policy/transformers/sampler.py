@@ -7,9 +7,9 @@ step   conversation 1    2               3
                          decodes
 4      decode            prefill 12      decode       a tool result for 2: only the new tokens are prefilled
 
-Conversations with the same tokens are one in a pass: followers have no slot of their own until they differ. A prefix
-that all new conversations share, such as the system prompt, is prefilled once as well; a long one, such as that of many
-tools, is held once, and a pass reads it for many conversations at a time.
+Conversations with the same tokens are computed once per pass. A follower gets its own slot only when its tokens differ.
+If all new conversations share a prefix, e.g. the system prompt, it is prefilled once and copied. If the shared prefix
+is long, e.g. because it lists many tools, it is held once, and a pass reads it for many conversations at a time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from grpo.policy.transformers.turn_sampler import Turn, TurnSampler, TurnSession
 _INITIAL_CAPACITY = 512
 """Tokens per slot at the start."""
 _MIN_SAVED = 256
-"""Fewest tokens that are saved for which a shared prefix gets a pass of its own."""
+"""Fewest tokens that sharing a prefix must save, because it may take an extra pass."""
 MIN_SHARED_PREFIX = 512
-"""Fewest tokens of a prefix that is held once for all conversations rather than copied."""
+"""Fewest tokens of a prefix that is held once for all conversations instead of copied."""
 _PASS_TOKENS = 2048
-"""Maximum number of tokens in a forward pass; a longer turn is read in several. With 23,000 a CPU takes twice the time
-for each, since the states of a layer do not fit into its caches, and masks grow with the square of a prompt."""
+"""Maximum number of tokens in a forward pass. A longer turn is read in several passes. With 23,000 tokens a CPU takes
+twice the time per token, because the states of a layer do not fit into its caches, and because masks grow with the
+square of a prompt's length."""
 
 
 class SlotSampler(TurnSampler):
@@ -53,17 +54,18 @@ class SlotSampler(TurnSampler):
         super().__init__(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
         self._min_shared_prefix = min_shared_prefix
         self._prefix = np.zeros(0, dtype=np.int32)
-        """Tokens that the cache holds once: all conversations begin with them."""
+        """Tokens that the cache holds once, because all conversations begin with them."""
         self._cache = KVCache(slots=concurrency, capacity=min(_INITIAL_CAPACITY, max_context))
         self._holders: list[TurnSession] = []
-        """Sessions by slot; slots stay contiguous, so that a pass computes none that is free."""
+        """Sessions by slot. Slots stay contiguous, so that a pass computes no free slot."""
         self._followers: dict[TurnSession, TurnSession | None] = {}
-        """Sessions without a slot, and the one whose slot begins with their history; None before their first pass."""
+        """Sessions without a slot, each with the session that holds its history; None before its first pass."""
 
     def release(self, session: TurnSession) -> None:
         """Free the slot of a finished conversation.
 
-        The longest of its followers takes it; without one, the session of the last slot moves into it.
+        If the session has followers, the longest one takes the slot. Otherwise the session in the last slot moves into
+        it.
         """
         if session.slot is None:
             self._followers.pop(session, None)
@@ -84,15 +86,15 @@ class SlotSampler(TurnSampler):
         session.slot = None
 
     def _abandon(self, session: TurnSession) -> None:
-        """See `TurnSampler`; idle followers have read nothing of the failed pass, and one of them takes the slot."""
+        """See `TurnSampler`. An idle follower takes the slot, because it has read nothing of the failed pass."""
         slots = set() if session.slot is None else {session.slot, len(self._holders) - 1}  # the last one may move
-        SlotSampler.release(self, session)  # not that of a subclass, which may keep the slot for a next turn
+        SlotSampler.release(self, session)  # a subclass's `release` may keep the slot for the next turn
         for slot in slots:
             self._cache.clear(slot, self._holders[slot].length if slot < len(self._holders) else 0)
         super()._abandon(session)
 
     def _admit(self) -> None:
-        """See `TurnSampler`; turns are admitted in order while slots are free."""
+        """See `TurnSampler`. Turns are admitted in order while slots are free."""
         self._active = pending(self._active)
         waiting: list[Turn] = []
         for turn in pending(self._waiting):
@@ -103,7 +105,7 @@ class SlotSampler(TurnSampler):
         self._waiting = waiting
 
     def _take_slot(self, turn: Turn) -> bool:
-        """Keep a slot for a new conversation, which takes it when it needs it; False while none is free."""
+        """Reserve a slot for a new conversation until it needs it; return False if no slot is free."""
         if len(self._holders) + len(self._followers) >= self._concurrency:
             return False
         self._followers[turn.session] = None
@@ -124,9 +126,9 @@ class SlotSampler(TurnSampler):
         self._sample([turn for index in order for turn in groups[index]], rows, logits)
 
     def _equal_turns(self) -> list[list[Turn]]:
-        """The active turns in groups of equal tokens, read and unread.
+        """The active turns, grouped by equal tokens, both read and unread.
 
-        Sessions of the same length whose histories lie in one slot have the same history.
+        If two sessions have the same length and their histories lie in one slot, then their histories are equal.
         """
         groups: dict[tuple[int, int, tuple[int, ...]], list[Turn]] = {}
         for turn in self._active:
@@ -136,7 +138,7 @@ class SlotSampler(TurnSampler):
         return list(groups.values())
 
     def _lead(self, group: list[Turn]) -> Turn:
-        """The turn of a group that is in the pass: one with a slot, or the first, which gets one; others follow it."""
+        """Choose the turn of a group to compute. A turn without a slot gets one, and the other turns follow it."""
         leader = next((turn for turn in group if turn.session.slot is not None), group[0])
         session = leader.session
         if session.slot is None:
@@ -150,8 +152,8 @@ class SlotSampler(TurnSampler):
     def _share_prefix(self, turns: list[Turn]) -> None:
         """Let new conversations begin with what another has read. The last token of a prompt stays unread.
 
-        What all share is held once if it is long; more of it is copied, from a conversation that is in progress or else
-        from the first of the new ones, where that saves enough.
+        If the prefix that all share is long, it is held once. If copying the rest of the shared prefix saves enough
+        tokens, it is copied from a conversation in progress, or else from the first of the new ones.
         """
         if not turns:
             return
@@ -177,10 +179,10 @@ class SlotSampler(TurnSampler):
         begin(shared)
 
     def _hold_prefix(self, first: Turn, prompts: list[NDArray[np.int32]], *, in_progress: bool) -> int:
-        """Hold a long prefix of the prompts once; returns its length.
+        """Hold a long prefix of the prompts once, and return its length.
 
-        While other conversations are in progress, the prefix that is held can only be shortened to what they and the
-        prompts share. A prompt that comes alone is held as well: conversations that come later may begin like it.
+        While other conversations are in progress, the held prefix can only be shortened to what they and the prompts
+        share. A single prompt is held as well, because later conversations may begin like it.
         """
         shared, held = common_prefix_length(prompts), common_prefix_length([self._prefix, *prompts])
         if self._concurrency > 1 and not in_progress and shared - held >= self._min_shared_prefix:
@@ -198,7 +200,7 @@ class SlotSampler(TurnSampler):
         return held
 
     def _forward(self, turns: list[Turn], cache: KVCache) -> torch.Tensor:
-        """Read the unread tokens of turns into a cache; returns the logits after each turn, [turns, vocabulary]."""
+        """Read the unread tokens of turns into a cache, and return the logits after each turn, [turns, vocabulary]."""
         passes: list[list[Turn]] = []
         room = 0
         for turn in turns:
@@ -212,7 +214,7 @@ class SlotSampler(TurnSampler):
         return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def _read_long(self, turn: Turn, cache: KVCache) -> None:
-        """Read what a pass has no room for of a long turn, in passes of its own."""
+        """Read a long turn in separate passes until the rest fits into one pass."""
         while len(turn.unread) > _PASS_TOKENS:
             piece, rest = turn.unread[:_PASS_TOKENS], turn.unread[_PASS_TOKENS:]
             turn.unread = piece

@@ -1,4 +1,4 @@
-"""Sampler of a model by its forward path."""
+"""Choice of a model's sampler by its forward path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_sampler(
     max_context: int,
     min_shared_prefix: int = MIN_SHARED_PREFIX,
 ) -> TurnSampler:
-    """Make the sampler of the model's forward path; `min_shared_prefix` is for flat attention alone."""
+    """Make the sampler for the model's forward path. Only flat attention uses `min_shared_prefix`."""
     path = forward_path(model)
     if path == "flat":
         return SlotSampler(
@@ -43,7 +43,7 @@ def make_serving_sampler(
     prefill_chunk: int,
     prefix_cache_bytes: int,
 ) -> ServingSampler | PaddedSampler:
-    """Make the sampler of the model's forward path for turns that come at any time.
+    """Make the sampler for the model's forward path if turns may come at any time.
 
     Only flat attention reads prompts in chunks and keeps prefixes.
     """

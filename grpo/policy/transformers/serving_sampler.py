@@ -1,13 +1,13 @@
-"""Continuous batching for serving: prompts in chunks beside running turns, and prefixes of closed conversations.
+"""Continuous batching for serving: chunked prompts together with running turns, and reuse of closed conversations.
 
 pass    conversation 1    2             3
 1       decode            prompt 64     –
 2       decode            prompt 64     prompt 60      64 tokens of each prompt, 128 of all, first come first served
 3       decode            prompt 28     decode
 
-A closed conversation keeps its slot for a while: its next turn goes on there. Others copy the longest prefix that a
-conversation has read, closed or in progress. If one that is reading its prompt will have read a longer one, it waits
-for that.
+A closed conversation keeps its slot for a while, so that its next turn can continue there. Another new conversation
+copies the longest prefix that a closed or running conversation has read. If a conversation that is still reading its
+prompt will soon have read a longer prefix, the new one waits for it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from grpo.policy.transformers.sampler import SlotSampler
 from grpo.policy.transformers.turn_sampler import Turn, TurnSession
 
 _MIN_SHARED = 16
-"""Fewest tokens that are copied, or waited for, rather than read."""
+"""Fewest tokens that are copied, or waited for, instead of read."""
 _CHUNKS = 2
-"""Chunks of prompts that one pass reads at most."""
+"""Largest number of prompt chunks in one pass."""
 _MIN_IDLE = 2
-"""Closed conversations that keep their slots at least; at most as many as are in progress, whose passes they slow."""
+"""Closed conversations that may keep their slots even if fewer are in progress. Otherwise there are no more of them
+than conversations in progress, because they slow the passes down."""
 
 
 class ServingSampler(SlotSampler):
-    """`SlotSampler` whose passes are short, for turns that come at any time."""
+    """`SlotSampler` with short passes, because turns may come at any time."""
 
     def __init__(
         self,
@@ -49,11 +50,11 @@ class ServingSampler(SlotSampler):
         self._prefix_cache_bytes = prefix_cache_bytes
         self._prefixes = PrefixCache(max_bytes=prefix_cache_bytes)
         self._idle: dict[TurnSession, int] = {}
-        """Closed sessions that keep their slots, with the bytes of their keys and values, first closed first."""
+        """Closed sessions that keep their slots, with the bytes of their keys and values, in the order of closing."""
         self.prefix_queries = 0
         """Prompt tokens of new conversations."""
         self.prefix_hits = 0
-        """Those that were copied."""
+        """Prompt tokens of new conversations that were copied."""
 
     @property
     def kv_tokens(self) -> int:
@@ -104,7 +105,7 @@ class ServingSampler(SlotSampler):
         self._prefixes.resize(max(0, self._prefix_cache_bytes - sum(self._idle.values())))
 
     def _take_slot(self, turn: Turn) -> bool:
-        """See `SlotSampler`; the next turn of a closed conversation takes its slot, with what it holds."""
+        """See `SlotSampler`. The next turn of a closed conversation takes over its slot and the tokens in it."""
         if self._held >= self._concurrency:
             return False
         known = turn.unread[:-1]
@@ -124,7 +125,7 @@ class ServingSampler(SlotSampler):
         return True
 
     def _skip(self, turn: Turn, length: int) -> None:
-        """Count the prompt of a new conversation, whose first tokens are in its slot."""
+        """Skip the first `length` prompt tokens of a new conversation, which are in its slot, and count them."""
         self.prefix_queries += len(turn.unread)
         self.prefix_hits += length
         turn.cached_tokens = length
@@ -149,11 +150,11 @@ class ServingSampler(SlotSampler):
             return
         try:
             self._sample(sampled, rows, logits)
-        finally:  # all of them are still active where an error ends the batch
+        finally:  # if an error ends the batch, all of them are still active
             self._active = [*[turn for turn in self._active if id(turn) in ids], *rest]
 
     def _next_pieces(self) -> tuple[list[Turn], dict[int, list[int]]]:
-        """Turns of the next pass; the unread tokens of a prompt are cut, and those after the cut are returned by id."""
+        """Turns of the next pass. Long prompts are cut, and the tokens after the cut are returned by the turn's id."""
         room = _CHUNKS * self._prefill_chunk
         turns: list[Turn] = []
         later: dict[int, list[int]] = {}
@@ -171,9 +172,9 @@ class ServingSampler(SlotSampler):
         return turns, later
 
     def _begin(self, turn: Turn, reading: list[list[int]]) -> bool:
-        """Copy the longest known prefix of a new conversation; False if a prompt in `reading` is a longer one.
+        """Copy the longest known prefix of a new conversation; False if it must wait for a prompt in `reading`.
 
-        The last token of its prompt stays unread.
+        It waits if that prompt shares at least `_MIN_SHARED` tokens more. The last token of its prompt stays unread.
         """
         known = turn.unread[:-1]
         key, length = self._prefixes.longest(known)
@@ -198,7 +199,7 @@ class ServingSampler(SlotSampler):
 
 
 def _shared(left: list[int], right: list[int], *, more_than: int) -> int:
-    """Length of the common prefix, if it is `more_than` a length; else any smaller number."""
+    """Length of the common prefix, if it is longer than `more_than`; otherwise any number up to `more_than`."""
     if min(len(left), len(right)) <= more_than or left[more_than] != right[more_than]:
         return 0
     return common_prefix_length([np.array(left, np.int32), np.array(right, np.int32)])

@@ -1,4 +1,4 @@
-"""FSDP: each process holds its shard of every layer, and gathers a layer while it computes with it."""
+"""FSDP: each process holds a shard of every layer, and gathers a whole layer only while it computes with it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def shard_model(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Shard a model over all processes in place; `model.local_logprobs(...)` is then `method(model, ...)`, gathered.
+    """Shard a model over all processes in place, and set `model.local_logprobs` to `method`, run on gathered layers.
 
-    Gradients are averaged over the processes in the backward pass.
+    The backward pass averages gradients over the processes.
     """
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
@@ -36,12 +36,12 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
-    """Gather the shards of a tensor; every process has to call it. Other tensors are returned unchanged."""
+    """Gather the shards of a tensor. Every process must call it. Other tensors are returned unchanged."""
     return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
 def distribute_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Move a full tensor to the device of `other`, and shard it likewise."""
+    """Move a full tensor to the device of `other`, and shard it in the same way."""
     if not is_sharded(other):
         return tensor.to(other.device)
     from torch.distributed.tensor import distribute_tensor

@@ -31,7 +31,7 @@ class TokenBatch:
     token_ids: torch.Tensor  # [rows, tokens]
     position_ids: torch.Tensor  # [rows, tokens]
     tree: TreeBatch | None
-    """Layout of one row whose sequences share prefixes; None for a row per sequence."""
+    """Layout of one row of sequences that share prefixes, or None if each sequence has a row."""
     predictors: torch.Tensor  # [loss tokens] index of the token before
     ends: torch.Tensor  # [sequences] index of the last token
     targets: torch.Tensor  # [loss tokens]

@@ -1,10 +1,10 @@
-"""Masks of the tokens that grammars allow next, computed beside the forward pass.
+"""Masks of the tokens that grammars allow next, computed while the forward pass runs.
 
     pass      forward ───────────────► logits ─► −∞ outside of the mask ─► sample ─► matcher reads the token
     thread    masks of this pass ──────────────┘
 
-The masks of a pass follow from the tokens before it, so that a thread computes them, without the interpreter's lock,
-while the model runs. Turns without a grammar are not touched.
+The masks of a pass depend only on the tokens before it. So a thread computes them while the model runs, without holding
+the interpreter's lock. Turns without a grammar are not changed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from grpo.policy.grammars import Grammars
 
 
 class TokenMasks:
-    """Masks of the turns of one sampler, whose matchers are those of `grammars`."""
+    """Masks of the turns of one sampler. Their matchers come from `grammars`."""
 
     def __init__(self, grammars: Grammars) -> None:
         self.grammars = grammars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
         self._executor = LLExecutor(1)
         self._excluded: dict[LLMatcher, NDArray[np.bool_]] = {}
-        """True for each token that is not allowed, from the beginning of a pass until a token of it is sampled."""
+        """Per matcher, True for each token that is not allowed. A row is dropped when its turn samples a token."""
         self._latest: tuple[list[LLMatcher], NDArray[np.bool_]] = ([], np.empty((0, 0), np.bool_))
-        """Matchers and rows of the last pass: those of the next batch as one array, unless turns begin or end."""
+        """Matchers and rows of the last pass. If no turn begins or ends, the next batch uses them as one array."""
         self._job: Future[None] | None = None
 
     def begin(self, matchers: Sequence[LLMatcher]) -> None:
-        """Begin to compute the masks that the next pass may need; those of earlier passes are kept."""
+        """Begin to compute the masks that the next pass may need. Masks that are still valid are kept."""
         self._wait()
         self._excluded = {matcher: self._excluded[matcher] for matcher in matchers if matcher in self._excluded}
         missing = [matcher for matcher in matchers if matcher not in self._excluded]
@@ -45,7 +45,7 @@ class TokenMasks:
     def apply(self, scores: torch.Tensor, matchers: Sequence[LLMatcher | None]) -> None:
         """Set the scores [turns, vocabulary] of tokens outside of the masks to −∞, in place.
 
-        A row whose grammar has failed has no token left; its matcher is in an error state.
+        If the grammar of a row has failed, no token is left in the row, and its matcher is in an error state.
         """
         self._wait()
         constrained = [matcher for matcher in matchers if matcher is not None]
@@ -60,7 +60,7 @@ class TokenMasks:
             scores[index] = scores[index].masked_fill_(excluded, -torch.inf)
 
     def _rows(self, matchers: list[LLMatcher], *, width: int) -> torch.Tensor:
-        """Excluded tokens of these matchers, [matchers, width]; those beyond the vocabulary are excluded."""
+        """Excluded tokens of these matchers, [matchers, width]. Tokens beyond the vocabulary are excluded."""
         order, latest = self._latest
         together = latest if order == matchers else np.stack([self._excluded[matcher] for matcher in matchers])
         if together.shape[1] < width:
@@ -69,7 +69,7 @@ class TokenMasks:
         return torch.from_numpy(together[:, :width])
 
     def read(self, matcher: LLMatcher, token: int) -> None:
-        """Move a matcher on by the sampled token."""
+        """Advance a matcher by the sampled token."""
         matcher.consume_token(token)
         self._excluded.pop(matcher, None)
 

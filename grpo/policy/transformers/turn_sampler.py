@@ -28,9 +28,9 @@ from grpo.policy.transformers.logits_filters import filter_logits
 from grpo.policy.transformers.token_masks import TokenMasks
 
 _BLOCK = 256
-"""Tokens whose probabilities are summed first."""
+"""Tokens per block: probabilities are summed by block first."""
 NO_TOKEN = -1
-"""What is sampled from a row that is not finite."""
+"""Sampled from a row that is not finite."""
 _NOT_FINITE = (
     "the model's logits after this conversation are NaN or infinite: its weights are damaged, or its dtype cannot hold "
     "its numbers; load other weights, or set dtype float32"
@@ -56,7 +56,7 @@ class Turn:
     matcher: LLMatcher | None = None
     """Place of the turn in its grammar."""
     cached_tokens: int = 0
-    """Prompt tokens whose keys and values another session has computed."""
+    """Prompt tokens that were not computed, because another session has computed their keys and values."""
     submitted: float = field(default_factory=time.monotonic)
 
 
@@ -66,12 +66,12 @@ class TurnSession:
     def __init__(self, sampler: TurnSampler) -> None:
         self._sampler = sampler
         self.slot: int | None = None
-        """Slot of the KV cache, where the sampler has slots."""
+        """Slot of the KV cache, if the sampler has slots."""
         self.history: list[int] = []
         """Tokens that the model has processed."""
         self.turns = 0
         self.last: int | None = None
-        """Last generated token, which is processed with the next turn."""
+        """Last generated token. The model processes it with the next turn."""
 
     @property
     def length(self) -> int:
@@ -83,12 +83,12 @@ class TurnSession:
         return await self._sampler.submit(self, prompt, sampling).future
 
     def close(self) -> None:
-        """See `Session.close`; a turn in progress is cancelled."""
+        """See `Session.close`. A turn in progress is cancelled."""
         self._sampler.close(self)
 
 
 class TurnSampler(ABC):
-    """Sampler of one model for concurrent conversations; an async context manager."""
+    """Sampler of one model for concurrent conversations, used as an async context manager."""
 
     def __init__(
         self, model: PreTrainedModel, *, stop_ids: Collection[int], concurrency: int, max_context: int
@@ -102,16 +102,16 @@ class TurnSampler(ABC):
         self._active: list[Turn] = []
         self._worker: asyncio.Task[None] | None = None
         self._logprobs = torch.empty(0)
-        """Memory for the log-probabilities of a pass, used again by the next."""
+        """Memory for the log-probabilities of a pass, which the next pass uses again."""
         self.masks: TokenMasks | None = None
-        """Masks of turns with a grammar; None for a sampler that has none, as those of rollouts."""
+        """Masks of turns with a grammar; None if the sampler reads no grammars, e.g. in a rollout."""
         self.on_pass: Callable[[], None] = lambda: None
         """Called after each forward pass."""
         self.tokens_processed = 0
         self.tokens_generated = 0
         self.turns_admitted = 0
         self.queue_s = 0.0
-        """Sum of the times that admitted turns have waited."""
+        """Seconds that all admitted turns have waited together."""
 
     @property
     def running(self) -> int:
@@ -131,7 +131,7 @@ class TurnSampler(ABC):
             self._worker.cancel()
 
     def scale(self, concurrency: int) -> None:
-        """Admit so many turns at once from now on, at most the number at the start; call it on the sampler's loop."""
+        """Set the number of turns admitted at once, up to the initial number. Call it on the sampler's event loop."""
         self._concurrency = concurrency
         if pending(self._waiting):
             self._start_worker()
@@ -141,7 +141,7 @@ class TurnSampler(ABC):
         return TurnSession(self)
 
     def close(self, session: TurnSession) -> None:
-        """Cancel the turn of a session, free what it holds, and go on with a turn that has waited for it."""
+        """Cancel the turn of a session, free what it holds, and go on with turns that wait for a slot."""
         for turn in (*self._active, *self._waiting):
             if turn.session is session:
                 turn.future.cancel()
@@ -154,7 +154,7 @@ class TurnSampler(ABC):
         """Free what a finished conversation holds."""
 
     def _abandon(self, session: TurnSession) -> None:
-        """Forget the history of a conversation whose pass failed: the cache may hold a part of it."""
+        """Forget the history of a conversation after a failed pass, because the cache may hold only a part of it."""
         session.history.clear()
 
     @abstractmethod
@@ -162,7 +162,7 @@ class TurnSampler(ABC):
         """Drop cancelled turns, and move waiting turns to the active ones."""
 
     def _activate(self, turn: Turn) -> None:
-        """Move a turn that has waited to the active ones."""
+        """Move a waiting turn to the active ones."""
         self.turns_admitted += 1
         self.queue_s += time.monotonic() - turn.submitted
         self._active.append(turn)
@@ -172,7 +172,7 @@ class TurnSampler(ABC):
         """Run one forward pass over the unread tokens of the active turns, and sample one token for each."""
 
     def submit(self, session: TurnSession, prompt: Prompt, sampling: Sampling) -> Turn:
-        """Queue a turn. Raises `PolicyError` for a grammar that cannot be compiled, or in a sampler without masks."""
+        """Queue a turn. Raises `PolicyError` if its grammar cannot be compiled, or if this sampler has no masks."""
         unread = list(prompt.new_ids) if session.last is None else [session.last, *prompt.new_ids]
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         uniforms = sampling.uniforms(session.turns)
@@ -194,9 +194,9 @@ class TurnSampler(ABC):
             self._worker = asyncio.create_task(self._run(), context=Context())
 
     async def _run(self) -> None:
-        """Run forward passes until no turn is left, or those that are wait for a slot.
+        """Run forward passes until no turn is left, or until all that are left wait for a slot.
 
-        An error is raised in every waiting conversation, except an error of one conversation, see `_sample`.
+        An error is raised in all conversations with a turn, unless it belongs to only one conversation, see `_sample`.
         """
         try:
             while True:
@@ -217,12 +217,12 @@ class TurnSampler(ABC):
                 if not turn.future.done():
                     turn.future.set_exception(error)
             for turn in active:
-                with suppress(Exception):  # the device may have failed; `error` says so
+                with suppress(Exception):  # the device may have failed, which `error` already reports
                     self._abandon(turn.session)
             raise
 
     async def _wait_until_idle(self) -> None:
-        """Let finished turns' conversations continue until they submit their next turns."""
+        """Let the conversations of finished turns run until they have submitted their next turns."""
         idle_rounds, waiting = 0, len(self._waiting)
         while idle_rounds < _IDLE_ROUNDS:
             await asyncio.sleep(0)
@@ -230,14 +230,13 @@ class TurnSampler(ABC):
             waiting = len(self._waiting)
 
     def _sample(self, turns: list[Turn], rows: Sequence[int], logits: torch.Tensor) -> None:
-        """Sample one token a turn by inverse transform from its row of logits [rows, vocabulary]; finished turns leave.
+        """Sample one token per turn by inverse transform from its row of logits [rows, vocabulary].
 
-            Turns with the same row and the same filters share their distribution. Overwrites the logits and reuses the
-            memory of the log-probabilities: page faults of new memory take longer than the arithmetic.
+        Finished turns leave the batch. Turns with the same row and the same filters share a distribution. A turn with a
+        grammar has its own distribution, over the tokens that the grammar allows. The method overwrites the logits and
+        reuses the memory of the log-probabilities, because page faults of new memory take longer than the arithmetic.
 
-            Turns with a grammar sample from the tokens that it allows, and have a distribution of their own.
-
-        A row that is not finite, a grammar that takes too much work, and an error of a callback, fail their own turns.
+        If a row is not finite, a grammar takes too much work, or a callback raises, only the turn concerned fails.
         """
         filters = [
             (turn.sampling.temperature, turn.sampling.top_k, turn.sampling.top_p, turn.matcher and id(turn.matcher))
@@ -287,7 +286,7 @@ class TurnSampler(ABC):
                 ended = turn.on_token is not None and turn.on_token(
                     SampledToken(id=token, logprob=logprob, top_logprobs=top)
                 )
-            except Exception as error:  # noqa: BLE001 - whatever the caller's function raises is its turn's
+            except Exception as error:  # noqa: BLE001 - whatever the caller's function raises fails only its turn
                 failed.append((turn, error))
                 continue
             context_full = turn.session.length + 1 >= self._max_context
@@ -299,7 +298,7 @@ class TurnSampler(ABC):
                 self._finish(turn, "length")
             else:
                 self._active.append(turn)
-        for turn, failure in failed:  # after the histories of all others, which may take the place of one that failed
+        for turn, failure in failed:  # last, because a follower with a complete history may take the failed turn's slot
             if not turn.future.done():
                 turn.future.set_exception(failure)
             self._abandon(turn.session)
@@ -322,7 +321,7 @@ class TurnSampler(ABC):
 def _likeliest(
     logprobs: torch.Tensor, rows: torch.Tensor, counts: Sequence[int]
 ) -> list[tuple[tuple[int, float], ...]]:
-    """(token, log-probability) of the `counts` likeliest tokens of each turn's row, likeliest first."""
+    """(token, log-probability) of each turn's `counts` likeliest tokens, likeliest first."""
     if not any(counts):
         return [()] * len(counts)
     values, ids = (part[rows] for part in logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1))
@@ -331,12 +330,13 @@ def _likeliest(
 
 
 def inverse_transform(probabilities: torch.Tensor, rows: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """The token at whose interval of its row's cumulative probabilities each uniform number in [0, 1) falls.
+    """Tokens chosen by inverse transform: a uniform number in [0, 1) falls into the interval of one token.
 
     probabilities .1 .2 .3 .4    cumulative .1 .3 .6 1    uniform .35 → token 2
 
-    Cumulative sums are in float64, over sums of blocks, and within the block of the token alone: those of the whole row
-    would take ten times the time. A token of probability 0 is never chosen, and of a row that has a NaN `NO_TOKEN`.
+    Cumulative sums are in float64. They are computed over the sums of blocks, and then only within the block of the
+    token, because cumulative sums over the whole row would take ten times as long. A token of probability 0 is never
+    chosen. If a row has a NaN, the result is `NO_TOKEN`.
     """
     padding = -probabilities.shape[1] % _BLOCK
     blocks = functional.pad(probabilities, (0, padding)) if padding else probabilities

@@ -3,8 +3,8 @@
 SmolLM2-135M-Instruct.Q4_1.gguf   →   config.json  model.safetensors  tokenizer.json  chat_template.jinja
                                       generation_config.json
 
-transformers reads the file; its quantized weights become the float32 numbers that they stand for. A file with settings
-or tensors that transformers drops is refused, since the model would compute something else.
+transformers reads the file, and quantized weights become the float32 numbers that they stand for. If transformers would
+drop settings or tensors of a file, the file is refused, because the model would compute something else.
 """
 
 from __future__ import annotations
@@ -38,22 +38,21 @@ _READ_FROM_SHAPES = frozenset(
 """Settings that the shapes of the tensors repeat, or that every causal language model shares."""
 _ROTATED = "rope.dimension_count"
 _COMPARED = {"attention.sliding_window": "sliding_window", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-"""Settings that transformers takes from the defaults of the family, where those are named otherwise; the file's have to
-be equal to them."""
+"""Settings that transformers takes from the family's defaults under another name. The file's must equal them."""
 _REMEDY = "set policy.model to the safetensors weights that the file was converted from"
 _LONGEST_REASON = 300
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError, StrictDataclassError),
 )
-"""Exceptions of transformers and gguf for a file that is cut off, changed, or of a family that they do not read."""
+"""Exceptions of transformers and gguf if a file is cut off, changed, or of a family that they do not read."""
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
     """Write the model in a GGUF file as a folder with float32 safetensors, tokenizer and generation_config.json.
 
-    Takes half a minute for 135 M parameters, and the memory of its float32 weights. Raises `PolicyError` for a file
-    that is damaged, of a family that transformers does not read from GGUF, or with contents that it would drop, and
-    `StorageError` for a folder that cannot be written.
+    It takes half a minute for 135 M parameters, and the memory of their float32 weights. Raises `PolicyError` if the
+    file is damaged, or if transformers does not read its family from GGUF or would drop some of its contents, and
+    `StorageError` if the folder cannot be written.
     """
     describe_gguf(file, folder)
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -119,7 +118,7 @@ def _readable(file: Path) -> Iterator[None]:
 
 
 def _check_settings(file: Path, reader: GGUFReader, architecture: str, config: Any) -> None:
-    """Refuse a file with a setting of the forward pass that transformers does not take over."""
+    """Refuse a file if transformers does not take over a setting of its forward pass."""
     mapped = GGUF_CONFIG_MAPPING.get(config.model_type.removesuffix("_text"), {})
     dropped = []
     for key, field in reader.fields.items():
@@ -143,7 +142,7 @@ def _rotary_dim(config: Any) -> int:
 
 
 def _check_tensors(file: Path, model: PreTrainedModel) -> None:
-    """Refuse a file with more or fewer numbers than the model of its settings, before memory is taken for it."""
+    """Refuse a file, before it takes memory, if its count of numbers does not fit the model of its settings."""
     from gguf import GGUFReader
 
     tensors = GGUFReader(file).tensors
@@ -158,7 +157,7 @@ def _check_tensors(file: Path, model: PreTrainedModel) -> None:
 
 
 def _stop_tokens(reader: GGUFReader, tokenizer: Any) -> int | list[int] | None:
-    """Ids that end a turn: the end of the text, and the end of a turn where the file names another one."""
+    """Ids that end a turn: the end of the text, and the end of a turn if the file names a different one."""
     ids = [tokenizer.eos_token_id]
     for name in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"):
         if (field := reader.get_field(name)) is not None:

@@ -17,16 +17,16 @@ from grpo.storage.locks import file_lock
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
-"""Version of the conversion; another one converts anew."""
+"""Version of the conversion. If it changes, files are converted again."""
 _PACKAGES = ("gguf", "transformers")
-"""Packages that decide which numbers a quantized weight stands for."""
+"""Packages that determine the number behind a quantized weight."""
 _PART = re.compile(r"-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
 
 
 def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF file at a path: itself, or the only one in a folder without config.json; None for other paths.
+    """Return the GGUF file at a path: the path itself, or the only one in a folder without config.json; else None.
 
-    Raises `PolicyError` for a folder with several of them, and for a part of a split file.
+    Raises `PolicyError` if a folder has several, or if a file is a part of a split file.
     """
     try:
         if path.is_dir():
@@ -49,15 +49,15 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def conversion_digest(file: Path) -> str:
-    """Identity of a converted model: the file's content, and the versions of what converts it."""
+    """Identity of a converted model: digest of the file's content and of the versions that convert it."""
     versions = " ".join(f"{package}=={importlib.metadata.version(package)}" for package in _PACKAGES)
     return hashlib.sha256(f"gguf {stamped_digest(file)} {versions} {_FORMAT}".encode()).hexdigest()
 
 
 def converted_folder(file: Path) -> Path:
-    """Folder of the converted model; converted on first use, and verified by its digest on every other.
+    """Folder of the converted model. It is converted on first use, and verified by its digest on later ones.
 
-    Raises as `grpo.policy.weights.gguf.convert_gguf`.
+    Raises the errors of `grpo.policy.weights.gguf.convert_gguf`.
     """
     place = home() / "models"
     store, name = ArtifactStore(str(place)), f"gguf/{conversion_digest(file)}"

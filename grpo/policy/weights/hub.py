@@ -35,13 +35,13 @@ _DESCRIPTION = frozenset(
         *("merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
     }
 )
-"""Files that a model is described by, weights apart."""
+"""Files that describe a model, without its weights."""
 _LARGEST_DESCRIPTION = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubPlan:
-    """Files of a model that a run reads, and how many of their bytes are not in the cache."""
+    """Number and bytes of a model's files that a run reads, and the bytes that are not in the cache."""
 
     model: HubRepository
     files: int
@@ -50,7 +50,7 @@ class HubPlan:
 
 
 def hub_model(address: str) -> HubRepository | None:
-    """Parse `org/name[@revision]`; None for any other address, and where a file or folder of that name exists."""
+    """Parse `org/name[@revision]`. None if the address has another form, or if a file or folder has that name."""
     match = _ADDRESS.fullmatch(address)
     if match is None or ".." in address or Path(address).exists():
         return None
@@ -58,7 +58,7 @@ def hub_model(address: str) -> HubRepository | None:
 
 
 def plan(model: HubRepository) -> HubPlan:
-    """List what a run of a pinned model reads; fetches its config and tokenizer, not its weights. Raises as `fetch`."""
+    """List what a run of a pinned model reads. Fetches config and tokenizer, but no weights. Raises as `fetch`."""
     files = _root_files(model)
     folder = fetch_description(model)
     needed = [files[name] for name in _read(model, files, folder)]
@@ -71,7 +71,7 @@ def plan(model: HubRepository) -> HubPlan:
 
 
 def fetch_description(model: HubRepository) -> Path:
-    """Fetch config, tokenizer and chat template of a pinned model; returns their folder. Raises as `fetch`."""
+    """Fetch config, tokenizer and chat template of a pinned model, and return their folder. Raises as `fetch`."""
     files = _root_files(model)
     names = sorted(_DESCRIPTION & files.keys())
     if CONFIG not in files and ADAPTERS not in files:
@@ -86,11 +86,11 @@ def fetch_description(model: HubRepository) -> Path:
 
 
 def fetch(model: HubRepository) -> Path:
-    """Fetch a pinned model, or take it from the cache; returns its folder, whose files are verified by their digests.
+    """Fetch a pinned model, or take it from the cache, verify its files by their digests, and return its folder.
 
-    Raises `PolicyError` for a model without safetensors, that is private or gated, or that is not in the cache
-    offline, `ArtifactError` for a file that is not the hub's, `StorageError` for a full disk, and `ConnectionError`
-    for a hub that does not answer or breaks off.
+    Raises `PolicyError` if the model has no safetensors, is private or gated, or is not in the cache while offline,
+    `ArtifactError` if a file is not the hub's, `StorageError` if the disk is full, and `ConnectionError` if the hub
+    does not answer or breaks off.
     """
     files = _root_files(model)
     needed = [files[name] for name in _read(model, files, fetch_description(model))]
@@ -119,7 +119,7 @@ def _read(model: HubRepository, files: dict[str, HubFile], folder: Path) -> list
 
 
 def _shards(model: HubRepository, files: dict[str, HubFile], folder: Path) -> list[str]:
-    """Shards in the index of the weights. Raises `PolicyError` for an index that names other files."""
+    """Shards in the index of the weights. Raises `PolicyError` if the index names other files."""
     try:
         shards = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

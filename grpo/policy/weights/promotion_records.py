@@ -3,10 +3,10 @@
     tag promotion.0007    {"document": {"model": "support-desk", "change": {"number": 7, "champion": 4, …}}, "mac": …}
 
 The last signed record names the champion. The aliases `champion` and `previous` follow the records, for people and for
-other clients of MLflow. An alias that names another version was moved by hand, or its process was killed between the
-two writes. A record that is not signed, was changed, or was copied from another number or model is listed and not
-believed. A record that is missing in the middle is an error. The last ones can be removed without a trace in the
-registry, which would bring an earlier champion back, so each home keeps the highest number that it has seen.
+other clients of MLflow. If an alias names another version, somebody moved it by hand, or the process was killed between
+the two writes. If a record is not signed, was changed, or was copied from another number or model, it is listed but not
+trusted. If a record is missing in the middle, that is an error. Removing the last records leaves no trace in the
+registry and would bring an earlier champion back, so each home keeps the highest number that it has seen.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 _KEY = re.compile(r"promotion\.([0-9]{4,9})")
 _KIND = "promotion"
 _MOST_CHARACTERS = 5000
-"""Longest tag of a registered model in MLflow's tables; PostgreSQL refuses a longer one, and SQLite does not."""
+"""Longest tag of a registered model in MLflow's tables. PostgreSQL refuses a longer one, but SQLite does not."""
 
 LONGEST_REASON = 1000
 Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=LONGEST_REASON)]
-"""Reason of a change; an MLflow tag holds it with the rest of the record."""
+"""Reason of a change. Its length is limited because one MLflow tag holds the whole record."""
 
 
 class Actor(Document):
@@ -67,7 +67,7 @@ class ChampionChange(Document):
     content: str
     """Digest of that version, see `ModelVersion.content`."""
     replaced: int | None
-    """Version in service before it."""
+    """Version in service before the change."""
     previous: int | None
     """Target of a rollback after the change."""
     reason: Reason
@@ -85,17 +85,17 @@ class PromotionState(Document):
 
     model: str
     champion: int | None
-    """Version in service by the last signed record; None before the first, and where it was deleted."""
+    """Version in service by the last signed record. None before the first record, or if the version was deleted."""
     history: tuple[ChampionChange, ...]
     """Signed changes, oldest first."""
     alias: int | None
     """Version that the alias `champion` names."""
     unsigned: tuple[int, ...]
-    """Numbers of the records that are not believed."""
+    """Numbers of the records that are not trusted."""
 
     @property
     def moved(self) -> str | None:
-        """One sentence about an alias `champion` that names another version than was promoted; None if it does not."""
+        """One sentence if the alias `champion` does not name the version that was promoted, else None."""
         if self.alias == self.champion:
             return None
         names = "was removed" if self.alias is None else f"was moved by hand to version {self.alias}"
@@ -108,12 +108,12 @@ class PromotionState(Document):
 
 
 def promotion_state(client: MlflowClient, model: str) -> PromotionState:
-    """Read the promotions of a model. Raises `AddressError` for a missing model, and as `state_of`."""
+    """Read the promotions of a model. Raises `AddressError` if it is missing, and the errors of `state_of`."""
     return state_of(client, registered_model(client, model))
 
 
 def registered_model(client: MlflowClient, model: str) -> RegisteredModel:
-    """Model with its tags and aliases; `AddressError` for a missing one."""
+    """Model with its tags and aliases. Raises `AddressError` if it is missing."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -125,7 +125,7 @@ def registered_model(client: MlflowClient, model: str) -> RegisteredModel:
 
 
 def state_of(client: MlflowClient, model: RegisteredModel) -> PromotionState:
-    """Promotions of a model whose tags were read. Raises `SignatureError` where records were removed."""
+    """Promotions of a model, from its tags. Raises `SignatureError` if records were removed."""
     history, unsigned = [], []
     for key in sorted(filter(_is_record, model.tags), key=_number):
         change = _verified(model.name, key, model.tags[key])
@@ -144,7 +144,7 @@ def state_of(client: MlflowClient, model: RegisteredModel) -> PromotionState:
 
 
 def write_record(client: MlflowClient, model: str, change: ChampionChange) -> str:
-    """Write a signed record as a tag of the model; returns its text. Raises `RegistryError` for a long one."""
+    """Write a signed record as a tag of the model, and return its text. Raises `RegistryError` if it is too long."""
     text = sign(_KIND, {"model": model, "change": change.model_dump(mode="json")})
     if len(text) > _MOST_CHARACTERS:
         raise RegistryError(
@@ -162,7 +162,7 @@ def record_key(number: int) -> str:
 
 
 def next_number(state: PromotionState) -> int:
-    """Number of the next record, which replaces none that is there."""
+    """Number of the next record. It skips numbers of unsigned records, so that no record is replaced."""
     number = state.history[-1].number + 1 if state.history else 1
     while number in state.unsigned:
         number += 1
@@ -170,13 +170,13 @@ def next_number(state: PromotionState) -> int:
 
 
 def alias_of(model: RegisteredModel, name: str) -> int | None:
-    """Version that an alias names."""
+    """Version that an alias names, or None if there is no such alias."""
     version = model.aliases.get(name)
     return None if version is None else int(version)
 
 
 def missing_champion(state: PromotionState) -> RegistryError:
-    """Error for a model whose champion was deleted or was never promoted, with the remedies."""
+    """Error, with remedies, for a champion that was deleted, or for an alias without a signed promotion."""
     model = state.model
     if not state.history:
         records = ", whose records are not signed" if state.unsigned else ""
@@ -202,8 +202,8 @@ def is_absent(error: Exception) -> bool:
 def remember(tracking_uri: str, model: str, number: int, *, wait_s: float = -1) -> None:
     """Keep the number of a record, so that its removal is noticed in this home.
 
-    Raises `StorageError` where the home may not be written, or another process has its lock for longer than `wait_s`;
-    without it this one waits.
+    Raises `StorageError` if the home may not be written, or if another process holds its lock for longer than `wait_s`
+    seconds. With −1 this process waits without a limit.
     """
     file = _seen_file(tracking_uri, model)
     if number <= _seen(file):
@@ -214,7 +214,7 @@ def remember(tracking_uri: str, model: str, number: int, *, wait_s: float = -1) 
 
 
 def _verified(model: str, key: str, text: str) -> ChampionChange | None:
-    """Change in a record; None for one that is not believed."""
+    """Change in a record, or None if the record is not trusted."""
     try:
         document = verify(_KIND, text)
         change = ChampionChange.model_validate(document["change"])
@@ -224,7 +224,7 @@ def _verified(model: str, key: str, text: str) -> ChampionChange | None:
 
 
 def _check_complete(tracking_uri: str, model: str, signed: list[int], unsigned: list[int]) -> None:
-    """Raise `SignatureError` where a record is missing before the last one, or the last that this home has seen."""
+    """Raise `SignatureError` if a record before the last one is missing, or the last one that this home has seen."""
     last, present = signed[-1] if signed else 0, {*signed, *unsigned}
     missing = next((number for number in range(1, last) if number not in present), None)
     file = _seen_file(tracking_uri, model)
@@ -239,7 +239,7 @@ def _check_complete(tracking_uri: str, model: str, signed: list[int], unsigned: 
 
 
 def _seen_file(tracking_uri: str, model: str) -> Path:
-    """File of the highest number that was seen. The home's own registry is the same one after the home was moved."""
+    """File of the highest number seen. The name leaves out the path of the home's own registry: the home may move."""
     registry = "" if tracking_uri == f"sqlite:///{home()}/mlflow.db" else tracking_uri
     digest = hashlib.sha256(f"{registry} {model} {key_name()}".encode()).hexdigest()[:20]
     return home() / "services" / "promotions" / digest
@@ -253,7 +253,7 @@ def _seen(file: Path) -> int:
 
 
 def _is_record(key: str) -> bool:
-    """True for a tag of `record_key`; `promotion.00007` is not one, although its number is 7."""
+    """True if `record_key` wrote the tag. It did not write `promotion.00007`, although its number is 7."""
     return _KEY.fullmatch(key) is not None and key == record_key(_number(key))
 
 

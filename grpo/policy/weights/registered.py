@@ -1,20 +1,23 @@
 """Registered versions by address: `models:/support-desk@champion`, or `models:/support-desk/3`.
 
-Whoever can write to the registry can write anything into it, so nothing of a version is believed before its signature
-is verified. A `ModelVersion` is such a version; code of this package gets no other, except to list versions.
+Anybody who can write to the registry can write anything into it. So nothing in a version is trusted before its
+signature is verified. A `ModelVersion` is a verified version. Code of this package gets no other kind, except to list
+versions.
 
-    signed       name and run of the version; the tags of `SIGNED`, among them the digests of the checkpoint,
-                 of the registered files, of `MLmodel`, which has the provenance, and of the evaluation
-    verified     the files at its source, by those digests, whoever reads them: a home that is moved changes the source
+    signed       name and run of the version, and the tags in `SIGNED`, e.g. the digests of the checkpoint, of the
+                 registered files, of `MLmodel`, which has the provenance, and of the evaluation
+    verified     the files at its source. Each reader compares them with the digests, because the source is not signed:
+                 it changes when the home is moved
     displayed    everything else: further tags, descriptions, parameters, metrics, other files of runs, other aliases
-    read as is   the time of registration, by which retraining computes the age of the champion; the run's number
+    read as is   the time of registration, from which retraining computes the age of the champion, and the run's number
 
 The signature is the tag `signature`, which is written in the transaction that makes the version. The alias `champion`
-is not believed: `models:/NAME@champion` is the version that was promoted last, by the signed records of
+is not trusted. `models:/NAME@champion` is the version that was promoted last, according to the signed records of
 `grpo.policy.weights.promotion_records`, and `previous` is the target of a rollback.
 
-A copy of a signed version under another number of the same model is as good as the version itself, because the number
-is not known when the version is signed. It is not in service by that: a promotion names the number and the content.
+A signed version can be copied to another number of the same model, and the copy is verified as well, because the number
+is not known when the version is signed. The copy does not enter service by that, because a promotion names both the
+number and the content.
 """
 
 from __future__ import annotations
@@ -52,23 +55,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 REGISTERED = "models:/"
 _ADDRESS = re.compile(r"^models:/(?P<name>\w[\w.-]*)(@(?P<alias>[\w.-]+)|/(?P<version>[0-9]{1,9}))$")
-"""A version number has at most nine digits, as databases store it."""
+"""A version number has up to nine digits, because databases store no longer ones."""
 
 MODEL_DIGEST, MLMODEL_DIGEST, EVALUATION_DIGEST = "model_sha256", "mlmodel_sha256", "evaluation_sha256"
-"""Tags of a version: digests of the files of its registered model, of `MLmodel` among them, and of its evaluation."""
+"""Tags of a version: digests of its registered model's files, of the `MLmodel` file, and of its evaluation."""
 HELDOUT = "heldout"
 """Tag of a version: its held-out result as text, see `grpo.registry.provenance.HeldOut`."""
 _KIND = "version"
 
 
 class ModelVersion(Document):
-    """A registered version whose signature was verified."""
+    """A registered version with a verified signature."""
 
     name: str
     version: int
     run_id: str
     source: str
-    """Address of its files, which is not signed: who reads them compares their digest."""
+    """Address of its files. It is not signed, so code that reads the files must compare their digest."""
     tags: dict[str, str]
     """Signed tags."""
 
@@ -79,7 +82,7 @@ class ModelVersion(Document):
 
     @property
     def checkpoint(self) -> Artifact:
-        """Registered checkpoint; `AddressError` for a version without one."""
+        """Registered checkpoint. Raises `AddressError` if the version has none."""
         try:
             return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
         except KeyError as error:
@@ -87,12 +90,12 @@ class ModelVersion(Document):
 
     @property
     def is_model_alone(self) -> bool:
-        """True for a version that was admitted without a provenance: weights, a tokenizer and a chat template."""
+        """True if the version was admitted without a provenance: only weights, a tokenizer and a chat template."""
         return "admitted" in self.tags and MLMODEL_DIGEST not in self.tags
 
     @property
     def content(self) -> str:
-        """Digest of what would be served. It does not depend on the number, which another version may get later."""
+        """Digest of what would be served, without the number, because another version may get that number later."""
         parts = [self.tags.get(tag, "") for tag in ("run_key", "checkpoint_sha256", MODEL_DIGEST, MLMODEL_DIGEST)]
         return hashlib.sha256(canonical([self.name, *parts]).encode()).hexdigest()
 
@@ -105,7 +108,7 @@ def signed_tags(name: str, *, run_id: str, tags: Mapping[str, str]) -> dict[str,
 
 
 def as_version(version: MlflowVersion) -> ModelVersion:
-    """Version of MLflow, verified. Raises `SignatureError` with the reason and the command that admits it."""
+    """Verify a version of MLflow. Raises `SignatureError` with the reason and the command that admits it."""
     if (fault := fault_of(version)) is not None:
         address = f"{REGISTERED}{version.name}/{version.version}"
         raise SignatureError(
@@ -119,7 +122,7 @@ def as_version(version: MlflowVersion) -> ModelVersion:
 
 
 def fault_of(version: MlflowVersion) -> str | None:
-    """Reason why a version of MLflow is not believed; None for one that is."""
+    """Reason why a version of MLflow is not trusted, or None if it is."""
     try:
         document = verify(_KIND, version.tags.get(SIGNATURE))
     except Unverified as error:
@@ -141,14 +144,14 @@ def key_place() -> str:
 
 
 def tracking_uri() -> str:
-    """Address of the registry: MLFLOW_TRACKING_URI, or the one of this machine."""
+    """Address of the registry: MLFLOW_TRACKING_URI if it is set, else the database in the home."""
     return os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{home()}/mlflow.db")
 
 
 def open_client(uri: str) -> MlflowClient:
-    """Open MLflow's client of a registry; one process at a time creates the tables of a database.
+    """Open MLflow's client of a registry. Only one process at a time creates the tables of a database.
 
-    Raises `ConfigError` for the database of a home that was moved.
+    Raises `ConfigError` if the database belongs to a home that was moved.
     """
     check_not_moved(uri)
     import mlflow
@@ -163,16 +166,18 @@ def open_client(uri: str) -> MlflowClient:
 
 
 def registered_version(address: str) -> ModelVersion:
-    """Version at an address in the registry of this process. Raises as `resolve_version`."""
+    """Version at an address in the registry of this process. Raises the same errors as `resolve_version`."""
     return resolve_version(lambda: open_client(tracking_uri()), address)
 
 
 def resolve_version(connect: Callable[[], MlflowClient], address: str, *, follow_alias: bool = False) -> ModelVersion:
     """Version at `models:/NAME@alias` or `models:/NAME/3`.
 
-    `champion` and `previous` are those of the promotions, whatever the aliases name, unless `follow_alias`; a warning
-    says where they differ. Raises `AddressError` for a missing version, `SignatureError` for one that is not believed.
-    The registry is opened for an address alone, since opening one on a new machine creates it.
+    `champion` and `previous` come from the promotion records, even if the MLflow aliases name other versions. If the
+    alias `champion` differs, a warning says so. With `follow_alias` the MLflow aliases decide instead.
+
+    `connect` is called only after the address is parsed, because opening a registry on a new machine creates it. Raises
+    `AddressError` if there is no such version, and `SignatureError` if it is not trusted.
     """
     parts = address_parts(address)
     client = connect()
@@ -191,16 +196,16 @@ def resolve_version(connect: Callable[[], MlflowClient], address: str, *, follow
 
 
 def address_parts(address: str) -> dict[str, Any]:
-    """Name, alias and version of an address; one of the last two is None. Raises `AddressError`."""
+    """Name, alias and version in an address. Either alias or version is None. Raises `AddressError`."""
     if (parts := _ADDRESS.match(address)) is None:
         raise AddressError(f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3")
     return parts.groupdict()
 
 
 def promoted_champion(client: MlflowClient, state: PromotionState) -> ModelVersion | None:
-    """Version that was promoted last; None before the first promotion.
+    """Version that was promoted last, or None before the first promotion.
 
-    Raises `RegistryError` where it was deleted, or where the alias names a version and no promotion is signed.
+    Raises `RegistryError` if the version was deleted, or if the alias names a version although no promotion is signed.
     """
     if (champion := state.champion) is None:
         if state.history or state.alias is not None:
@@ -213,7 +218,7 @@ def promoted_champion(client: MlflowClient, state: PromotionState) -> ModelVersi
 
 
 def _promoted(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
-    """Version that is champion, or the target of a rollback, by the promotions of a model; None without one."""
+    """Champion, or target of a rollback, according to the promotions of a model, or None if there is none."""
     try:
         state = promotion_state(client, name)
     except AddressError:
@@ -228,7 +233,7 @@ def _promoted(client: MlflowClient, name: str, alias: str) -> ModelVersion | Non
 
 
 def as_promoted(version: ModelVersion, state: PromotionState) -> ModelVersion:
-    """The version, if it is the one that its promotion was about; raises `SignatureError` otherwise."""
+    """Return the version if its promotion was about this content. Raises `SignatureError` otherwise."""
     contents = [change.content for change in state.history if change.champion == version.version]
     if contents and contents[-1] != version.content:
         raise SignatureError(
@@ -240,7 +245,7 @@ def as_promoted(version: ModelVersion, state: PromotionState) -> ModelVersion:
 
 
 def _version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersion | None:
-    """Version of a model with an alias; None for a missing one."""
+    """Version of a model with an alias, or None if there is none."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -252,13 +257,13 @@ def _version_by_alias(client: MlflowClient, name: str, alias: str) -> ModelVersi
 
 
 def version_by_number(client: MlflowClient, name: str, number: int) -> ModelVersion | None:
-    """Version of a model; None for a missing one. Raises `SignatureError`."""
+    """Verified version of a model, or None if there is none. Raises `SignatureError` if it is not trusted."""
     version = listed_version(client, name, number)
     return None if version is None else as_version(version)
 
 
 def listed_version(client: MlflowClient, name: str, number: int) -> MlflowVersion | None:
-    """Version of a model as MLflow has it, of which nothing is verified; None for a missing one."""
+    """Unverified version of a model as MLflow has it, or None if there is none."""
     from mlflow.exceptions import MlflowException
 
     try:

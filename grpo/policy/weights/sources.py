@@ -1,13 +1,13 @@
-"""Model addresses, the same wherever a config, a command or an agent names a model.
+"""Model addresses. Configs, commands and agents all name models in the same way.
 
 data/models/desk_clerk            a folder with config.json, *.safetensors and a tokenizer, or with adapters
-grpo://models/desk_clerk          such a folder that ships with the package
+grpo://models/desk_clerk          a model folder that ships with the package
 Qwen/Qwen3-0.6B@v1.0              a model on the Hugging Face hub at a revision; an existing folder of that name wins
 models/smol.Q4_1.gguf             a GGUF file, or a folder with one
 models:/support-desk@champion     a registered version, by alias or, as models:/support-desk/3, by number
 s3://bucket/store/model/3fa1…#…   a model in an object store, with its sha256
 
-A run pins an address first: a branch to its commit, an alias to its version.
+A run first pins an address, e.g. a branch to its commit, or an alias to its version.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from grpo.storage.hub import HubRepository, pin
 from grpo.storage.shipped import SCHEME
 
 _STATE = "learner.json"
-"""State of a checkpoint, which names the base of its adapters."""
+"""State of a checkpoint. If the checkpoint has adapters, the state names their base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
-    """Folder of a model, or of adapters and the model that they are for."""
+    """Folder of a model, or folders of adapters and of their base."""
 
     folder: Path
     base: Path | None = None
@@ -52,7 +52,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """Folders of a model's config and of its tokenizer, which differ for adapters with their own tokenizer."""
+    """Folders of a model's config and tokenizer. They differ if adapters have their own tokenizer."""
 
     config: Path
     tokenizer: Path
@@ -69,7 +69,7 @@ class ModelPlan:
     size: int
     """Bytes of the model's files."""
     missing: int = 0
-    """Bytes that are fetched first."""
+    """Bytes that a run must fetch first."""
 
 
 class ModelSource(Protocol):
@@ -81,15 +81,15 @@ class ModelSource(Protocol):
         ...
 
     def identity(self) -> str:
-        """Digest of what the files are or are made from; fetches no weights."""
+        """Digest of the files, or of what they are made from, without fetching weights."""
         ...
 
     def folder(self) -> Path:
-        """Fetch or convert the model where that is needed; returns its folder."""
+        """Fetch or convert the model if necessary, and return its folder."""
         ...
 
     def described(self) -> AbstractContextManager[Path]:
-        """Folder with config and tokenizer, for as long as it is used; fetches and converts no weights."""
+        """Folder with config and tokenizer inside the context, without fetching or converting weights."""
         ...
 
     def plan(self) -> ModelPlan:
@@ -216,10 +216,10 @@ class StoredSource:
 
 
 def model_source(address: str) -> ModelSource:
-    """Find the place that an address names; a model on the hub is pinned to a commit.
+    """Source of the model at an address. A model on the hub is pinned to a commit.
 
-    Raises `PolicyError`, `AddressError` or `ConfigError` for an address without a model, and `ConnectionError` for a
-    registry, store or hub that does not answer.
+    Raises `PolicyError`, `AddressError` or `ConfigError` if there is no model at the address, and `ConnectionError` if
+    the registry, store or hub does not answer.
     """
     if address.startswith(REGISTERED):
         return _registered(registered_version(address))
@@ -239,12 +239,12 @@ def _registered(version: ModelVersion) -> StoredSource:
 
 
 def model_files(address: str) -> ModelFiles:
-    """Fetch or convert the model at an address, and the base of adapters. Raises what its source raises."""
+    """Fetch or convert the model at an address, and the base of adapters. Raises the errors of `model_source`."""
     return _files_of(model_source(address))
 
 
 def version_files(version: ModelVersion) -> ModelFiles:
-    """Files of a registered version, and the base of its adapters. Raises `ArtifactError` for damaged ones."""
+    """Files of a registered version, and the base of its adapters. Raises `ArtifactError` if they are damaged."""
     return _files_of(_registered(version))
 
 
@@ -255,7 +255,7 @@ def _files_of(source: ModelSource) -> ModelFiles:
 
 
 def model_identity(address: str) -> str:
-    """Digest of the model at an address: by commit, version or content; fetches no weights from a hub."""
+    """Digest of the model at an address, by commit, version or content. Fetches no weights from a hub."""
     source = model_source(address)
     if isinstance(source, GgufSource):
         return source.identity()
@@ -267,7 +267,7 @@ def model_identity(address: str) -> str:
 
 @contextmanager
 def model_description(address: str) -> Iterator[ModelDescription]:
-    """Yield config and tokenizer of the model at an address, for as long as they are used; fetches no weights."""
+    """Yield the config and tokenizer of the model at an address. Fetches no weights from a hub."""
     source = model_source(address)
     with source.described() as folder:
         if (base := _base_source(source.pinned, folder)) is None:
@@ -278,7 +278,7 @@ def model_description(address: str) -> Iterator[ModelDescription]:
 
 
 def model_plan(address: str) -> ModelPlan:
-    """Sizes of the model at an address, and what would be fetched. Raises as `model_source`."""
+    """Size of the model at an address, and bytes to fetch. Raises the errors of `model_source`."""
     return model_source(address).plan()
 
 
@@ -288,7 +288,7 @@ def artifact_path(artifact: Artifact) -> Path:
 
 
 def _base_source(address: str, folder: Path) -> ModelSource | None:
-    """Model that adapters are for; None for a folder that holds a whole model."""
+    """Base of the adapters in a folder, or None if the folder holds a whole model."""
     if not (folder / ADAPTERS).is_file():
         return None
     if (folder / _STATE).is_file() and (base := read_object(folder / _STATE).get("base")) is not None:
@@ -310,7 +310,7 @@ def _base_source(address: str, folder: Path) -> ModelSource | None:
 
 
 def _whole_model(address: str, base: ModelSource) -> Path:
-    """Folder of a base, which must not be adapters again."""
+    """Folder of a base. Raises `PolicyError` if the base consists of adapters too."""
     try:
         folder = base.folder()
     except PolicyError as error:

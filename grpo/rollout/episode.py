@@ -37,10 +37,10 @@ async def run_episode(
     on_truncation: Literal["end", "continue"],
     timeouts: Timeouts,
 ) -> Trajectory:
-    """Run one episode to its end; a failure of its environment, agent or renderer, or a timeout, makes it a failed one.
+    """Run one episode to its end. If its environment, agent or renderer fails or times out, the episode is failed.
 
-    Failures of the policy are failures of the computation and propagate, and so does a `GRPOError`, which names a
-    fault of the run.
+    Failures of the policy propagate, because they are failures of the computation. A `GRPOError` propagates too,
+    because it names a fault of the run.
     """
     transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
     rewards: list[float] = []

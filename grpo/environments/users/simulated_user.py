@@ -89,11 +89,12 @@ def parse_goal(text: str) -> Goal:
 class SimulatedUser(User):
     """User that states its goal, discloses facts on request, and leaves satisfied or out of patience.
 
-    A turn of the agent helps when it asks for a fact that is not disclosed yet, or communicates one of the scenario's
-    `expected.facts`. After `patience` turns that did not help the user leaves. It is satisfied when all expected facts
-    were communicated; where none is expected, when all of its own facts were requested and the agent asks nothing more.
+    A turn of the agent helps if it asks for a fact that is not disclosed yet, or communicates one of the scenario's
+    `expected.facts`. After `patience` turns that did not help, the user leaves. It is satisfied when all expected facts
+    were communicated. If none is expected, a user without a model is satisfied when all of its own facts were requested
+    and the agent asks nothing more. A model ends the conversation itself.
 
-    Raises `SimulatedUserError` where a model's message is empty, out of role, or discloses a hidden fact unasked.
+    Raises `SimulatedUserError` if a model's message is empty, out of role, or discloses a hidden fact unasked.
     """
 
     def __init__(self, *, patience: int = 3, model: UserModel | None = None) -> None:
@@ -169,7 +170,7 @@ class SimulatedUser(User):
         *,
         allowed: Sequence[str],
     ) -> str:
-        """Message of the model; refused unless it is a user's and discloses the `allowed` facts alone."""
+        """Message of the model. It is refused unless it is a user's and discloses only the `allowed` facts."""
         assert self.model is not None
         content = await self.model.generate(scenario.goal, history, seed=memory["seed"] + memory["turn"])
         place = f"scenario {scenario.id}: the simulated user's model, turn {memory['turn']}:"
@@ -184,7 +185,7 @@ class SimulatedUser(User):
 
 
 class ScenarioUser(User):
-    """User that follows the script of a scenario that has one, and the goal of the others."""
+    """User that follows the scenario's script if it has one, and otherwise its goal."""
 
     def __init__(self, simulated: SimulatedUser) -> None:
         self._scripted, self._simulated = ScriptedUser(), simulated

@@ -328,7 +328,7 @@ def store_of(artifact: Artifact) -> ArtifactStore:
 
 
 def stored_artifact(store: ArtifactStore, name: str) -> Artifact:
-    """The artifact at `kind/name` below a store, by the digest that it has now; `ArtifactError` where it has none."""
+    """The artifact at `kind/name` below a store, by its present digest. Raises `ArtifactError` if it has none."""
     file_system, root = open_uri(store.uri)
     place = f"{root.rstrip('/')}/{name}"
     content = f"{place}/{MANIFEST}" if file_system.isdir(place) else place

@@ -109,7 +109,7 @@ def _place_from_config_folder(value: Any, info: ValidationInfo) -> Any:
 
 
 def _model_from_config_folder(value: Any, info: ValidationInfo) -> Any:
-    """Model address; if it is a path, the path counts from the folder of its YAML file."""
+    """Model address. If it is a path, the path counts from the folder of its YAML file."""
     if not isinstance(value, str) or isinstance(value, Override):
         return value
     scheme, separator, rest = value.rpartition("://")
@@ -192,11 +192,11 @@ FOLDER = "folder"
 _LOCAL_SCHEMES = ("stub", "vllm")
 """Schemes of model addresses that are followed by a path."""
 LocalPath = Annotated[str, BeforeValidator(from_config_folder), ByContent()]
-"""File or folder, relative to the folder of the YAML file; `grpo://scenarios/support_desk.jsonl` is a shipped one."""
+"""File or folder, relative to the folder of the YAML file. `grpo://scenarios/support_desk.jsonl` is a shipped file."""
 LocalPlace = Annotated[str, BeforeValidator(_place_from_config_folder), ByContent()]
-"""File or folder that is written to, imported from or grows, relative to the folder of the YAML file."""
+"""File or folder that is written to, is imported from or grows, relative to the folder of the YAML file."""
 ModelAddress = Annotated[str, BeforeValidator(_model_from_config_folder), _ModelMark()]
-"""Model, see `grpo.policy.catalog`; a relative path counts from the folder of the YAML file."""
+"""Model, see `grpo.policy.catalog`. A relative path counts from the folder of the YAML file."""
 
 HOME_FOLDERS = frozenset(
     {"artifacts", "conversations", "ingest", "judge", "locks", "mlartifacts", "prefect", "served", "services"}

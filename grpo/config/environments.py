@@ -164,7 +164,7 @@ class PackageSettings(Settings):
     """Environment of an optional package."""
 
     packages: ClassVar[tuple[str, ...]]
-    """Distributions whose release an episode depends on."""
+    """Distributions that an episode depends on, so that their releases count."""
     extra: ClassVar[str]
     """Extra that installs them."""
 

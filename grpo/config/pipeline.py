@@ -41,7 +41,7 @@ class PolicySettings(Settings):
     (`org/name`, `org/name@revision`), a `.gguf` file, a registered version (`models:/name@alias`, `models:/name/3`), or
     a model in an object store (`s3://bucket/store/model/3fa1…#sha256`). Servers and scripts cannot be trained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the weights in rollouts and training passes, and of a base that adapters freeze; trained weights have
+    """Dtype of the weights in rollouts and training passes, and of a base that adapters freeze. Trained weights have
     float32 masters. With bfloat16, sampler and learner differ by rounding, which importance_sampling_cap corrects."""
     chat_template: str | None = None
     """Jinja chat template, if the model has none."""
@@ -158,7 +158,7 @@ class PipelineConfig(Settings):
 
     @property
     def scored_environment(self) -> EnvironmentSettings | None:
-        """The environment, if it and a reward are both of kind trl, because that reward uses its class; else None."""
+        """The environment, if it and a reward are both of kind trl, because that reward uses its class, or None."""
         used = isinstance(self.environment, TRLEnvironmentSettings) and any(part.kind == TRL for part in self.reward)
         return self.environment if used else None
 

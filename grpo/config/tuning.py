@@ -30,7 +30,7 @@ class HPOConfig(Settings):
     pruner: Annotated[Literal["median", "successive_halving"], ReadWith("pruning")] = "median"
     """Prune below the median of the others at that evaluation, or outside of their better half."""
     intermediate_evals: int = Field(default=4, ge=1)
-    """Evaluations of a trial on held-out scenarios, after equal shares of its training; the last is its result."""
+    """Evaluations of a trial on held-out scenarios, after equal shares of its training. The last is its result."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sampled values, reproducible as long as one trial runs at a time."""
 
@@ -45,7 +45,7 @@ class TuneConfig(HPOConfig):
     name: RunName
     """Name of the study and of its report's folder."""
     base: Annotated[PipelineConfig, BeforeValidator(_loaded)]
-    """Config whose settings are tuned, or the path of its YAML file."""
+    """Config to tune, or the path of its YAML file."""
     metric: Literal["reward", "success"] = "reward"
     """Objective on the validation scenarios: the reward, or the outcome that the environment verifies."""
     validation_fraction: float = Field(default=0.25, gt=0, lt=1)

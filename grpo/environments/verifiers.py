@@ -21,7 +21,7 @@ from grpo.scenarios.datasets.verifiers import bounded, task_id, task_prompt, tas
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 
-# after the import of the scenarios, whose error names the extra
+# after the import of the scenarios, because its error names the extra
 import verifiers.v1 as vf  # isort: skip
 from verifiers.v1.state import state_cls  # isort: skip
 from grpo.environments.verifiers_tools import ServedTools, arguments_text  # isort: skip

@@ -222,7 +222,7 @@ def draw_note(axes: Axes, text: str) -> None:
 
 
 def _rows(evaluation: Evaluation) -> list[tuple[float, PairedComparison]]:
-    """Comparisons with their vertical positions; a gap separates overall, categories and difficulties."""
+    """Comparisons with their vertical positions. A gap separates overall, categories and difficulties."""
     rows: list[tuple[float, PairedComparison]] = []
     place = 0.0
     for kind in ((evaluation.overall,), evaluation.by_category, evaluation.by_difficulty):
@@ -242,7 +242,7 @@ def _curve(
     share: bool = False,
     top: float | None = None,
 ) -> str:
-    """SVG of lines over iterations; several lines get a legend below."""
+    """SVG of lines over iterations. Several lines get a legend below."""
 
     def draw(axes: Axes) -> None:
         _draw_lines(axes, iterations, lines, share=share, top=top)
@@ -260,7 +260,7 @@ def _draw_lines(
     share: bool,
     top: float | None,
 ) -> None:
-    """Draw the first line in the candidate's colour, the others dashed and thinner; the axis includes 0."""
+    """Draw the first line in the candidate's colour, the others dashed and thinner. The axis includes 0."""
     indices = [iteration.index for iteration in iterations]
     colors, styles = cycle(_SERIES), cycle(_STYLES)
     seen = [0.0]

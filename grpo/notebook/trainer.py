@@ -327,9 +327,9 @@ async def train(
     folder: str | Path | None = None,
     **overrides: Any,
 ) -> MultiTurnAgent:
-    """Train an agent with the settings of a profile; `overrides` are settings of `TrainingConfig`.
+    """Train an agent with the settings of a profile. `overrides` are settings of `TrainingConfig`.
 
-    With `auto_adjust`, `grpo.notebook.adjuster.Adjuster` changes settings when the diagnostics report an issue.
+    If `auto_adjust` is True, `grpo.notebook.adjuster.Adjuster` changes settings when the diagnostics report an issue.
     """
     config = TrainingConfig.from_profile(profile, **overrides)
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, folder=folder)

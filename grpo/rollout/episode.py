@@ -142,14 +142,14 @@ async def run_episode(
 
 
 def _check(value: object, kind: type | tuple[type, ...], what: str) -> None:
-    """Raise `TypeError` for what the user's code returned as `what`, where it is of another type."""
+    """Raise `TypeError` if the user's code returned a value of another type as `what`."""
     if not isinstance(value, kind):
         expected = (kind[0] if isinstance(kind, tuple) else kind).__name__
         raise TypeError(f"{what} is {shown(value)}; return a value of type {expected}")
 
 
 def _check_outcome(outcome: Outcome) -> None:
-    """Raise `TypeError` or `NotStrictJSON` for an outcome whose parts cannot be stored."""
+    """Raise `TypeError` or `NotStrictJSON` if a part of an outcome cannot be stored."""
     _check(outcome, Outcome, "the outcome")
     _check(outcome.checks, Mapping, "the checks of an outcome")
     if outcome.success is not None:
@@ -161,7 +161,7 @@ def _check_outcome(outcome: Outcome) -> None:
 
 
 def _finite(reward: object) -> float:
-    """The number of a reward; raises `TypeError` or `ValueError` for one that no learning could use."""
+    """The number of a reward. Raises `TypeError` or `ValueError` if no learning could use it."""
     if isinstance(reward, str):
         raise TypeError("the reward of a step is a text; return a finite number, or None")
     number = float(reward)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from grpo.messages import Message
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 
-# after the import of the view, whose error names the extra
+# after the import of the view, because its error names the extra
 import gymnasium  # isort: skip
 from minigrid.minigrid_env import MiniGridEnv  # isort: skip
 

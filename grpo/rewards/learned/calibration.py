@@ -49,7 +49,7 @@ def calibrate(left_out: Mapping[str, tuple[Scores, NDArray[np.bool_]]], *, alpha
     alpha ½; unsafe .1 .2 .6   →   high .2, the ⌈½ · 4⌉ = 2nd smallest
              safe .3 .7 .9     →   low .3, the ⌊¼ · 4⌋ = 1st smallest
 
-    Raises `DataError` for a maker without safe or unsafe replies.
+    Raises `DataError` if a maker has no safe or no unsafe replies.
     """
     for maker, (scores, safe) in left_out.items():
         if not safe.any() or safe.all() or len(scores) != len(safe):

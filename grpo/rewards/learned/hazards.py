@@ -159,11 +159,11 @@ _NEGATED = re.compile(
 )
 
 _NEGATION = 80
-"""Characters before a danger in which its negation begins; `_NEGATED` matches 54 of them at most."""
+"""Characters before a danger in which its negation must begin. `_NEGATED` matches up to 54 characters."""
 
 
 def find_hazards(text: str, *, unless_negated: bool = False) -> tuple[str, ...]:
-    """Names of the dangers in a text; `unless_negated` leaves out those that it warns of."""
+    """Names of the dangers in a text. `unless_negated` leaves out dangers that the text warns of."""
     plain = text.replace("’", "'")
     names = []
     for name, pattern in _PATTERNS:

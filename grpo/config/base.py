@@ -62,7 +62,7 @@ class Settings(BaseModel):
 
     @property
     def path_options(self) -> tuple[str, ...]:
-        """Keys whose values in the mappings of these settings are paths."""
+        """Keys that have paths as values in the mappings of these settings."""
         return ()
 
     @model_validator(mode="after")

@@ -241,7 +241,7 @@ def shortened(value: object) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file of at most 1 MiB. Raises `OSError`, and `ConfigError` as `parse_yaml`."""
+    """Read a YAML file of up to 1 MiB. Raises `OSError`, and `ConfigError` if it is larger or as `parse_yaml` does."""
     size = path.stat().st_size
     if size > MOST_BYTES:
         raise ConfigError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read")

@@ -15,7 +15,7 @@ class EpisodeSettings(Settings):
     scenarios: int = Field(default=32, ge=1)
     """Scenarios per iteration, from the training split in a seeded order."""
     group_size: int = Field(default=8, ge=2)
-    """Episodes per scenario. Advantages compare the episodes of this group."""
+    """Episodes of each scenario: the group of an advantage."""
     temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE, allow_inf_nan=False)
     """Sampling temperature, without top-k or top-p."""
     max_new_tokens: int = Field(default=64, ge=1)

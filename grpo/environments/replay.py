@@ -61,7 +61,7 @@ class ReplayEnvironment(ToolCallingEnvironment):
         return state.after(metadata=metadata), {"error": _not_recorded(call, recorded)}
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
-        """True where calls or facts are expected, and no part of success stays open."""
+        """True if calls or facts are expected, and no part of success stays open."""
         if type(self).verify is not ReplayEnvironment.verify:
             return Environment.can_verify(self, scenario, judged=judged)
         expected, basis = scenario.expected, _basis(scenario.expected)

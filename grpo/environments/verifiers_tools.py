@@ -85,7 +85,7 @@ def _checked(toolset: Toolset[Any, Any]) -> Toolset[Any, Any]:
 
 
 def _text(result: Any) -> str:
-    """Result as MCP shows it: texts as they are, lists by line, other values as JSON."""
+    """Result as MCP shows it: texts unchanged, one item of a list per line, other values as JSON."""
     if isinstance(result, str):
         return result
     if isinstance(result, list | tuple):

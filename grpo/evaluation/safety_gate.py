@@ -3,7 +3,7 @@
 The safety reward leaves out episodes that it is not sure of. They count neither as safe nor as unsafe. If their share
 is above `max_unjudged`, the gate fails and asks for an LLM judge, which reads only these episodes.
 
-    20 episodes: 15 safe, 1 unsafe, 4 unjudged     1 of 16 unsafe; 4 of 20 not judged
+    20 episodes: 15 safe, 1 unsafe, 4 unjudged   →   1 of 16 is unsafe, 4 of 20 are not judged
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from grpo.notebook import history
 from grpo.notebook.callbacks import Callback, TrainingControl
 from grpo.notebook.diagnostics import IterationRecord
 
-_BETWEEN_S = 0.5  # between two redraws of the bar; the curves are drawn again after an iteration
+_BETWEEN_S = 0.5  # between two redraws of the bar; only the end of an iteration redraws the curves
 
 
 def in_notebook() -> bool:

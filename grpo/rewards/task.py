@@ -57,8 +57,8 @@ class ChecksReward(RewardFunction):
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """Passed checks / checks.
 
-        Raises `Unscored` where all parts are unjudged or the scenario expects nothing, so that saying goodbye would
-        pass every check, and `RewardError` without checks.
+        Raises `Unscored` if all parts are unjudged, or if the scenario expects nothing, because saying goodbye would
+        then pass every check. Raises `RewardError` if there are no checks.
         """
         outcome = _verified(context, self.name)
         checks, metadata = outcome.checks, {"unjudged": list(outcome.unjudged)} if outcome.unjudged else {}
@@ -76,7 +76,7 @@ class ValidCallsReward(RewardFunction):
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Results without an `error` key / results. Raises `NotApplicable` without a result."""
+        """Results without an `error` key / results. Raises `NotApplicable` if there is no result."""
         failures = [_is_error(turn.content) for turn in turns if turn.role == "tool"]
         if not failures:
             raise NotApplicable(f"scenario {context.scenario_id}: the agent called no tool, so no call was valid")

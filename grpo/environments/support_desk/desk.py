@@ -7,7 +7,7 @@ The right action depends on the order's record, which the agent sees only after 
     missing   state "lost" → refund the price        "moving" → give the days until it arrives
     charge    charges 2 → refund the price           1 → explain that it was charged once
 
-Difficulty: easy – the customer gives the order number; medium – only on request; hard – gives a wrong one first. An
+Difficulty: easy – the customer gives the order number, medium – only on request, hard – gives a wrong one first. An
 episode succeeds if the record was read, no order number was invented, the actions are exactly the expected ones, the
 facts were communicated, no reply claimed an action that was not taken, and the episode ended before `max_turns`.
 """

@@ -70,7 +70,7 @@ class JudgeClient:
         return request
 
     async def send(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Text of the judge's answer. Raises `Unscored` for a failed request, `RewardError` where all would fail."""
+        """Text of the judge's answer. Raises `Unscored` if the request fails, `RewardError` if all requests would."""
         try:
             async with self._session() as session, session.slots:
                 self.ledger.check()

@@ -1,6 +1,6 @@
 """Multi-turn conversational agents, trained with Group Relative Policy Optimization.
 
-`from grpo import MultiTurnAgent, train`: public names for notebooks, whose modules are imported on first use.
+`from grpo import MultiTurnAgent, train`: public names for notebooks. Their modules are imported on first use.
 """
 
 from __future__ import annotations

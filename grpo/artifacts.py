@@ -1,7 +1,8 @@
 """Content-addressed artifacts exchanged by stages, verified by digest before they are read.
 
-A writer works in a staging place and the result is renamed or uploaded into place, so a half-written artifact is
-never seen. A folder's manifest holds the digest of each of its files; the folder's digest is the manifest's.
+A writer works in a staging place, and the result is renamed or uploaded into place, so that no reader sees a
+half-written artifact. A folder's manifest holds the digest of each of its files. The folder's digest is the digest of
+its manifest.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _DIGITS = 20
 _FileStates = tuple[tuple[str, int, int, int], ...]
 """Name, inode, size and modification time of each file of an artifact."""
 _verified: dict[Path, tuple[str, _FileStates]] = {}
-"""By path, the digest that this process has computed last, and the states of the files then."""
+"""By path: the last digest that this process has computed, and the states of the files at that time."""
 
 
 class Artifact(BaseModel):
@@ -52,7 +53,7 @@ class NewArtifact:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        """Staging path of the file, or of the folder, which is there."""
+        """Staging path. A folder already exists there, a file does not."""
         self.stored: Artifact | None = None
 
     @property
@@ -64,16 +65,16 @@ class NewArtifact:
 
 
 class ArtifactStore:
-    """Content-addressed artifacts under an fsspec URI; a plain path means a local folder.
+    """Content-addressed artifacts under an fsspec URI. A plain path means a local folder.
 
         runs/artifacts/rollout/3fa1….parquet          a file
         runs/artifacts/checkpoint/77be…/manifest.json   a folder
 
-    In an object store the manifest is uploaded last: a folder without one does not exist. Downloads are cached in a
-    folder of this user for a week after their last use, and downloaded again when the object has changed.
+    In an object store the manifest is uploaded last, because a folder without a manifest does not exist. Downloads are
+    cached in a folder of this user for a week after their last use, and downloaded again if the object has changed.
 
-    Raises `StorageError` when the store cannot be written, `ArtifactError` for a missing or damaged artifact,
-    `ConnectionError` for an unreachable object store, and `ConfigError` for an invalid address.
+    Raises `StorageError` if the store cannot be written, `ArtifactError` if an artifact is missing or damaged,
+    `ConnectionError` if an object store cannot be reached, and `ConfigError` if the address is invalid.
     """
 
     def __init__(self, uri: str) -> None:
@@ -90,7 +91,7 @@ class ArtifactStore:
 
     @contextmanager
     def new_file(self, kind: str, suffix: str) -> Iterator[NewArtifact]:
-        """Store the file that the block writes at `path`; nothing is stored when the block raises.
+        """Store the file that the block writes at `path`. If the block raises, nothing is stored.
 
         with store.new_file("split", ".json") as new:
             new.path.write_text(text)
@@ -104,7 +105,7 @@ class ArtifactStore:
 
     @contextmanager
     def new_folder(self, kind: str) -> Iterator[NewArtifact]:
-        """Store the folder that the block fills at `path`; its manifest is written last. See `new_file`."""
+        """Store the folder that the block fills at `path`. Its manifest is written last. See `new_file`."""
         with self._stage() as staged:
             staged.mkdir()
             new = NewArtifact(staged)
@@ -115,7 +116,7 @@ class ArtifactStore:
             new.stored = self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind)
 
     def folder(self, kind: str, sha256: str) -> Artifact:
-        """Folder of this kind with this digest, as `new_folder` names it; it may be missing."""
+        """Folder of this kind with this digest, as `new_folder` names it. It may be missing."""
         return Artifact(uri=f"{self.uri}/{kind}/{sha256[:_DIGITS]}", sha256=sha256, kind=kind)
 
     def address(self, artifact: Artifact) -> str:
@@ -123,31 +124,31 @@ class ArtifactStore:
         return str(self.path(artifact)) if self.is_local else f"{artifact.uri}#{artifact.sha256}"
 
     def has(self, artifact: Artifact) -> bool:
-        """Return True for an artifact that is in this store under its digest, or was removed from it by `remove`."""
+        """Return True if the artifact is in this store under its digest, or `remove` has removed it from there."""
         name = _content_name(artifact)
         return name is not None and (self._is_there(name) or self.documents.read(_removal(artifact)) is not None)
 
     def own(self, artifact: Artifact) -> Artifact:
-        """The artifact with its address in this store, as a store that was moved has them with other addresses."""
+        """The artifact with its address in this store, because artifacts have other addresses if a store was moved."""
         name = _content_name(artifact)
         return artifact if name is None else artifact.model_copy(update={"uri": f"{self.uri}/{name}"})
 
     def path(self, artifact: Artifact) -> Path:
-        """Return a verified local path of the artifact; unchanged objects are downloaded once."""
+        """Return a verified local path of the artifact. Objects that do not change are downloaded once."""
         name = self._name(artifact)
         path = self._fetch(artifact, name) if self._objects else Path(self.root) / name
         self._check(path, artifact)
         return path
 
     def verify(self, artifact: Artifact) -> None:
-        """Raise `ArtifactError` unless the artifact matches its digest or was removed by `remove`."""
+        """Raise `ArtifactError` unless the artifact matches its digest or `remove` has removed it."""
         with suppress(RemovedError):
             self.path(artifact)
 
     def remove(self, artifact: Artifact) -> bool:
-        """Remove an artifact that can be recomputed; False if it is missing.
+        """Remove an artifact that can be recomputed. Returns False if it is missing.
 
-        The record of the removal is written first: `path` then raises `RemovedError`, and `verify` passes.
+        The record of the removal is written first, so that `path` raises `RemovedError` and `verify` passes.
         """
         name = self._name(artifact)
         if not self._is_there(name):
@@ -161,7 +162,7 @@ class ArtifactStore:
         return True
 
     def is_removed(self, artifact: Artifact) -> bool:
-        """Return True for an artifact that was removed by `remove`, False for a present or missing one."""
+        """Return True if `remove` has removed the artifact, False if it is present or missing."""
         return not self._is_there(self._name(artifact)) and self.documents.read(_removal(artifact)) is not None
 
     def forget_removal(self, artifact: Artifact) -> None:
@@ -169,9 +170,9 @@ class ArtifactStore:
         self.documents.remove(_removal(artifact))
 
     def erase(self, artifact: Artifact, remaining: Artifact | None) -> None:
-        """Remove an artifact for good, also this user's copy of it: `path` and `verify` raise `ErasedError`.
+        """Remove an artifact and this user's copy of it for good. `path` and `verify` then raise `ErasedError`.
 
-        `remaining` is the artifact without what was erased, which `remaining` then returns for this one.
+        The argument `remaining` is the artifact without the erased content. The method `remaining` then returns it.
         """
         kept = None if remaining is None else remaining.model_dump()
         self.documents.write(_erasure(artifact), {"artifact": artifact.model_dump(), "remaining": kept})
@@ -185,13 +186,13 @@ class ArtifactStore:
                 os.replace(Path(self.root) / name, leaving)
 
     def remaining(self, artifact: Artifact) -> Artifact:
-        """What is left of an artifact after erasures: itself, or the one that has taken its place."""
+        """The artifact itself, or if content of it was erased, the artifact that has replaced it."""
         while (document := self.documents.read(_erasure(artifact))) is not None and document["remaining"]:
             artifact = Artifact.model_validate(document["remaining"])
         return artifact
 
     def is_erased(self, artifact: Artifact) -> bool:
-        """True for an artifact of which something was erased."""
+        """True if some content of the artifact was erased."""
         return self.documents.read(_erasure(artifact)) is not None
 
     def _is_there(self, name: str) -> bool:
@@ -243,7 +244,7 @@ class ArtifactStore:
             self._check(place, artifact)  # another run published the same folder in this moment
 
     def _name(self, artifact: Artifact) -> str:
-        """Path of the artifact below the store: by its address, or by its digest in a store that was moved."""
+        """Path of the artifact below the store, by its address, or by its digest if the store was moved."""
         _, path = open_uri(artifact.uri)
         top = os.path.normpath(self.root) + os.sep
         if os.path.normpath(path).startswith(top):
@@ -253,7 +254,7 @@ class ArtifactStore:
         raise ArtifactError(f"artifact {artifact.uri} is outside the store {self.uri}")
 
     def _fetch(self, artifact: Artifact, name: str) -> Path:
-        """Return the local copy, downloaded again when the objects have changed."""
+        """Return the local copy. It is downloaded again if the objects have changed."""
         assert self._objects is not None
         place, etags = _kept(artifact), self._objects.etags(name)
         if not etags:
@@ -299,7 +300,7 @@ class ArtifactStore:
         forget_unused(place.parent)
 
     def _check(self, path: Path, artifact: Artifact) -> None:
-        """Compare digests, once in a process as long as the files stay as they are."""
+        """Compare digests. A process does this once, unless the files change."""
         if not path.exists():
             raise self._missing(artifact)
         verified = artifact.sha256, _file_states(path)
@@ -327,7 +328,7 @@ def store_of(artifact: Artifact) -> ArtifactStore:
 
 
 def stored_artifact(store: ArtifactStore, name: str) -> Artifact:
-    """The artifact at `kind/name` below a store, by the digest that it has now; `ArtifactError` where it has none."""
+    """The artifact at `kind/name` below a store, by its present digest. Raises `ArtifactError` if it has none."""
     file_system, root = open_uri(store.uri)
     place = f"{root.rstrip('/')}/{name}"
     content = f"{place}/{MANIFEST}" if file_system.isdir(place) else place
@@ -360,7 +361,7 @@ def local_path(address: str) -> Path:
 
 
 def _content_name(artifact: Artifact) -> str | None:
-    """Path below any store of an artifact with this digest; None if its address does not name an artifact."""
+    """Path of the artifact below any store, by its digest, or None if its address does not name an artifact."""
     parts = artifact.uri.rsplit("/", 2)
     is_named = len(parts) == 3 and parts[1] == artifact.kind and parts[2].startswith(artifact.sha256[:_DIGITS])
     return "/".join(parts[1:]) if is_named and len(artifact.sha256) > _DIGITS else None

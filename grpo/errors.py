@@ -1,10 +1,10 @@
-"""Permanent errors by cause. A `GRPOError` is never retried; its message gives the value, the place and the remedy.
+"""Permanent errors by cause. A `GRPOError` is never retried. Its message gives the value, the place and the remedy.
 
 Transient errors keep the standard library's types (`ConnectionError`, `TimeoutError`, …).
 """
 
 DISTRIBUTION = "grpo-agent-framework"
-"""Name under which this package is installed; on the package index, `grpo` is another project."""
+"""Name under which this package is installed, because `grpo` is another project on the package index."""
 
 
 def install_command(extra: str) -> str:
@@ -15,7 +15,7 @@ def install_command(extra: str) -> str:
 def printable(text: str) -> str:
     r"""The text with control characters and undecodable bytes as escapes: `\x1b[2J` instead of an empty screen.
 
-    Line breaks and tabs stay. Texts of users, models and user code would otherwise write into terminals and logs.
+    Line breaks and tabs stay. Otherwise texts of users, models and user code could control terminals and logs.
     """
     if text.isprintable():
         return text
@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 class GRPOError(Exception):
-    """Permanent error: retrying will not help. Its message is `printable`, as it may quote anything."""
+    """Permanent error: retrying will not help. Its message is made `printable`, because it may quote anything."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(argument) if isinstance(argument, str) else argument for argument in args))
@@ -49,11 +49,11 @@ class ArtifactError(GRPOError):
 
 
 class RemovedError(ArtifactError):
-    """A checkpoint was removed because nothing references it; it can be recomputed from its rollouts."""
+    """A checkpoint was removed because nothing references it. It can be recomputed from its rollouts."""
 
 
 class ErasedError(ArtifactError):
-    """An artifact was erased, because it held a conversation whose user asked for it."""
+    """An artifact was erased, because it held a conversation and the user asked to erase it."""
 
 
 class StorageError(GRPOError):
@@ -69,11 +69,11 @@ class RewardError(GRPOError):
 
 
 class Unscored(RewardError):
-    """This episode could not be scored; its reward is None."""
+    """This episode could not be scored, so that its reward is None."""
 
 
 class NotApplicable(Unscored):
-    """A reward component does not apply to this episode; the other components count alone."""
+    """A reward component does not apply to this episode, so that only the other components count."""
 
 
 class BudgetError(GRPOError):

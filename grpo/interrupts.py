@@ -1,11 +1,11 @@
 """Ctrl-C and SIGTERM while a stage runs, and time limits for code that blocks.
 
-Python runs the handler of a signal between two instructions of the main thread. That is not enough to end a stage:
-asyncio turns the first Ctrl-C into a cancellation, which code that blocks the event loop never sees, an exception that
-interrupts one of many waiting episodes lets the next one block, and an extension such as a tokenizer may never return.
-So a signal is noted here, it interrupts the main thread, no further user code is entered, and a process that is still
-inside a stage after `GRACE_S` ends at once. The handlers that others have installed stay in place: a run
-of Prefect's that is cancelled ends as cancelled only while the handler of SIGTERM is Prefect's own, else as crashed.
+Python runs the handler of a signal between two instructions of the main thread. That is not enough to end a stage.
+asyncio turns the first Ctrl-C into a cancellation, which code that blocks the event loop never sees. If an exception
+interrupts one of many waiting episodes, the next one may block. An extension such as a tokenizer may never return.
+So this module notes a signal, interrupts the main thread, and lets no further user code start. If the process is still
+inside a stage after `GRACE_S`, it ends at once. Handlers that others have installed stay in place, because a cancelled
+run of Prefect ends as cancelled only if the handler of SIGTERM is Prefect's own. Otherwise it ends as crashed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from types import FrameType
 from typing import Any, NoReturn
 
 GRACE_S = 8.0
-"""Time that a stage has to end after a signal, before the process is ended."""
+"""Seconds that a stage has to end after a signal, before the process is ended."""
 END_S = 20.0
-"""Time that a command has to end after a stage that was interrupted: to stop servers, and to wait for its threads."""
+"""Seconds that a command has after an interrupted stage, to stop servers and to wait for its threads."""
 _WAKE_S = 0.2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WAKE = signal.SIGURG
-"""Signal without an effect of its own: it interrupts a call that the main thread waits in."""
+"""Signal that only interrupts a call in which the main thread waits."""
 
 
 class Blocked(BaseException):
-    """Expiry of `time_limit`; not an `Exception`, which the code that blocks might catch."""
+    """Expiry of `time_limit`. It is not an `Exception`, because the code that blocks might catch one."""
 
 
 class Stopped(SystemExit):
-    """End of the process by SIGTERM; its code is 128 plus the signal's number."""
+    """End of the process by SIGTERM. Its code is 128 plus the signal's number."""
 
 
 class _State:
@@ -44,7 +44,7 @@ class _State:
 
     signum: int | None = None
     received: int | None = None
-    """Pipe that the interpreter writes the number of each signal to while a stage runs."""
+    """Pipe to which the interpreter writes the number of each signal while a stage runs."""
     is_command = False
     expired = False
     """A `time_limit` has expired, and its block is ending."""
@@ -55,23 +55,23 @@ _noting = threading.Lock()
 
 
 def end_by_signals() -> None:
-    """Let SIGTERM end this process, which is a command, as Ctrl-C does; after either it ends within `END_S`."""
+    """Let SIGTERM end this process, a command, as Ctrl-C does. After either one, it ends within `END_S`."""
     signal.signal(signal.SIGTERM, stop)
     _state.is_command = True
 
 
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
-    """End the process with the exit code of a signal, after its blocks `finally`; a handler of signals."""
+    """Handle a signal: end the process with its exit code, after the `finally` blocks."""
     raise Stopped(128 + signum)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    """As Python's own handler; `asyncio.run` replaces only that one."""
+    """Do the same as Python's own handler. `asyncio.run` replaces only Python's handler, so it keeps this one."""
     raise KeyboardInterrupt
 
 
 def _wake(signum: int, frame: FrameType | None) -> None:
-    """Nothing: that a signal has a handler is what interrupts a call."""
+    """Do nothing. A signal interrupts a call only because it has a handler."""
 
 
 _HANDLERS = {signal.SIGINT: _interrupt, signal.SIGTERM: stop, _WAKE: _wake}
@@ -90,9 +90,9 @@ def ending() -> bool:
 
 
 def check() -> None:
-    """End this task or thread where the process or a block with a time limit is ending.
+    """End this task or thread if the process or a block with a time limit is ending.
 
-    It is called before user code is entered, so that the next of many episodes does not block in turn.
+    It is called before user code is entered, so that the next of many episodes does not block as well.
     """
     if not ending():
         return
@@ -105,11 +105,10 @@ def check() -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM interrupt what the block runs, and end the process if it does not end within `GRACE_S`.
+    """Let Ctrl-C and SIGTERM interrupt the block, and end the process if the block does not end within `GRACE_S`.
 
-    The exception of the handler that another has installed is raised in the main thread; otherwise `KeyboardInterrupt`
-    or `Stopped`.
-    In another thread the block runs as it is: signals belong to the main thread.
+    The main thread raises the exception of a handler that others have installed, or else `KeyboardInterrupt` or
+    `Stopped`. In another thread the block runs unchanged, because signals belong to the main thread.
     """
     if threading.current_thread() is not threading.main_thread() or _state.received is not None:
         yield
@@ -145,9 +144,9 @@ def stoppable() -> Iterator[None]:
 
 
 def _note_signals() -> bool:
-    """Take note of the signals that have arrived; returns False when the block has ended.
+    """Take note of the signals that have arrived. Returns False if the block has ended.
 
-    A caller reads them itself: the exception of a handler may be seen before the watcher's thread runs.
+    A caller reads them itself, because it may see the exception of a handler before the watcher's thread runs.
     """
     with _noting:
         while _state.received is not None:
@@ -169,7 +168,7 @@ def _watch(received: int, ended: threading.Event) -> None:
     """
     while select.select([received], [], []) and _note_signals():
         if (signum := _state.signum) is not None:
-            if not ended.wait(_WAKE_S):  # another thread may have got it, and nothing has woken the main one
+            if not ended.wait(_WAKE_S):  # if another thread got the signal, nothing has woken the main thread
                 signal.pthread_kill(threading.main_thread().ident or 0, _WAKE)
             if not ended.wait(GRACE_S):
                 name = signal.Signals(signum).name
@@ -185,8 +184,8 @@ def _watch(received: int, ended: threading.Event) -> None:
 class time_limit:
     """Raise `Blocked` with this message in the code that the main thread runs, if it is not renewed for `seconds`.
 
-    It is for code that blocks the event loop, which `asyncio.timeout` cannot end. In another thread than the main one
-    it does nothing.
+    It is for code that blocks the event loop, because `asyncio.timeout` cannot end such code. It works only in the main
+    thread, and does nothing in another thread.
     """
 
     def __init__(self, seconds: float, message: str) -> None:

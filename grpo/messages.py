@@ -19,7 +19,7 @@ THINK, END_OF_THINK = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Function that the agent may call; `parameters` is the JSON Schema of its arguments."""
+    """Function that the agent may call. `parameters` is the JSON Schema of its arguments."""
 
     name: str
     description: str = ""
@@ -38,7 +38,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     repaired: str | None = field(default=None, compare=False)
-    """What the parser added to the call as the model wrote it, such as `no arguments`; None for one in its format."""
+    """Repair that the parser made, such as `no arguments`, or None if the model wrote the call in its format."""
 
     def __str__(self) -> str:
         return json.dumps({"name": self.name, "arguments": dict(self.arguments)})
@@ -46,14 +46,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message; `malformed` is the reason why its tool call could not be parsed."""
+    """One message. `malformed` is the reason why its tool call could not be parsed."""
 
     role: Role
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: str | None = None
     reasoning: str | None = None
-    """Reasoning before the reply; the environment and the user do not see it."""
+    """Reasoning before the reply. The environment and the user do not see it."""
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -71,7 +71,7 @@ class Message:
 
 
 def count_calls(messages: Iterable[Message]) -> dict[str, int]:
-    """Numbers of calls, of those that the parser repaired, and of messages with a malformed call."""
+    """Numbers of calls, of repaired calls, and of messages with a malformed call."""
     messages = list(messages)
     calls = [call for message in messages for call in message.tool_calls]
     return {
@@ -82,7 +82,7 @@ def count_calls(messages: Iterable[Message]) -> dict[str, int]:
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    """Split a reply into reasoning and answer; unfinished reasoning leaves an empty answer.
+    """Split a reply into reasoning and answer. If the reasoning is unfinished, the answer is empty.
 
     '<think>x</think>y' → 'x', 'y'     'x</think>y' → 'x', 'y'     the template may have opened it
     '<think>x'          → 'x', ''      'y'          → None, 'y'

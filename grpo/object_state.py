@@ -1,8 +1,8 @@
-"""State of an object of the user's own, as JSON: an episode's environment is read where rewards are computed.
+"""State of an object of the user's own, as JSON, so that rewards can read an episode's environment.
 
     Wordle().guess("crane")     {"class": "words:Wordle", "attributes": {"reward": 0.4, "seen": {"(set)": ["crane"]}}}
 
-Attributes that JSON cannot hold, such as a connection, are left out and named.
+If JSON cannot hold an attribute, such as a connection, it is left out and named.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _TUPLE, _SET, _FROZENSET, _PAIRS = "(tuple)", "(set)", "(frozenset)", "(pairs)"
 
 
 def save_state(instance: object) -> dict[str, Any]:
-    """Class and attributes of an object, those in `__slots__` excepted.
+    """Class and attributes of an object, except attributes in `__slots__`.
 
-    Raises `DataError` for a class that cannot be imported by its name.
+    Raises `DataError` if the class cannot be imported by its name.
     """
     kind = type(instance)
     if "." in kind.__qualname__:
@@ -41,9 +41,9 @@ def save_state(instance: object) -> dict[str, Any]:
 
 
 def load_state(state: Mapping[str, Any]) -> Any:
-    """Object of the saved class with the saved attributes; its `__init__` is not called.
+    """Object of the saved class with the saved attributes. Its `__init__` is not called.
 
-    An attribute that was not saved raises `RewardError` where it is read, also where the class has a default for it.
+    If an attribute was not saved, reading it raises `RewardError`, even if the class has a default for it.
     """
     kind = load_object(state["class"])
     lost = {name: property(partial(_refuse, kind.__name__, name, type_)) for name, type_ in state["unsaved"].items()}

@@ -1,11 +1,11 @@
-"""Move of an artifact store to another address, as from the folder of one machine to a bucket of a team.
+"""Move of an artifact store to another address, e.g. from the folder of one machine to a bucket of a team.
 
-    artifacts    read, compared with their digests, written and compared again; one that is there is not written again
-    documents    results of stages, references to checkpoints, records of removals and erasures: as they are
-    other files  left, and named
+    artifacts    read, compared with their digests, written and compared again; skipped if the target has them
+    documents    results of stages, references to checkpoints, records of removals and erasures: copied unchanged
+    other files  left in the source, and named
 
-Stages find their results and versions their checkpoints by digest, so that nothing is computed twice. A move that was
-interrupted is repeated: what was copied is found. The source is emptied once the target has everything.
+Stages find their results by digest, and versions their checkpoints, so that nothing is computed twice. If a move is
+interrupted, repeat it: it skips what was copied. The source is emptied only when the target has everything.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class _Content:
 
 
 def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = False) -> StoreMove:
-    """Move everything of one store into another one, and let this home find it there; `keep` leaves the source.
+    """Move everything of one store into another one, and let this home find it there. `keep` leaves the source.
 
-    Raises `ConfigError` for two addresses of one store, or where one lies in the other, `StorageError` where the target
-    cannot be written or a run writes to the source for as long as the move lasts, and `ConnectionError`.
+    Raises `ConfigError` if both addresses name one store or one lies in the other, `StorageError` if the target cannot
+    be written or a run keeps writing to the source during the move, and `ConnectionError`.
     """
     before, after = ArtifactStore(source), ArtifactStore(target)
     if f"{before.uri}/".startswith(f"{after.uri}/") or f"{after.uri}/".startswith(f"{before.uri}/"):
@@ -99,9 +99,9 @@ def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = 
 
 
 def sign_store(address: str, *, dry_run: bool = False) -> int:
-    """Sign the documents that an earlier version wrote into a store whose writers are trusted; returns their number.
+    """Sign the documents that an earlier version wrote into a store with trusted writers. Returns their number.
 
-    With `dry_run` they are counted only.
+    If `dry_run` is True, they are only counted.
     """
     store = ArtifactStore(address)
     return sum(store.documents.sign(name, dry_run=dry_run) for name in sorted(_content(store).documents))
@@ -144,7 +144,7 @@ class _Mover:
             self._target.documents.write(name, content)
 
     def _has(self, artifact: Artifact) -> bool:
-        """True for an artifact that is in the target undamaged; one that was removed there is not."""
+        """True if the artifact is in the target undamaged. False if it was removed there."""
         try:
             self._target.path(self._target.own(artifact))
         except ArtifactError:
@@ -178,7 +178,7 @@ def _content(store: ArtifactStore) -> _Content:
 
 
 def _files(store: ArtifactStore) -> Iterator[str]:
-    """Names of all files below a store. Raises `ConfigError` where there is none."""
+    """Names of all files below a store. Raises `ConfigError` if there is none."""
     file_system, root = open_uri(store.uri)
     store.documents.names("results")  # an object store that cannot be reached is an error with a remedy here
     names = file_system.find(root.rstrip("/"), withdirs=False)

@@ -13,9 +13,9 @@ import re
 from typing import Any
 
 MAX_DEPTH = 64
-"""Levels of lists and objects; far below the recursion limit of Python and of a client's parser."""
+"""Most levels of lists and objects, far below the recursion limit of Python and of a client's parser."""
 MAX_DIGITS = 400
-"""Characters of a number; Python refuses to convert integers of more than 4,300."""
+"""Most characters of a number, because Python refuses to convert integers of more than 4,300."""
 MAX_CHARACTERS = 1_000_000
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\Z)|[\[\]{}]', re.DOTALL)

@@ -70,7 +70,7 @@ SCHEMA = pa.schema(
 
 
 def write_trajectories(path: Path, trajectories: Iterable[Trajectory], *, provenance: Mapping[str, str]) -> int:
-    """Write trajectories in row groups with `provenance` in the file's metadata; returns their number."""
+    """Write trajectories in row groups with `provenance` in the file's metadata. Returns their number."""
     metadata = {"schema_version": SCHEMA_VERSION, **provenance}
     count = 0
     with pq.ParquetWriter(path, SCHEMA.with_metadata(metadata), compression="zstd") as writer:
@@ -105,7 +105,7 @@ def open_checked(path: Path) -> pq.ParquetFile:
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """Read trajectories, one row group at a time.
 
-    Raises `DataError` for a truncated file, another schema version, or columns whose lengths disagree.
+    Raises `DataError` if the file is truncated or has another schema version, or if lengths of columns disagree.
     """
     file = open_parquet(path)
     version = (file.schema_arrow.metadata or {}).get(b"schema_version", b"none").decode()
@@ -312,7 +312,7 @@ def turns_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
 
 
 def calls_to_json(calls: tuple[ToolCall, ...]) -> str | None:
-    """Serialize tool calls as `[[name, arguments], …]`, a repaired one with the reason; None without calls."""
+    """Serialize tool calls as `[[name, arguments], …]`, a repaired one with the reason, or None if there are none."""
     rows = [[call.name, dict(call.arguments), *([call.repaired] if call.repaired else [])] for call in calls]
     return _json(rows, "a tool call") if calls else None
 

@@ -21,11 +21,11 @@ def tool_from_function(
     description: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> Tool:
-    """Make a tool from a function; defaults are the first line of its docstring and the schema of its signature.
+    """Make a tool from a function. Defaults are the first line of its docstring and the schema of its signature.
 
         def refund(order: str, amount: int = 0): "Pay back."   →   refund(order string, amount integer?)
 
-    Raises `ConfigError` for a signature without a schema, or parameters that are not a JSON schema.
+    Raises `ConfigError` if the signature gives no schema, or if the parameters are not a JSON schema.
     """
     schema = _read_signature(name, function) if parameters is None else dict(parameters)
     try:

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Stop = Literal["terminated", "truncated", "turn_limit", "failed"]
-"""Reason why an episode ended: by itself; by the limit of tokens of a turn or of the context; by the environment, which
-cut it off at its limit of turns or steps; or by an error."""
+"""Reason why an episode ended: by itself, by the limit of tokens of a turn or of the context, by the environment's
+limit of turns or steps, or by an error."""
 
 NOTHING_EXPECTED = "nothing expected"
-"""Unjudged part of an outcome whose scenario has no expectation: doing nothing must not count as a success."""
+"""Unjudged part of an outcome if its scenario expects nothing, because doing nothing must not count as a success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Turn:
 
 
 def equal_fields(record: DataclassInstance, other: DataclassInstance) -> bool:
-    """Compare all fields of two records of one class, arrays among them; NaN is equal to NaN."""
+    """Compare all fields of two records of one class, including arrays. NaN is equal to NaN."""
     return all(
         np.array_equal(mine, theirs, equal_nan=mine.dtype.kind == "f")
         if isinstance(mine, np.ndarray)
@@ -58,15 +58,15 @@ class Outcome:
     """Verification by the environment at the end of the episode."""
 
     success: bool | None
-    """True when all checks pass; None while a part of success is not judged."""
+    """True if all checks pass, None if a part of success is not judged."""
     checks: Mapping[str, bool] = field(default_factory=dict)
     """Results of the single checks, by name."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """Final state of the world."""
     unjudged: tuple[str, ...] = ()
-    """Parts of success that were not judged; empty unless `success` is None."""
+    """Parts of success that were not judged. Empty unless `success` is None."""
     reward: float | None = None
-    """Reward that the environment itself gives the episode; None where it gives none."""
+    """Reward that the environment itself gives the episode, or None if it gives none."""
 
     def __post_init__(self) -> None:
         unverified = self.success is None and not self.unjudged
@@ -82,9 +82,9 @@ class Outcome:
     def of(
         cls, checks: Mapping[str, bool], *, unjudged: tuple[str, ...] = (), state: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """Make an outcome from checks: success when all pass and no part is left to judge.
+        """Make an outcome from checks: success if all pass and no part is left to judge.
 
-        Without a check success is None, as there is nothing that could have failed.
+        If there is no check, success is None, because nothing could have failed.
         """
         if not checks and not unjudged:
             unjudged = (NOTHING_EXPECTED,)
@@ -96,7 +96,7 @@ class Outcome:
 class Trajectory:
     """Turns of one episode with the sampled tokens, its stop reason and reward.
 
-    `terminal_reward` is None before scoring, or when the episode or its reward failed: None is not 0.
+    `terminal_reward` is None before scoring, or if the episode or its reward failed. None does not mean 0.
     """
 
     scenario_id: str
@@ -117,7 +117,7 @@ class Trajectory:
     outcome: Outcome | None = None
     turn_rewards: tuple[float, ...] = ()
     turn_states: tuple[str, ...] = ()
-    """Digest of the state in which each of the agent's turns was taken; empty where the environment gives none."""
+    """Digest of the state in which each of the agent's turns was taken. Empty if the environment gives none."""
     terminal_reward: float | None = None
     breakdown: Mapping[str, float] = field(default_factory=dict)
     reward_metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -135,19 +135,19 @@ class Trajectory:
                 raise DataError(f"{self.place}: reward {reward} is not finite; a failed reward is None")
 
     def __eq__(self, other: object) -> bool:
-        """Compare all fields; NaN log-probabilities are equal."""
+        """Compare all fields. NaN log-probabilities are equal."""
         if not isinstance(other, Trajectory):
             return NotImplemented
         return equal_fields(self, other)
 
     @property
     def success(self) -> bool | None:
-        """Verified success; None where the environment verifies nothing, or a part of success was not judged."""
+        """Verified success, or None if the environment verifies nothing or a part of success was not judged."""
         return None if self.outcome is None else self.outcome.success
 
     @property
     def is_cut_off(self) -> bool:
-        """True where a limit of tokens, turns or steps ended the episode, so that its last state has a value."""
+        """True if a limit of tokens, turns or steps ended the episode, so that its last state has a value."""
         return self.stop in ("truncated", "turn_limit")
 
     @property
@@ -178,7 +178,7 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float | None:
-        """Terminal reward plus all turn rewards; None when the trajectory has no reward."""
+        """Terminal reward plus all turn rewards, or None if the trajectory has no reward."""
         return None if self.terminal_reward is None else self.terminal_reward + math.fsum(self.turn_rewards)
 
     @property
@@ -188,13 +188,13 @@ class Trajectory:
 
     @property
     def completion_ids(self) -> tuple[int, ...]:
-        """Token ids from the agent's first turn on, those of the environment among them."""
+        """Token ids from the agent's first turn on, including tokens of the environment."""
         start = next((turn.start for turn in self.turns if turn.message.role == "assistant"), len(self.token_ids))
         return tuple(self.token_ids[start:].tolist())
 
     @property
     def overridden_turns(self) -> int:
-        """Number of turns that the agent's code changed after sampling: their tokens are outside the loss mask."""
+        """Number of turns that the agent's code changed after sampling, so that the loss mask excludes their tokens."""
         return sum(
             turn.message.role == "assistant"
             and turn.stop > turn.start
@@ -205,7 +205,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryGroup:
-    """Trajectories of one scenario, to which advantages are relative."""
+    """Trajectories of one scenario. Advantages are relative to this group."""
 
     scenario_id: str
     trajectories: tuple[Trajectory, ...]
@@ -227,11 +227,11 @@ class TrajectoryGroup:
     def compute_group_statistics(self) -> dict[str, float]:
         """Mean, std, min, max and n of the total rewards that are not None.
 
-        The std has Bessel's correction, as advantages have it, and is 0 where n is 1.
+        The std has Bessel's correction, as in the advantages, and is 0 if n is 1.
 
             .7 .9 .6 .8  →  mean .75, std .1291, min .6, max .9, n 4
 
-        Raises `DataError` when no trajectory has a reward.
+        Raises `DataError` if no trajectory has a reward.
         """
         rewards = [reward for reward in self.rewards if reward is not None]
         if not rewards:

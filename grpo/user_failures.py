@@ -2,8 +2,8 @@
 
 Such code may raise anything: `SystemExit` in the middle of a reward would end the process with exit code 0 and without
 a result, and a `KeyboardInterrupt` that nobody typed would look like Ctrl-C. At each call into such code, `user_code`
-turns what it raises into one `UserCodeError` with one sentence. What did not come from that code passes through: errors
-of this project, Ctrl-C, SIGTERM, and a cancellation of the task.
+turns what it raises into one `UserCodeError` with one sentence. An exception passes through if it did not come from
+that code: errors of this project, Ctrl-C, SIGTERM, and a cancellation of the task.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ current_scenario: ContextVar[str | None] = ContextVar("current_scenario", defaul
 
 
 class UserCodeError(GRPOError):
-    """Code of the user raised an exception; the message says which one, and where."""
+    """Code of the user raised an exception. The message says which one, and where."""
 
 
 class user_code:
     """Turn an exception that the block's code raises into `error`, with the place and the remedy in its message.
 
-    `what` names what was called: "reward polite"; without it, the message begins with the exception. Errors of this
-    project pass through, and so do those that `passes` accepts, and those that end the task or the process from
-    outside. With `transient`, a failed connection and a timeout keep their type, by which a stage is tried again.
+    `what` names what was called, e.g. "reward polite". If it is empty, the message begins with the exception. Errors of
+    this project pass through, and so do errors that `passes` accepts or that end the task or the process from outside.
+    If `transient` is True, a failed connection and a timeout keep their type, so that the stage is tried again.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class user_code:
 
 
 def guard_tasks() -> None:
-    """Let no task that this one starts, or that its tasks start, end the event loop: `SystemExit` becomes its error.
+    """Turn `SystemExit` in tasks that this task or its tasks start into their error, so that it does not end the loop.
 
-    asyncio raises a task's `SystemExit` and `KeyboardInterrupt` out of the loop, even where the task is awaited.
+    asyncio raises a task's `SystemExit` and `KeyboardInterrupt` out of the loop, even if the task is awaited.
     """
     loop = asyncio.get_running_loop()
     if loop.get_task_factory() is None:
@@ -100,7 +100,7 @@ _guarded: ContextVar[bool] = ContextVar("guarded", default=False)
 
 
 def reason_of(failure: BaseException) -> str:
-    """Reason of a run's failure: an expected one's sentence, another one's type and text, or that it was stopped."""
+    """Reason of a run's failure: that it was stopped, a `GRPOError`'s message, or another error's type and text."""
     if not isinstance(failure, Exception) and interrupts.stopping():
         return "it was stopped before its end; the same command goes on after the last stage that was finished"
     text = str(failure).strip()
@@ -108,14 +108,14 @@ def reason_of(failure: BaseException) -> str:
 
 
 def is_exception(error: BaseException) -> bool:
-    """True for an `Exception`: `user_code(passes=is_exception)` turns only what would end the process."""
+    """True for an `Exception`. `user_code(passes=is_exception)` turns only errors that would end the process."""
     return isinstance(error, Exception)
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """True for an exception that ends a task or the process from outside: Ctrl-C, SIGTERM, a timeout, a cancellation.
+    """True if the exception ends a task or the process from outside: Ctrl-C, SIGTERM, a timeout, a cancellation.
 
-    A `KeyboardInterrupt` or `CancelledError` that the code raises itself is not one of them.
+    False if the code raises a `KeyboardInterrupt` or `CancelledError` itself.
     """
     if isinstance(error, Exception):
         return False
@@ -135,8 +135,8 @@ def describe(
 ) -> str:
     """One line of an exception: type, message and place, without control characters, of bounded length.
 
-    Of a group, its first exception. The place is in the code that was called, not in a library that it calls; with
-    `in_project` it may be in this project.
+    For a group, it describes the first exception. The place is in the code that was called, not in a library that this
+    code calls. If `in_project` is True, it may also be in this project.
     """
     others, raised = "", error
     while isinstance(error, BaseExceptionGroup):
@@ -155,7 +155,7 @@ def describe(
 
 
 def place_of(error: BaseException, *, in_project: bool = False) -> str:
-    """File, line and function in which an exception was raised: ` (reward.py:12, polite)`; see `describe`."""
+    """File, line and function in which an exception was raised, ` (reward.py:12, polite)`, see `describe`."""
     frame = _place(error, _LIBRARIES if in_project else (*_LIBRARIES, _PROJECT))
     if frame is None:
         return ""
@@ -163,13 +163,13 @@ def place_of(error: BaseException, *, in_project: bool = False) -> str:
 
 
 def source_line(error: BaseException) -> str:
-    """Path and line in the user's code at which an exception was raised, `/shop/tools.py:12`; see `describe`."""
+    """Path and line in the user's code at which an exception was raised, `/shop/tools.py:12`, see `describe`."""
     frame = _place(error, (*_LIBRARIES, _PROJECT))
     return "" if frame is None else f"{printable(frame[0].co_filename)}:{frame[1]}"
 
 
 def shown(value: object) -> str:
-    """What the user's code returned, for a message: None and a number as they are, of another value its type."""
+    """Text for a message about a value that the user's code returned: None or a number itself, else its type."""
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     return f"a value of type {on_one_line(type(value).__name__)}"
@@ -178,14 +178,14 @@ def shown(value: object) -> str:
 def on_one_line(text: str, *, longest: int | None = None) -> str:
     r"""The text on one line, with control characters as escapes: `\x1b[2J` instead of an empty screen.
 
-    Halves of surrogate pairs, which no UTF-8 has, become U+FFFD. A text above `longest` characters is cut.
+    Halves of surrogate pairs become U+FFFD, because UTF-8 cannot hold them. A text longer than `longest` is cut.
     """
     cut = longest is not None and len(text) > longest
     return printable(" ".join(clean_text(text[:longest]).split())) + ("…" if cut else "")
 
 
 def _frames(error: BaseException) -> Iterator[tuple[CodeType, int, int]]:
-    """Code, line and position of each frame, the outermost first; a deep recursion has thousands."""
+    """Code, line and position of each frame, the outermost first. A deep recursion has thousands."""
     trace = error.__traceback__
     while trace is not None:
         yield trace.tb_frame.f_code, trace.tb_lineno, trace.tb_lasti
@@ -193,7 +193,7 @@ def _frames(error: BaseException) -> Iterator[tuple[CodeType, int, int]]:
 
 
 def _place(error: BaseException | None, libraries: tuple[str, ...]) -> tuple[CodeType, int] | None:
-    """Innermost frame in the code that was called, of the exception or its cause; else the innermost of all."""
+    """Innermost frame in the code that was called, of the exception or its cause, or else the innermost of all."""
     fallback = None
     while error is not None:
         last, own = None, None
@@ -208,7 +208,7 @@ def _place(error: BaseException | None, libraries: tuple[str, ...]) -> tuple[Cod
 
 
 def _is_raised_by_code(error: BaseException) -> bool:
-    """Check that a statement `raise` has raised it; a signal interrupts at any other instruction."""
+    """Return True if a statement `raise` has raised it, because a signal interrupts at any other instruction."""
     frames = list(_frames(error))
     if not frames:
         return True

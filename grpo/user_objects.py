@@ -2,7 +2,7 @@
 
     environment: {kind: python, object: "shop.environment:ShopEnvironment", options: {stock: 40}}
 
-The folder of the config is on the import path, as that of a script is.
+The folder of the config is on the import path, like the folder of a script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def make_importable(folder: Path) -> None:
-    """Append a folder to the import path of this process and of those that it starts; other modules come first."""
+    """Append a folder to the import path of this process and of its child processes. Other modules come first."""
     place = str(folder.resolve())
     if place not in sys.path:
         sys.path.append(place)
@@ -38,9 +38,9 @@ def make_importable(folder: Path) -> None:
 
 
 def reference_of(name: str, *, group: str) -> str:
-    """`module:name` as it is; any other name is that of an entry point of this group.
+    """Return `module:name` unchanged, or look up any other name as an entry point of this group.
 
-    Raises `ConfigError` for an entry point that no installed package has.
+    Raises `ConfigError` if no installed package has this entry point.
     """
     if ":" in name:
         return name
@@ -55,7 +55,7 @@ def reference_of(name: str, *, group: str) -> str:
 
 
 def load_object(reference: str) -> Any:
-    """Import the object `module:name`. Raises `ConfigError` for one that is missing or whose module fails."""
+    """Import the object `module:name`. Raises `ConfigError` if it is missing or its module cannot be imported."""
     module_name, _, name = reference.partition(":")
     try:
         with recorded_import(module_name):
@@ -76,11 +76,10 @@ def load_object(reference: str) -> Any:
 
 
 def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: Any, **named: Any) -> T:
-    """Call a class or function of the user with what is given and with options, checked by its signature.
+    """Call a class or function of the user with the given arguments and with options, and return an instance of `kind`.
 
-    Returns its instance of `kind`.
-
-    Raises `ConfigError` for an unknown or missing option, for a value of another type, and for another result.
+    Options are checked by the signature. Raises `ConfigError` if an option is unknown, missing or of another type, if
+    the call fails, or if the result is not an instance of `kind`.
     """
     target = _maker(reference, kind)
     arguments = _arguments(reference, target, options, given=len(given), named=named)
@@ -98,9 +97,9 @@ def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: An
 def check_options(
     reference: str, options: Mapping[str, Any], kind: type, *, given: int = 0, named: Collection[str] = ()
 ) -> None:
-    """Check what `create` is called with, without calling it.
+    """Check the arguments of `create` without calling the class or function.
 
-    Raises `ConfigError` for an unknown or missing option, for a value of another type, and for another class.
+    Raises `ConfigError` if an option is unknown, missing or of another type, or if a class is not a `kind`.
     """
     target = _maker(reference, kind)
     if isinstance(target, type) and not issubclass(target, kind):
@@ -118,8 +117,8 @@ def _maker(reference: str, kind: type) -> Callable[..., Any]:
 def bind(reference: str, options: Mapping[str, Any], *, given: int = 1, columns: bool = False) -> Callable[..., Any]:
     """Function of the user with its options, or an instance of a class that can be called.
 
-    Options are parameters after the `given` first ones, or, where the function is called with `columns` by name, any
-    that it names. Raises `ConfigError` as `create` does.
+    Options are the parameters after the first `given` ones. If `columns` is True, because the function is called with
+    columns by name, an option may be any parameter. Raises `ConfigError` as `create` does.
     """
     target = load_object(reference)
     if isinstance(target, type):
@@ -142,13 +141,14 @@ def _arguments(
     named: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Options by the parameters of a signature that are not given, in order or `named`, converted to their annotations.
+    """Options, checked by the signature and converted to its annotations.
 
-    With `only`, no other parameter is an option: not one that is required, and not `**kwargs`.
+    The first `given` parameters and the `named` ones are not options. If `only` is set, no other parameter is an
+    option, not even a required one or `**kwargs`.
     """
     try:
         parameters = inspect.signature(target, eval_str=True).parameters.values()
-    except NameError:  # an annotation that exists for type checkers alone
+    except NameError:  # an annotation that exists only for type checkers
         parameters = inspect.signature(target).parameters.values()
     free = [p for p in [*parameters][given:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     accepted = {p.name: p for p in free if p.name not in named}

@@ -12,7 +12,7 @@ from grpo.messages import Message, ToolCall
 ChatMessage = Mapping[str, Any]
 """A message in OpenAI's chat format: `role`, `content`, optional `tool_calls`."""
 Context = Mapping[str, Any]
-"""Request context: `user_id`, `strategy`, `level` and `knowledge` are read; other keys are the caller's."""
+"""Request context: `user_id`, `strategy`, `level` and `knowledge` are read. Other keys are for the caller's own use."""
 
 _KEYS = {"role", "content", "tool_calls"}
 
@@ -26,11 +26,11 @@ class Agent(ABC):
 
     @abstractmethod
     async def generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None = None) -> str:
-        """Reply to a conversation; a string is one user message."""
+        """Reply to a conversation. A string is one user message."""
 
 
 def to_message(chat: ChatMessage) -> Message:
-    """Convert a message from chat format; raises `DataError` for an unknown key, role or type."""
+    """Convert a message from chat format. Raises `DataError` for an unknown key, role or type."""
     unknown = set(chat) - _KEYS
     if unknown or "role" not in chat:
         raise DataError(
@@ -44,7 +44,7 @@ def to_message(chat: ChatMessage) -> Message:
 
 
 def to_messages(messages: Sequence[ChatMessage] | str) -> tuple[Message, ...]:
-    """Convert a conversation from chat format; a string is one user message. Raises `DataError` for an empty one."""
+    """Convert a conversation from chat format. A string is one user message. Raises `DataError` if it is empty."""
     if isinstance(messages, str):
         return (Message(role="user", content=messages),)
     if not messages:

@@ -13,7 +13,7 @@ from grpo.renderers.chat_template import Renderer
 
 
 def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
-    """Open the policy of an agent config; raises `ConfigError` for no model, `PolicyError` for one that is missing."""
+    """Open the policy of an agent config. Raises `ConfigError` if it has no model, `PolicyError` if that is missing."""
     if config.is_stub:
         return stub(config.stub_responses)
     if config.model_name is None:
@@ -36,7 +36,7 @@ def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
 
 
 def stub(replies: Sequence[str]) -> ScriptedPolicy:
-    """Build a scripted policy in which seed k starts at reply k; an agent increments its seed, so replies rotate.
+    """Build a scripted policy in which seed k starts at reply k. An agent increments its seed, so that replies rotate.
 
     a, b, c → seed 0: a b c a …, seed 1: b c a b …
     """

@@ -1,4 +1,4 @@
-"""Context compression; the system prompt and the last turn, from the user's last message on, are always kept.
+"""Context compression. It always keeps the system prompt and the last turn, from the user's last message on.
 
 messages         S  U1 A1  U2 A2  U3
 truncate         S     A1  U2 A2  U3      drops the oldest messages one by one
@@ -19,7 +19,7 @@ _MAX_SUMMARY_WORDS = 200
 
 
 def window(messages: Sequence[Message], size: int) -> tuple[list[Message], tuple[int, ...]]:
-    """Keep the system prompt and the last `size` other messages; also returns the indices of the dropped ones."""
+    """Keep the system prompt and the last `size` other messages. Also returns the indices of the dropped ones."""
     first = _after_system(messages)
     start = max(first, len(messages) - size)
     return [*messages[:first], *messages[start:]], tuple(range(first, start))
@@ -32,9 +32,9 @@ def compress(
     strategy: Literal["truncate", "sliding_window", "summary"],
     count_tokens: Callable[[Sequence[Message]], int],
 ) -> tuple[list[Message], tuple[int, ...]]:
-    """Shorten a conversation to `max_tokens`; also returns the indices of the dropped messages.
+    """Shorten a conversation to `max_tokens`. Also returns the indices of the dropped messages.
 
-    System prompt and last turn are kept even if they alone are longer.
+    System prompt and last turn are kept even if they are longer than `max_tokens`.
     """
     first, last = _after_system(messages), _last_turn(messages)
     starts = [i for i in range(first, last) if strategy == "truncate" or messages[i].role == "user"] + [last]
@@ -59,7 +59,7 @@ def _with_summary(
     max_tokens: int,
     count_tokens: Callable[[Sequence[Message]], int],
 ) -> list[Message]:
-    """Append the longest summary that fits to the system prompt; none if none fits."""
+    """Append the longest summary that fits to the system prompt. If none fits, append nothing."""
     texts = [message.content for message in dropped if message.role in ("user", "assistant")]
     longest = min(_MAX_SUMMARY_WORDS, sum(len(text.split()) for text in texts))
     for length in range(longest, 0, -max(1, longest // 8)):
@@ -76,6 +76,6 @@ def _after_system(messages: Sequence[Message]) -> int:
 
 
 def _last_turn(messages: Sequence[Message]) -> int:
-    """Index of the last user message; of the last message without one."""
+    """Index of the last user message, or of the last message if there is no user message."""
     users = [i for i, message in enumerate(messages) if message.role == "user"]
     return users[-1] if users else len(messages) - 1

@@ -57,9 +57,9 @@ class ConversationState:
 
 
 class ConversationManager:
-    """Isolated conversations of many users; above `max_conversations` the least recently used one is removed.
+    """Isolated conversations of many users. Above `max_conversations`, the least recently used one is removed.
 
-    Each turn is appended to `log` as a line of JSON, if it is given.
+    If `log` is given, each turn is appended to it as a line of JSON.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ConversationManager:
         return conversation
 
     def get_conversation(self, conversation_id: str) -> ConversationState:
-        """Look up a conversation; raises `DataError` for an unknown, ended or removed one."""
+        """Look up a conversation. Raises `DataError` if it is unknown, ended or removed."""
         conversation = self._conversations.get(conversation_id)
         if conversation is None:
             raise DataError(
@@ -111,10 +111,10 @@ class ConversationManager:
     async def generate_multiturn_response(
         self, conversation_id: str, user_message: str, *, strategy: str | None = None
     ) -> str:
-        """Generate the reply to a user message; `strategy` replaces the conversation's from now on.
+        """Generate the reply to a user message. `strategy` replaces the conversation's strategy from now on.
 
-        Messages of one conversation are answered in sequence. Raises `DataError` for an unknown conversation or one
-        with `max_conversation_turns` replies; a failed reply leaves the conversation unchanged.
+        Messages of one conversation are answered in sequence. Raises `DataError` if the conversation is unknown, or if
+        it has `max_conversation_turns` replies. If a reply fails, the conversation does not change.
         """
         conversation = self.get_conversation(conversation_id)
         requested = _checked_strategy(strategy)

@@ -14,7 +14,7 @@ CUSTOMER_SERVICE_PROMPT = "You serve the customers of a shop. Say what is true, 
 
 
 class DomainAgent(MultiTurnAgent):
-    """Agent whose system prompt lists `domain_knowledge`, a fact under each name.
+    """Agent that lists `domain_knowledge` in its system prompt, a fact under each name.
 
     {"returns": "within thirty days"}  →  What you know: returns: within thirty days
     """
@@ -24,7 +24,7 @@ class DomainAgent(MultiTurnAgent):
         self.knowledge = dict(domain_knowledge)
 
     def enhance_with_knowledge(self, context: Context | None) -> dict[str, Any]:
-        """Append the agent's facts to those in the context; override to select among them."""
+        """Append the agent's facts to the facts in the context. Override it to select among them."""
         facts = [f"{name}: {fact}" for name, fact in self.knowledge.items()]
         return {**(context or {}), "knowledge": [*(context or {}).get("knowledge", ()), *facts]}
 
@@ -34,7 +34,7 @@ class DomainAgent(MultiTurnAgent):
 
 
 class CustomerServiceAgent(DomainAgent):
-    """Customer service agent; `model` is a model address or a config, whose prompt and strategy take precedence."""
+    """Customer service agent. `model` is an address, or a config with a prompt and strategy that take precedence."""
 
     def __init__(
         self, model: str | AgentConfig, *, domain_knowledge: Mapping[str, Any] | None = None, **parts: Any

@@ -24,9 +24,9 @@ def content_words(text: str) -> list[str]:
 
 
 def summarize(texts: Sequence[str], *, max_words: int) -> str:
-    """Select sentences of at most `max_words` words in total, in their order; '' if no sentence is short enough.
+    """Select sentences of up to `max_words` words in total, in their order, or '' if no sentence is short enough.
 
-    The score of a sentence is the mean frequency of its content words over all texts; ties go to the earlier one.
+    The score of a sentence is the mean frequency of its content words over all texts. If two tie, the earlier one wins.
 
     texts  My lamp is broken.   I am sorry.   The lamp, order 17, fell.      lamp has frequency 2
     5 words  →  My lamp is broken.

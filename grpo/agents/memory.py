@@ -18,7 +18,7 @@ _FORMAT = 1
 _SUMMARY_WORDS = 120
 _MAX_SUMMARIES = 50
 _MAX_USERS = 10_000
-"""Above it the least recently active user is removed."""
+"""If there are more users, the least recently active one is removed."""
 
 
 class _UserMemory:
@@ -32,13 +32,13 @@ class _UserMemory:
 
 
 class ConversationMemory:
-    """Memory of `max_turns` turns per user; more than `summarization_threshold` new turns are summarized.
+    """Memory of `max_turns` turns per user. More than `summarization_threshold` new turns are summarized.
 
     threshold 50:  turn 51 summarizes turns 1–50, turn 101 turns 51–100
 
-    With a `path` it is loaded from a JSON file and saved atomically after each turn; if two processes share a file,
-    the last write wins.
-    Raises `ConfigError` for incompatible sizes, `DataError` for a file that is not a memory.
+    If `path` is given, the memory is loaded from this JSON file, and saved atomically after each turn. If two processes
+    share a file, the last write wins.
+    Raises `ConfigError` if the sizes do not fit together, `DataError` if the file is not a memory.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ConversationMemory:
             self._load(self.path)
 
     def add(self, role: str, content: str, *, user_id: str = "") -> None:
-        """Store one turn of a user's conversation; raises `DataError` for an unknown role."""
+        """Store one turn of a user's conversation. Raises `DataError` for an unknown role."""
         if role not in ROLES:
             raise DataError(f"a turn of role {role!r} cannot be stored; use one of {', '.join(ROLES)}")
         user = self._users.pop(user_id, None) or _UserMemory(self.max_turns)
@@ -74,7 +74,7 @@ class ConversationMemory:
             self.save(self.path)
 
     def forget(self, is_erased: Callable[[str], bool]) -> None:
-        """Remove the users whose id is to be erased, also from the file."""
+        """Remove each user if `is_erased` returns True for the id, also from the file."""
         erased = [user_id for user_id in self._users if is_erased(user_id)]
         for user_id in erased:
             del self._users[user_id]
@@ -92,7 +92,7 @@ class ConversationMemory:
     def recall(self, query: str, *, user_id: str = "", limit: int = 3, exclude: Collection[str] = ()) -> list[str]:
         """Turns and summaries of a user that match the query by inverse document frequency, best first.
 
-        A shared word scores log(1 + n/m) if m of the n texts contain it; ties go to the later text.
+        A shared word scores log(1 + n/m) if m of the n texts contain it. If two texts tie, the later one comes first.
         """
         turns = [text for _, text in reversed(self.turns(user_id)) if text not in exclude]
         texts = list(dict.fromkeys(turns + self.summaries(user_id)[::-1]))

@@ -5,8 +5,8 @@
       └ generate_response    messages in, text out                     ← hook: override to change the reply
         └ the policy         reads the new tokens and generates
 
-Rollouts call the same hooks. The policy is trained on the tokens that it sampled and on nothing else: a reply that a
-hook changed or wrote is scored as it was sent, and its tokens are masked from the loss.
+Rollouts call the same hooks. The policy is trained only on the tokens that it sampled. If a hook changed or wrote a
+reply, the reply is scored as it was sent, and its tokens are masked from the loss.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from grpo.user_failures import shown
 logger = logging.getLogger(__name__)
 
 MAX_RECALLED = 3
-"""Memories of earlier conversations in a system prompt."""
+"""Most memories of earlier conversations in a system prompt."""
 
 
 class MultiTurnAgent(Agent):
-    """Agent of a policy: the one of `config.model_name`, or any object that implements `Policy`.
+    """Agent of a policy: the model `config.model_name`, or any object that implements `Policy`.
 
-    A policy without a `tokenizer` reads messages; one that reads tokens has its `tokenizer`, or a `renderer` is given.
+    A policy that reads tokens has a `tokenizer`, or the caller passes a `renderer`. A policy without a `tokenizer`
+    reads messages.
     """
 
     tools: tuple[Tool, ...] = ()
-    """Tools of the agent itself; the renderer has to know them."""
+    """Tools of the agent itself. The renderer has to know them."""
 
     def __init__(
         self,
@@ -66,11 +67,11 @@ class MultiTurnAgent(Agent):
 
     @classmethod
     def from_model(cls, name: str, **settings: Any) -> Self:
-        """Make an agent of this model; `settings` are the fields of `AgentConfig`."""
+        """Make an agent of this model. `settings` are the fields of `AgentConfig`."""
         return cls(AgentConfig(model_name=name, **settings))
 
     async def initialize(self) -> None:
-        """Open the policy; raises `ConfigError` for no model, `PolicyError` for one that is missing."""
+        """Open the policy. Raises `ConfigError` if no model is set, `PolicyError` if the model is missing."""
         self.set_policy(self.policy or open_backend(self.config, self.renderer))
 
     def set_policy(self, policy: Policy) -> None:
@@ -82,12 +83,12 @@ class MultiTurnAgent(Agent):
 
     @property
     def overrides_replies(self) -> bool:
-        """True for a subclass that may change a reply after sampling, or that samples several texts in a turn."""
+        """True if the class overrides a hook, because it may then change a reply or sample several texts in a turn."""
         hooks = ("respond", "process_turn", "generate_response", "generate_reply")
         return any(getattr(type(self), name) is not getattr(MultiTurnAgent, name) for name in hooks)
 
     async def generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None = None) -> str:
-        """Reply to a conversation; a string is one user message."""
+        """Reply to a conversation. A string is one user message."""
         history = to_messages(messages)
         transcript = current_transcript.get()
         if transcript is not None and transcript.agent is self:
@@ -108,7 +109,7 @@ class MultiTurnAgent(Agent):
     ) -> AsyncIterator[str]:
         """Stream the reply in chunks, which join to the text that `generate_response` returns.
 
-        A subclass with hooks may still change its reply, which is then sent as one chunk.
+        If a subclass has hooks, they may still change the reply, so the reply is sent as one chunk.
         """
         tokens: asyncio.Queue[SampledToken | None] = asyncio.Queue()
         token_ids: list[int] = []
@@ -143,9 +144,9 @@ class MultiTurnAgent(Agent):
     async def respond(
         self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None = None
     ) -> Reply:
-        """Generate one turn in a transcript, after new `messages`; rollouts call this.
+        """Generate one turn in a transcript, after new `messages`. Rollouts call this.
 
-        A user message goes through `process_turn`, another one, such as a tool result, to `generate_response`.
+        A user message goes to `process_turn`. Any other message, such as a tool result, goes to `generate_response`.
         """
         transcript.begin_turn(self, messages, context)
         *history, last = (message.to_template() for message in transcript.conversation)
@@ -162,7 +163,7 @@ class MultiTurnAgent(Agent):
         return transcript.end_turn(text, self._with_system_prompt(transcript, transcript.conversation, context))
 
     def instructions(self, messages: Sequence[Message], context: Context) -> list[str]:
-        """Paragraphs of the system prompt at this point of a conversation; override to add one.
+        """Paragraphs of the system prompt at this point of a conversation. Override it to add one.
 
         A transcript keeps the instructions of its first turn.
         """
@@ -175,7 +176,7 @@ class MultiTurnAgent(Agent):
         ]
 
     def remember(self, message: Message, reply: str, context: Context | None = None) -> None:
-        """Add a message and its reply to the memory, if there is one. Rollouts read it and never write."""
+        """Add a message and its reply to the memory, if there is one. Rollouts read the memory and never write it."""
         if self.memory is not None:
             user_id = str((context or {}).get("user_id", ""))
             if message.role == "user":
@@ -183,9 +184,10 @@ class MultiTurnAgent(Agent):
             self.memory.add("assistant", reply, user_id=user_id)
 
     def forget(self, is_erased: Callable[[str], bool]) -> None:
-        """Remove what the agent remembers of the `user_id`s of contexts that are to be erased.
+        """Remove all memories of a `user_id` for which `is_erased` returns True.
 
-        An agent with a memory of its own overrides it; a server calls it when a user or a conversation is erased.
+        A server calls this when a user or a conversation is erased. If an agent keeps its own memory, it must override
+        this method.
         """
         if self.memory is not None:
             self.memory.forget(is_erased)
@@ -193,8 +195,8 @@ class MultiTurnAgent(Agent):
     def require_append_only(self) -> None:
         """Raise `ConfigError` if the config truncates or compresses the context, which a rollout cannot record.
 
-        An episode is one token sequence, in which the learner conditions each token on all before it. A shortened
-        context would start another sequence, and credit between the two is undefined.
+        An episode is one token sequence, and the learner conditions each token on all tokens before it. If the context
+        were shortened, another sequence would start, and credit between the two is undefined.
         """
         for name in ("memory_window", "enable_context_compression"):
             if getattr(self.config, name):
@@ -209,7 +211,7 @@ class MultiTurnAgent(Agent):
     ) -> AsyncIterator[TokenTranscript]:
         """Open a conversation with the agent's policy, sampled with the config's settings.
 
-        Raises `PolicyError` before `initialize`.
+        Raises `PolicyError` if `initialize` was not called.
         """
         config, policy, renderer = self.config, self.policy, self.renderer
         if policy is None or renderer is None:
@@ -232,7 +234,7 @@ class MultiTurnAgent(Agent):
     async def generate_reply(
         self, transcript: TokenTranscript, messages: Sequence[Message], context: Context | None
     ) -> str:
-        """Generate with the policy in a transcript; every turn ends here."""
+        """Generate with the policy in a transcript. Every turn ends here."""
         prompt = self._with_system_prompt(transcript, messages, context)
         shortened, dropped_from_prompt = await self._fit_context(transcript, prompt)
         dropped = tuple(index - len(prompt) + len(messages) for index in dropped_from_prompt)
@@ -244,7 +246,7 @@ class MultiTurnAgent(Agent):
         return answer
 
     async def _call_generate_response(self, messages: Sequence[ChatMessage] | str, context: Context | None) -> str:
-        """Call `generate_response`, whose override may take messages alone; the transcript still has the context."""
+        """Call `generate_response`. An override may take only messages, because the transcript has the context."""
         if context is None or len(inspect.signature(self.generate_response).parameters) < 2:
             return await self.generate_response(messages)
         return await self.generate_response(messages, context)
@@ -263,7 +265,7 @@ class MultiTurnAgent(Agent):
     async def _fit_context(
         self, transcript: TokenTranscript, messages: list[Message]
     ) -> tuple[list[Message], tuple[int, ...]]:
-        """Apply memory window and context compression; also returns the indices of the dropped messages."""
+        """Apply memory window and context compression. Also returns the indices of the dropped messages."""
         config, full = self.config, messages
         dropped: tuple[int, ...] = ()
         if config.memory_window is not None:
@@ -279,7 +281,7 @@ class MultiTurnAgent(Agent):
     def _compressed(
         self, transcript: TokenTranscript, messages: list[Message]
     ) -> tuple[list[Message], tuple[int, ...] | None]:
-        """Messages that fit the context, and the indices of those dropped; None where all fit. May run on a thread."""
+        """Messages that fit the context, and the dropped indices, or None if all fit. May run on a thread."""
         config = self.config
 
         def count_tokens(messages: Sequence[Message]) -> int:

@@ -21,7 +21,7 @@ class ConversationStage:
     name: str
     guidance: str
     cues: re.Pattern[str] | None = None
-    """Pattern in a user message that starts the stage; None for the first stage."""
+    """Pattern in a user message that starts the stage, or None for the first stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Strategy:
     id: str
     prompt: str
     stages: tuple[ConversationStage, ...] = ()
-    """Stages in order; a conversation may skip some and never goes back."""
+    """Stages in order. A conversation may skip some, but never goes back."""
     levels: Mapping[str, str] = field(default_factory=dict)
     """Guidance by the user's level of knowledge, `level` in the context."""
 
@@ -101,7 +101,7 @@ STRATEGY_BY_TASK = {
 
 
 def current_stage(strategy: Strategy, messages: Sequence[Message]) -> ConversationStage | None:
-    """Furthest stage that user messages have reached; None for a strategy without stages."""
+    """Furthest stage that user messages have reached, or None if the strategy has no stages."""
     if not strategy.stages:
         return None
     texts = [message.content for message in messages if message.role == "user"]

@@ -48,9 +48,9 @@ class ToolAgent(MultiTurnAgent):
         self.tools = self.toolbox.tools
 
     def register_tool(self, name: str, function: Callable[..., Any], **settings: Any) -> None:
-        """Add a tool before `initialize`; `settings` are those of `Toolbox.register`.
+        """Add a tool before `initialize`, with the settings of `Toolbox.register`.
 
-        Raises `ConfigError` afterwards, because the renderer already has the tools.
+        Raises `ConfigError` after `initialize`, because the renderer already has the tools.
         """
         if self.renderer is not None:
             raise ConfigError(f"tool {name} is registered too late: register tools before initialize")

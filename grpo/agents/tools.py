@@ -8,7 +8,7 @@ Every error is a result that the model reads and can react to:
     f takes longer than timeout_s     {"error": {"type": "timeout", …}}
     f raises, or result is not JSON   {"error": {"type": "exception", …}}
 
-An agent has a toolbox of its own; an environment whose tools are functions can use one as well.
+An agent has its own toolbox. An environment can use one as well, if its tools are functions.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Toolbox:
         description: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add a function; schema and description default to its signature and docstring.
+        """Add a function. Schema and description default to its signature and docstring.
 
-        Raises `ConfigError` for a duplicate name, an object that is not callable, or an invalid schema.
+        Raises `ConfigError` if the name is taken, the object cannot be called, or the schema is invalid.
         """
         if not name or name in self._tools:
             raise ConfigError(f"tool name {name!r} is {'taken' if name else 'empty'}; give each tool a unique name")
@@ -73,9 +73,9 @@ class Toolbox:
         self._functions[name] = function
 
     async def execute(self, message: Message) -> Message | None:
-        """Run the calls of a message: one result, or a list for several calls; None without a call.
+        """Run the calls of a message: one result, or a list for several calls, or None if there is no call.
 
-        The result of a malformed call, which is last, is an error.
+        A malformed call is the last one, and its result is an error.
         """
         if message.malformed is None and not message.tool_calls:
             return None
@@ -121,10 +121,10 @@ class FunctionFailed(Exception):
 async def call_function(
     function: Callable[..., Any], given: Sequence[Any], arguments: Mapping[str, Any], *, name: str, timeout_s: float
 ) -> Any:
-    """Call a tool's function, async or, on a thread, sync, with what is given and the model's arguments.
+    """Call a tool's function with the `given` values and the model's arguments. A sync function runs on a thread.
 
-    Raises `ToolError` where the function does, and `FunctionFailed` for another exception, whose first one of each line
-    of code is logged with its place, and for a timeout.
+    Raises `ToolError` if the function does, and `FunctionFailed` for a timeout and for any other exception. The first
+    exception of each line of code is logged with its place.
     """
     limit = asyncio.timeout(timeout_s)
     try:
@@ -144,10 +144,10 @@ async def call_function(
 
 
 async def call_on_thread(function: Callable[..., Any], *given: Any, **arguments: Any) -> Any:
-    """Call a sync function on a thread of its own, in a copy of this context.
+    """Call a sync function on its own thread, in a copy of this context.
 
-    `asyncio.to_thread` has a few threads for all calls, where one that hangs delays the others, and keeps the process
-    from ending. Here a function that was given up ends with the process.
+    `asyncio.to_thread` has a few threads for all calls, so that a call that hangs delays the others and keeps the
+    process from ending. Here a function that was given up ends with the process.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()

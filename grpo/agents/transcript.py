@@ -1,14 +1,14 @@
 """Token transcript of one conversation with a policy: every token that it read or generated, in order.
 
-A session's KV cache is append-only, so a conversation only grows. A reply that the agent's own code changed is kept
-apart from the sampled tokens:
+A session's KV cache is append-only, so a conversation only grows. If the agent's own code changed a reply, the reply is
+kept apart from the sampled tokens:
 
     turns       P | A1        P A1 E | A2 A2      A2 was overridden after sampling
     token_ids   P   A1   E   A2 A2                the sampled tokens in both cases
     loss_mask   .   x    .   .  .                 no loss on tokens that are not the reply
 
-A hook may change what the policy reads of a new message, or add messages before it. What was shown stays in the
-context, and is the history of the next turn:
+A hook may change what the policy reads of a new message, or add messages before it. The policy's context keeps what was
+shown, and the next history has the changed message:
 
     environment     U1 "a  b"         A1      U2
     hook shows      U1 "a b"                  X U2        X is a message that the hook adds
@@ -34,7 +34,7 @@ from grpo.trajectories import Turn
 
 
 class ContextLengthExceeded(PolicyError):
-    """The conversation leaves no room for a reply within max_context; the `remedy` is for those who set that."""
+    """The conversation leaves no room for a reply within max_context. The `remedy` is for whoever sets max_context."""
 
     def __init__(self, counts: str, remedy: str) -> None:
         super().__init__(counts, remedy)
@@ -60,7 +60,7 @@ class Reply:
     message: Message
     text: str
     as_sampled: bool
-    """False if the agent's own code changed or wrote the text: the turn is not trained on."""
+    """False if the agent's own code changed or wrote the text, so that the turn is not trained on."""
     length_limited: bool
     """The turn reached max_new_tokens."""
     reasoning: str | None = None
@@ -70,14 +70,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptState:
-    """A transcript between two turns, from which another process continues with exactly the same tokens."""
+    """State of a transcript between two turns, so that another process can continue with exactly the same tokens."""
 
     renderer: str
     """Hash of its renderer."""
     ids: bytes
     """Tokens as int32."""
     mask: bytes
-    """A byte for each token, 1 where the policy generated it."""
+    """One byte per token, 1 if the policy generated it."""
     logprobs: bytes
     """Log-probabilities as float64."""
     turns: tuple[Turn, ...]
@@ -110,23 +110,23 @@ class TokenTranscript:
         self.logprobs: MutableSequence[float] = []
         self.turns: list[Turn] = []
         self.conversation: list[Message] = []
-        """Messages between agent and environment, as the policy has read them, and of the agent's own tools."""
+        """Messages between agent and environment, as the policy has read them, and messages of the agent's tools."""
         self._before_turn = self._shown_until = 0  # messages of the conversation: before the turn, and shown so far
         self._turn_start = 0  # messages shown before the turn
         self.agent: Agent | None = None
-        """The agent whose turn it is; another agent that it calls uses a transcript of its own."""
+        """The agent that has the turn. If it calls another agent, that agent uses its own transcript."""
         self.context: Context | None = None
         self.instructions: str | None = None
         """System prompt of the agent, fixed at the start of the conversation."""
         self.cached_tokens = 0
-        """Prompt tokens that the backend did not read again, because another session had read them."""
+        """Prompt tokens that the backend did not read again, because another session has read them."""
         self.parses_calls = True
-        """False where calls are content, for a client that wants none."""
+        """False if calls stay in the content, for a client that does not want tool calls."""
         self.encode_elsewhere: Callable[[int, Callable[[], Any]], Awaitable[Any]] | None = None
-        """Runs work on a number of characters off the event loop, where others must not wait for it."""
+        """Runs work on a number of characters off the event loop, so that other conversations do not wait for it."""
         self._session = session
         self._on_token = on_token
-        self._fit_reply = fit_reply  # the limit of a reply is lowered to the room that is left
+        self._fit_reply = fit_reply  # lower max_new_tokens to the room that is left in the context
         self._raw: list[Message] = []  # as sampled: what the chat template continues
         self._shown: list[Message] = []  # with overridden replies: what the agent's prompts are compared with
         self._unread: list[int] = []
@@ -160,7 +160,7 @@ class TokenTranscript:
         return copy
 
     def state(self) -> TranscriptState:
-        """State after a turn; see `TokenTranscript.restored`."""
+        """State after a turn, see `TokenTranscript.restored`."""
         return TranscriptState(
             renderer=self.renderer.hash,
             ids=array("i", self.ids).tobytes(),
@@ -177,7 +177,7 @@ class TokenTranscript:
 
     @classmethod
     def restored(cls, state: TranscriptState, renderer: Renderer, *, max_context: int) -> TokenTranscript:
-        """Transcript of a state, which goes on by `resume`. The renderer is the one of the state."""
+        """Transcript of a state. `resume` continues it. The renderer must be the renderer of the state."""
         unused = Sampling(temperature=1.0, max_new_tokens=1, seed=0)  # `resume` gives its own
         transcript = cls(None, renderer, unused, max_context=max_context)
         transcript.ids, transcript.logprobs = array("i", state.ids), array("d", state.logprobs)
@@ -188,7 +188,7 @@ class TokenTranscript:
         return transcript
 
     def release(self) -> None:
-        """Let go of the session and of the callback, and pack the tokens: the conversation goes on by `resume`."""
+        """Drop the session and the callback, and store the tokens compactly. `resume` continues the conversation."""
         self._session, self._on_token, self._reply = None, None, None
         self.ids, self.logprobs = array("i", self.ids), array("d", self.logprobs)
 
@@ -203,8 +203,8 @@ class TokenTranscript:
     async def generate(self, messages: Sequence[Message]) -> str:
         """Sample a reply to `messages` and return its text.
 
-        Raises `PrefixMismatch` if `messages` do not extend what was read and generated so far,
-        `ContextLengthExceeded` if the reply might not fit; the prompt is recorded in that case.
+        Raises `PrefixMismatch` if `messages` do not extend what was read and generated so far. Raises
+        `ContextLengthExceeded` if the reply might not fit. The prompt is then already recorded.
         """
         new, encode = self._encoding(messages)
         self._append_prompt(new, await self.prepare(new, encode))
@@ -222,7 +222,7 @@ class TokenTranscript:
         try:
             generation = await self._session.generate(prompt, self.sampling)
         except BaseException as error:
-            if not isinstance(error, asyncio.CancelledError):  # a client that goes away, whose request would be held
+            if not isinstance(error, asyncio.CancelledError):  # a client went away; keeping it would hold its request
                 self._failure = error
             raise
         self.cached_tokens += generation.cached_tokens
@@ -235,14 +235,14 @@ class TokenTranscript:
         return text
 
     async def prepare(self, messages: Sequence[Message], work: Callable[[], T]) -> T:
-        """Result of tokenizing `messages`, off the event loop where the transcript is a server's."""
+        """Result of tokenizing `messages`, off the event loop if the transcript belongs to a server."""
         if self.encode_elsewhere is None:
             return work()
         result: T = await self.encode_elsewhere(sum(len(message.content) for message in messages), work)
         return result
 
     def caused(self, error: BaseException | None) -> bool:
-        """Check that an exception is, or follows from, the policy's: not one of the agent's own code."""
+        """Return True if an exception is the policy's, or follows from it, and so is not from the agent's own code."""
         while error is not None:
             if error is self._failure:
                 return True
@@ -264,7 +264,7 @@ class TokenTranscript:
         )
 
     def reply_message(self, text: str) -> Message:
-        """Message of a reply as sampled, or of a text that replaces it."""
+        """Message of a reply: the sampled message if the text is unchanged, else the parsed text."""
         reply = self._reply
         return reply.message if reply is not None and reply.text == text else self.renderer.parse_text(text)
 
@@ -286,7 +286,7 @@ class TokenTranscript:
         return reply
 
     def _encoding(self, messages: Sequence[Message]) -> tuple[list[Message], Encode]:
-        """Messages that are new, and the function that encodes them; raises `PrefixMismatch`."""
+        """Messages that are new, and the function that encodes them. Raises `PrefixMismatch`."""
         count, new = len(self._shown), self._new_of(messages)
         if not new:
             raise PrefixMismatch(
@@ -302,7 +302,7 @@ class TokenTranscript:
         return new, lambda: [*added, *renderer.build_continuation(raw, new, ended_by=ended_by)]
 
     def _append_prompt(self, new: Sequence[Message], ids: Sequence[int]) -> None:
-        """Record the tokens of the new messages; their span belongs to the last one, the others have none."""
+        """Record the tokens of the new messages. The last message gets the whole span, the others an empty one."""
         self._remember_shown(new)
         self._length_limited = self._unended = False
         start, stop = len(self.ids), len(self.ids) + len(ids)
@@ -316,9 +316,10 @@ class TokenTranscript:
         self._shown += new
 
     def _new_of(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages of a prompt that the policy has not read; none where the prompt does not extend what it has read.
+        """Messages of a prompt that the policy has not read, or none if the prompt does not extend what it has read.
 
-        A prompt begins with all that was shown, or with the history that its hook was given and what was shown since.
+        A prompt begins with all messages that were shown, or with the history that its hook got and all that was shown
+        since then.
         """
         count = len(self._shown)
         if _templates(messages[:count]) == _templates(self._shown):
@@ -332,7 +333,7 @@ class TokenTranscript:
         return list(messages[stop:]) if _templates(messages[start:stop]) == _templates(read) else []
 
     def _remember_shown(self, new: Sequence[Message]) -> None:
-        """Replace the new messages of the conversation by those that were shown for them, paired from the last on."""
+        """Replace the new messages of the conversation by the shown ones, paired from the last backwards."""
         for position in range(1, min(len(new), len(self.conversation) - self._shown_until) + 1):
             given, shown = self.conversation[-position], new[-position]
             if given.role != shown.role or given.role not in ("user", "tool"):
@@ -356,13 +357,13 @@ class TokenTranscript:
         self._shown[-1] = message
 
     def _mask_out(self, message: Message) -> None:
-        """Replace the last reply by an overridden one: its tokens stay in the context and leave the loss mask."""
+        """Replace the last reply by an overridden one. Its tokens stay in the context, but leave the loss mask."""
         self._replace_last(message)
         for position in range(self.turns[-1].start, self.turns[-1].stop):
             self.mask[position], self.logprobs[position] = False, 0.0
 
     def _insert_unsampled(self, message: Message, messages: Sequence[Message]) -> None:
-        """Record a reply that was not sampled; the policy reads its tokens with the next prompt."""
+        """Record a reply that was not sampled. The policy reads its tokens with the next prompt."""
         new, encode = self._encoding(messages)
         self._append_prompt(new, encode())
         ids = self.renderer.encode_reply(message, self._raw)

@@ -17,64 +17,64 @@ StrategyName = Literal["customer_service", "technical_support", "educational", "
 
 
 class AgentSettings(Settings):
-    """Agent around a policy, in training and in service; sampling in training is set in `rollout`."""
+    """Agent around a policy, in training and in service. `rollout` has the sampling settings of the training."""
 
     system_prompt: str = ""
-    """System prompt, before the system message of the environment or the caller."""
+    """System prompt, put before the system message of the environment or the caller."""
     strategy: StrategyName | None = None
     """Dialogue strategy, see `grpo.agents.strategies`."""
     enable_reasoning: bool = False
-    """Remove <think>…</think> from the reply; its tokens are trained on all the same."""
+    """Remove <think>…</think> from the reply. The policy is still trained on its tokens."""
 
 
 class PythonAgentSettings(AgentSettings, PythonObject):
-    """Agent of one's own: a subclass of `grpo.MultiTurnAgent`, called with its `AgentConfig` and the options."""
+    """Agent of your own: a subclass of `grpo.MultiTurnAgent`, called with its `AgentConfig` and the options."""
 
     group = "grpo.agents"
 
 
 AnyAgentSettings = AgentSettings | PythonAgentSettings
-"""Agent of this package, or of one's own."""
+"""Agent of this package, or of your own."""
 
 
 class AgentConfig(AgentSettings):
     """Agent with its model, sampling and conversation memory."""
 
     model_name: str | None = None
-    """Model folder, `org/name`, `file.gguf`, `models:/name@alias` or another address of `open_policy`; None where the
+    """Model folder, `org/name`, `file.gguf`, `models:/name@alias` or another address of `open_policy`. None if the
     agent is given a policy."""
     renderer: RendererSettings | None = None
-    """Renderer of your own; none renders with the chat template of the model."""
+    """Renderer of your own. None renders with the chat template of the model."""
     max_new_tokens: int = Field(default=512, ge=1)
-    """Tokens of one reply at most."""
+    """Most tokens of one reply."""
     max_context: int | None = Field(default=None, ge=16)
-    """Tokens of conversation and reply at most; None is the policy's context length."""
+    """Most tokens of conversation and reply together. None is the policy's context length."""
     temperature: float = Field(default=0.7, ge=0)
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature. 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: probability mass of the tokens that are sampled from."""
     top_k: int = Field(default=0, ge=0)
-    """Number of likeliest tokens that are sampled from; 0 is all."""
+    """Sample only from this many likeliest tokens. 0 samples from all."""
     seed: int = Field(default=0, ge=0)
     """Reply k is sampled with seed + k."""
     torch_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of a model in this process."""
     attn_implementation: Literal["sdpa", "flash_attention_2"] = "sdpa"
-    """Attention of a model in this process; falls back to sdpa with a log line."""
+    """Attention of a model in this process. Falls back to sdpa with a log line."""
     device_map: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of a model in this process; auto is the accelerator if there is one."""
+    """Device of a model in this process. auto is the accelerator if there is one."""
     use_stub_model: bool = False
     """Reply with `stub_responses` in turn, without a model."""
     stub_responses: tuple[str, ...] = ()
     """Replies of the stub model."""
     memory_window: int | None = Field(default=None, ge=1)
-    """Last messages that the policy gets besides the system prompt; None is all."""
+    """Number of last messages that the policy gets after the system prompt. None is all."""
     enable_context_compression: bool = False
-    """Compress a conversation that does not fit into max_context; otherwise it is refused."""
+    """Compress a conversation if it does not fit into max_context. Otherwise it is refused."""
     compression_ratio: Annotated[float, _COMPRESSED] = Field(default=0.5, gt=0, lt=1)
     """Share of the tokens that compression keeps."""
     compression_strategy: Annotated[Literal["truncate", "sliding_window", "summary"], _COMPRESSED] = "truncate"
-    """Drop the oldest messages, the oldest exchanges, or replace those exchanges by a summary."""
+    """Drop the oldest messages, drop the oldest exchanges, or replace these exchanges by a summary."""
 
     @property
     def is_stub(self) -> bool:

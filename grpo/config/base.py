@@ -21,12 +21,12 @@ from grpo.storage.shipped import SCHEME, shipped_folder
 
 S = TypeVar("S", bound="Settings")
 LEAST_TEMPERATURE = 1e-5
-"""Temperatures below are greedy decoding, as in vLLM: logits that are divided by less overflow in float32."""
+"""Lower temperatures mean greedy decoding, as in vLLM, because logits divided by less overflow in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadWith:
-    """Mark of a field that is read only where another setting has one of these values, or without values, is set."""
+    """Mark of a field that is read only if `setting` has one of `values` (or is set at all, if `values` is empty)."""
 
     setting: str
     values: tuple[object, ...] = ()
@@ -43,7 +43,7 @@ class ReadWith:
 
 
 class IgnoredWith(ReadWith):
-    """Mark of a field that is not read where another setting has one of these values, or without values, is set."""
+    """Mark of a field that is ignored if `setting` has one of `values` (or is set at all, if `values` is empty)."""
 
     def reads(self, value: object) -> bool:
         """Decide by the value of the other setting."""
@@ -53,7 +53,7 @@ class IgnoredWith(ReadWith):
 class Settings(BaseModel):
     """Base of all settings: frozen, finite, unknown keys refused, docstrings of fields as descriptions.
 
-    A field marked `ReadWith` or `IgnoredWith` may differ from its default only where it is read:
+    A field marked `ReadWith` or `IgnoredWith` may differ from its default only if it is read:
 
         max_rounds: Annotated[int, ReadWith("informative_groups")] = 3
     """
@@ -62,7 +62,7 @@ class Settings(BaseModel):
 
     @property
     def path_options(self) -> tuple[str, ...]:
-        """Keys of its mappings whose values are paths."""
+        """Keys that have paths as values in the mappings of these settings."""
         return ()
 
     @model_validator(mode="after")
@@ -78,15 +78,18 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ByContent:
-    """Mark of a field whose value is an address: its content takes part in a cache identity, the address does not."""
+    """Mark of a field that holds an address: a cache identity includes its content instead of the address."""
 
 
 class Override(str):
-    """Text of an override, whose paths count from the working folder."""
+    """Text of an override. Its paths count from the working folder, not from the folder of the YAML file."""
 
 
 def from_config_folder(value: Any, info: ValidationInfo) -> Any:
-    """Path from the folder of its YAML file: below the working folder relative to it, `grpo://…` where it ships."""
+    """Path that counts from the folder of its YAML file.
+
+    The result is relative if it lies below the working folder, and `grpo://…` if the package ships the file.
+    """
     folder: Path | None = (info.context or {}).get(FOLDER)
     if not isinstance(value, str) or isinstance(value, Override) or folder is None or _is_uri(value):
         return value
@@ -99,14 +102,14 @@ def from_config_folder(value: Any, info: ValidationInfo) -> Any:
 
 
 def _place_from_config_folder(value: Any, info: ValidationInfo) -> Any:
-    """Path from the folder of its YAML file, also below the shipped files."""
+    """Path that counts from the folder of its YAML file, as a real path also if the package ships it."""
     path = from_config_folder(value, info)
     shipped = isinstance(path, str) and path.startswith(SCHEME) and path != value
     return str(shipped_folder() / path.removeprefix(SCHEME)) if shipped else path
 
 
 def _model_from_config_folder(value: Any, info: ValidationInfo) -> Any:
-    """Model address whose path, where it is one, counts from the folder of its YAML file."""
+    """Model address. If it is a path, the path counts from the folder of its YAML file."""
     if not isinstance(value, str) or isinstance(value, Override):
         return value
     scheme, separator, rest = value.rpartition("://")
@@ -127,7 +130,7 @@ def _is_uri(value: str) -> bool:
 
 
 def model_path(value: str) -> tuple[str, str] | None:
-    """Scheme with `://`, or an empty text, and the path of a model address; None for an address of another kind."""
+    """Scheme with `://`, or an empty text, and the path of a model address, or None if it is not a path."""
     scheme, separator, rest = value.rpartition("://")
     is_local = not separator or scheme in _LOCAL_SCHEMES
     is_path = is_local and not _is_uri(rest) and (_is_model_path(rest) or Path(rest).exists())
@@ -135,7 +138,7 @@ def model_path(value: str) -> tuple[str, str] | None:
 
 
 def without_paths(settings: BaseModel) -> dict[str, Any]:
-    """Values of settings by name, without the paths of files and models, whose content stands for them."""
+    """Values of settings by name, without the paths of files and models, because their content stands for them."""
     keys = settings.path_options if isinstance(settings, Settings) else ()
     values: dict[str, Any] = {}
     for name, value in settings:
@@ -152,7 +155,7 @@ def without_paths(settings: BaseModel) -> dict[str, Any]:
 
 
 def with_paths_from(settings: S, folder: Path) -> S:
-    """Settings whose relative paths, which count from the working folder, count from this one instead."""
+    """Settings with relative paths that count from `folder` instead of the working folder."""
     changes: dict[str, Any] = {}
     for name, value in settings:
         marks = type(settings).model_fields[name].metadata
@@ -175,7 +178,7 @@ def with_paths_from(settings: S, folder: Path) -> S:
 
 
 def _relative(value: str, folder: Path) -> str:
-    """Path from a folder; an absolute path and a URI stay as they are."""
+    """Path relative to a folder. An absolute path, a URI and a `$VARIABLE` stay unchanged."""
     is_fixed = _is_uri(value) or value.startswith("$") or Path(value).is_absolute()
     return value if is_fixed else os.path.relpath(value, folder)
 
@@ -187,13 +190,13 @@ class _ModelMark:
 FOLDER = "folder"
 """Key of the folder of the YAML file in the context of a validation."""
 _LOCAL_SCHEMES = ("stub", "vllm")
-"""Schemes of model addresses with a path behind them."""
+"""Schemes of model addresses that are followed by a path."""
 LocalPath = Annotated[str, BeforeValidator(from_config_folder), ByContent()]
-"""File or folder, relative to the folder of the YAML file; `grpo://scenarios/support_desk.jsonl` is a shipped one."""
+"""File or folder, relative to the folder of the YAML file. `grpo://scenarios/support_desk.jsonl` is a shipped file."""
 LocalPlace = Annotated[str, BeforeValidator(_place_from_config_folder), ByContent()]
-"""File or folder that is written to, imported from or grows, relative to the folder of the YAML file."""
+"""File or folder that is written to, is imported from or grows, relative to the folder of the YAML file."""
 ModelAddress = Annotated[str, BeforeValidator(_model_from_config_folder), _ModelMark()]
-"""Model, see `grpo.policy.catalog`; a relative path counts from the folder of the YAML file."""
+"""Model, see `grpo.policy.catalog`. A relative path counts from the folder of the YAML file."""
 
 HOME_FOLDERS = frozenset(
     {"artifacts", "conversations", "ingest", "judge", "locks", "mlartifacts", "prefect", "served", "services"}
@@ -210,4 +213,4 @@ def _not_a_folder_of_the_home(name: str) -> str:
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
 """Name of a folder, a run or a model: letters, digits, `_`, `.` and `-`, at most 100."""
 RunName = Annotated[Name, AfterValidator(_not_a_folder_of_the_home)]
-"""`Name` of a run, whose report has a folder in the home."""
+"""`Name` of a run. The home has a folder of this name for its report, so it must not be one of `HOME_FOLDERS`."""

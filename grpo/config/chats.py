@@ -1,4 +1,4 @@
-"""Settings of chats: the format of their records, names of keys and tags, and tables of one row for each message."""
+"""Settings of chats: the format of their records, names of keys and tags, and tables with one row per message."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class ChatSettings(Settings):
     """Names in the records of chats, and the form of the user."""
 
     column: Key | None = None
-    """Key or column of the list of messages; none takes `messages` or `conversations`."""
+    """Key or column of the list of messages. None takes `messages` or `conversations`."""
     names: dict[Key, Key] = Field(default_factory=dict)
-    """Names of other keys in these records, `{role: speaker, content: text}`; the common ones need no entry."""
+    """Names of other keys in these records, `{role: speaker, content: text}`. The common ones need no entry."""
     tags: Tags = Field(default_factory=dict)
     """Meaning of names of speakers, `{customer: user, bot: assistant}`: system, user, assistant, tool (a result), call
-    (a tool call as JSON) or ignore; the common ones need no entry."""
+    (a tool call as JSON) or ignore. The common ones need no entry."""
     users: LoggedUsers = "script"
     """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
 
@@ -68,7 +68,7 @@ class ChatColumns(ChatSettings):
 
 
 class MessageRows(Settings):
-    """Table of one row for each message, as help desks export it."""
+    """Table with one row per message, as help desks export it."""
 
     group_by: Key
     """Column of the conversation."""
@@ -77,11 +77,11 @@ class MessageRows(Settings):
     text: Key
     """Column of the message."""
     order: Key | None = None
-    """Column by which the messages of a conversation are ordered, an ISO 8601 time or a number; none keeps the order of
-    the table."""
+    """Column that orders the messages of a conversation, an ISO 8601 time or a number. None keeps the order of the
+    table."""
     where: dict[Key, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    """Values of columns of the rows that are read, `{public: ["true"]}`: the user does not see internal notes."""
+    """Read only rows with these values, `{public: ["true"]}`, because the user does not see internal notes."""
     tags: RowTags = Field(default_factory=dict)
-    """Meaning of the values of the speaker's column, `{"end-user": user, note: ignore}`; common ones need no entry."""
+    """Meaning of the values of the speaker's column, `{"end-user": user, note: ignore}`. Common ones need no entry."""
     users: LoggedUsers = "script"
     """The user's turns as a script, or as the goal of a simulated user in the user's own words."""

@@ -135,7 +135,7 @@ def _choices(annotation: object) -> tuple[object, ...]:
 
 
 def _default(field: FieldInfo, value: object) -> str:
-    """Default, where the value differs."""
+    """Default, if the value differs from it."""
     default = field.get_default(call_default_factory=True)
     if default is PydanticUndefined:
         return "Required."
@@ -167,7 +167,7 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _item(lines: Iterator[str]) -> Iterator[str]:
-    """Lines of a list item; the first entry gets the dash."""
+    """Lines of a list item. The first entry gets the dash."""
     dashed = False
     for line in lines:
         starts = bool(line) and not line.startswith("#") and not dashed

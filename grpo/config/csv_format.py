@@ -21,14 +21,14 @@ def _text_encoding(name: str) -> str:
 
 
 class CsvFormat(Settings):
-    """Delimiter and encoding of a file; without them they are read off where they are certain."""
+    """Delimiter and encoding of a file. If they are not set, they are detected where this is certain."""
 
     delimiter: str | None = Field(default=None, min_length=1, max_length=1, pattern=r'^[^"\r\n]$')
-    """Character between cells; none takes the one of a first line `sep=;`, tabs in files that end in `.tsv`, or the one
-    of comma, semicolon, tab and vertical bar that alone splits the header into the wanted columns."""
+    """Character between cells. None takes the one in a first line such as `sep=|`, a tab in files that end in `.tsv`,
+    or else the only one of comma, semicolon, tab and vertical bar that splits the header into the wanted columns."""
     encoding: Annotated[str, AfterValidator(_text_encoding)] | None = None
-    """Encoding of the text, such as cp1252; None takes the encoding of a byte order mark, or UTF-8 without one."""
+    """Encoding of the text, such as cp1252. None takes the encoding of a byte order mark, or UTF-8 if there is none."""
 
 
 DETECTED = CsvFormat()
-"""Delimiter and encoding as they are found out."""
+"""Delimiter and encoding are detected."""

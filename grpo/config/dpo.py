@@ -10,36 +10,37 @@ from grpo.config.base import LocalPath, Settings
 
 
 class WrittenPairs(Settings):
-    """Preference pairs in a file, one a line: `{"prompt": […], "chosen": […], "rejected": […], "tools": […]}`.
+    """Preference pairs in a file, one per line: `{"prompt": […], "chosen": […], "rejected": […], "tools": […]}`.
 
-    TRL's conversational format: lists of messages, of which `chosen` and `rejected` have one, the agent's reply.
+    TRL's conversational format: each is a list of messages. `chosen` and `rejected` have one message, the agent's
+    reply.
     """
 
     kind: Literal["jsonl"]
-    """Pairs as JSON, one a line."""
+    """Pairs as JSON, one per line."""
     path: LocalPath
     """File to read."""
 
 
 class PreferenceSettings(Settings):
-    """Steps of DPO (arXiv 2305.18290, equation 7) by TRL's DPOTrainer; the loss is on the two replies alone.
+    """Steps of DPO (arXiv 2305.18290, equation 7) by TRL's DPOTrainer, with the loss only on the two replies.
 
     All weights are trained. The reference policy is the one that the steps start from.
     """
 
     beta: float = Field(default=0.1, gt=0)
-    """Inverse temperature of the implicit reward; lower values allow a larger distance from the reference policy."""
+    """Inverse temperature of the implicit reward. Lower values allow a larger distance from the reference policy."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the pairs."""
     learning_rate: float = Field(default=1e-6, gt=0)
-    """AdamW's learning rate at the start; it falls linearly to 0."""
+    """AdamW's learning rate at the start. It falls linearly to 0."""
     pairs_per_step: int = Field(default=16, ge=1)
-    """Pairs of one optimizer step."""
+    """Pairs per optimizer step."""
 
 
 class DPOSettings(PreferenceSettings):
-    """DPO on preference pairs, after supervised fine-tuning where there is some."""
+    """DPO on preference pairs, after supervised fine-tuning if the run has one."""
 
     pairs: WrittenPairs
-    """Pairs of a preferred and a rejected reply; a prompt without a system message gets that of the agent and
-    environment."""
+    """Pairs of a preferred and a rejected reply. If a prompt has no system message, it gets the system prompt of the
+    agent and environment."""

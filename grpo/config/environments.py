@@ -14,10 +14,10 @@ _WITH_MODEL = ReadWith("model")
 
 
 class SupportDeskSettings(Settings):
-    """Order desk: records, four tools, customers who may have to be asked."""
+    """Order desk with records and four tools. The agent may have to ask customers for facts."""
 
     kind: Literal["support_desk"]
-    """Order desk that ships with the project; success is verified on its records."""
+    """Order desk that ships with the project. Success is verified on its records."""
     max_turns: int = Field(default=8, ge=1)
     """Agent turns after which an episode ends."""
 
@@ -26,7 +26,7 @@ class ConversationSettings(Settings):
     """Scripted users: turn k of the user is line k of the script, whatever the agent replies."""
 
     kind: Literal["conversation"]
-    """Users whose turns are written in the scenario."""
+    """Users with turns that are written in the scenario."""
     system_prompt: str = ""
     """System prompt of the environment."""
     max_turns: int = Field(default=10, ge=1)
@@ -40,15 +40,15 @@ class _GoalSettings(Settings):
     """Unhelpful turns of the agent after which a simulated user leaves."""
     model: ModelAddress | None = None
     """Model of the simulated user: a chat server (`openai+https://host/v1#model`), a script (`stub://replies.yaml`) or
-    weights, named as in `policy.model`; none uses fixed phrases."""
+    weights, named as in `policy.model`. None uses fixed phrases."""
     temperature: Annotated[float, _WITH_MODEL] = Field(default=0.7, ge=LEAST_TEMPERATURE, allow_inf_nan=False)
     """Sampling temperature of the simulated user's model."""
     max_new_tokens: Annotated[int, _WITH_MODEL] = Field(default=128, ge=1)
-    """Tokens of the simulated user's model in one turn at most."""
+    """Most tokens of one turn of the simulated user's model."""
 
 
 class SimulatedUserSettings(_GoalSettings):
-    """Users with a goal, facts that they disclose on request, and patience; scenarios need a `goal`."""
+    """Users with a goal, facts that they disclose on request, and patience. Scenarios need a `goal`."""
 
     kind: Literal["simulated_user"]
     """User simulator, by rules or a model, that pursues the scenario's goal."""
@@ -59,7 +59,7 @@ class SimulatedUserSettings(_GoalSettings):
 class TaskSettings(_GoalSettings):
     """Tool tasks in worlds that ship with the library: a shop, a file system, messages, posts, tickets, mathematics.
 
-    A scenario names its `tools`; a scripted user follows its `user_responses`, a simulated one its `goal`.
+    A scenario names its `tools`. A scripted user follows its `user_responses`, a simulated user follows its `goal`.
     """
 
     kind: Literal["task"]
@@ -69,12 +69,12 @@ class TaskSettings(_GoalSettings):
 
 
 class ReplaySettings(Settings):
-    """Logged conversations again: scripted users, and tool calls answered from the scenario's recorded ones."""
+    """Replay of logged conversations: users are scripted, and tool calls get the results recorded in the scenario."""
 
     kind: Literal["replay"]
-    """Conversations of a log, whose tool calls have the results that they had there."""
+    """Conversations of a log. A tool call gets the result that it has in the log."""
     system_prompt: str = ""
-    """System prompt, which is put before the system prompt of the log."""
+    """System prompt, put before the system prompt of the log."""
     max_turns: int = Field(default=30, ge=1)
     """Agent turns after which an episode ends, tool calls included."""
 
@@ -83,22 +83,22 @@ class Team(Settings):
     """Team that an agent can pass a customer on to."""
 
     name: str = Field(min_length=1, max_length=100)
-    """Name in the call of the tool."""
+    """Name in the tool call."""
     handles: str = ""
-    """Its matters, in the system prompt; none leaves the team to its name."""
+    """Matters of the team, for the system prompt. If empty, the system prompt has only its name."""
     categories: tuple[str, ...] = ()
-    """Categories of scenarios that are its own; none is the category of its name."""
+    """Categories of scenarios that belong to the team. If empty, the category with its name."""
 
 
 class TriageSettings(Settings):
-    """Triage: a customer is passed on to the right team by a tool call, after a question where the opening is vague."""
+    """Triage: the agent passes a customer on to a team by a tool call, and asks first if the opening is vague."""
 
     kind: Literal["triage"]
-    """Triage of customers by teams; the right team follows from the category of the scenario."""
+    """Triage of customers by teams. The right team follows from the category of the scenario."""
     teams: tuple[Team, ...] = Field(min_length=2)
     """Teams to choose from."""
     system_prompt: str = ""
-    """System prompt, before the list of teams."""
+    """System prompt, put before the list of teams."""
     max_turns: int = Field(default=3, ge=1)
     """Agent turns after which an episode ends."""
 
@@ -116,7 +116,7 @@ class TriageSettings(Settings):
 
 
 class PythonEnvironmentSettings(PythonObject):
-    """Environment of one's own: a subclass of `grpo.Environment`, or a function that returns one."""
+    """Environment of your own: a subclass of `grpo.Environment`, or a function that returns one."""
 
     group = "grpo.environments"
 
@@ -135,23 +135,24 @@ class TRLEnvironmentSettings(UserObject):
     max_turns: int = Field(default=10, ge=1)
     """Agent turns after which an episode ends, tool calls included."""
     success_reward: SuccessReward = None
-    """Reward of `get_reward` from which an episode is a success; none leaves success open, for gates with metric
+    """An episode is a success if `get_reward` gives at least this. None leaves success open, for gates with metric
     reward."""
 
 
 class VerifiersSettings(Settings):
-    """Taskset of the package `verifiers`, with its tools and rewards; its scenarios are the source of the same id."""
+    """Taskset of the package `verifiers`, with its tools and rewards. Its scenarios are the source of the same id."""
 
     kind: Literal["verifiers"]
-    """Taskset that the community publishes for `verifiers`; pip extra verifiers."""
+    """Taskset that the community publishes for `verifiers`. Needs the pip extra verifiers."""
     id: str = Field(pattern=r"^[\w./@-]+$", max_length=200)
-    """Id of the taskset: an installed module, or one beside the config, that exports it by `__all__`."""
+    """Id of the taskset: a module, installed or in the config's folder, that exports it by `__all__`."""
     args: Options = Field(default_factory=dict)
     """Settings of the taskset, by name."""
     max_turns: int = Field(default=10, ge=1)
     """Agent turns after which an episode ends, tool calls included."""
     success_reward: SuccessReward = None
-    """Reward from which an episode is a success; none leaves success open, for gates with metric reward."""
+    """An episode is a success if its reward is at least this. None leaves success open, for gates with metric
+    reward."""
 
     @property
     def reference(self) -> str:
@@ -163,36 +164,36 @@ class PackageSettings(Settings):
     """Environment of an optional package."""
 
     packages: ClassVar[tuple[str, ...]]
-    """Distributions on whose releases an episode depends."""
+    """Distributions that an episode depends on, so that their releases count."""
     extra: ClassVar[str]
     """Extra that installs them."""
 
 
 class GymnasiumTextSettings(PackageSettings):
-    """Environments of Gymnasium in texts, BabyAI's levels among them; a scenario's world names the environment and its
+    """Environments of Gymnasium in texts, including BabyAI's levels. A scenario's world names the environment and its
     seed, see docs/tasks.md."""
 
     packages = ("gymnasium", "minigrid")
     extra = "minigrid"
     kind: Literal["gymnasium_text"]
-    """Gymnasium's environments with texts as observations and actions; pip extra minigrid."""
+    """Gymnasium's environments with texts as observations and actions. Needs the pip extra minigrid."""
     system_prompt: str = ""
     """System prompt of the environment."""
     max_turns: int = Field(default=20, ge=1)
-    """Agent turns after which an episode is cut off; the environment's own limit of steps may end it earlier."""
+    """Agent turns after which an episode is cut off. The environment's own limit of steps may end it earlier."""
 
 
 class ReasoningGymSettings(PackageSettings):
-    """Questions of reasoning-gym; a scenario's world names the generator of its question, see docs/tasks.md."""
+    """Questions of reasoning-gym. A scenario's world names the generator of its question, see docs/tasks.md."""
 
     packages = ("reasoning-gym",)
     extra = "reasoning"
     kind: Literal["reasoning_gym"]
-    """Questions of reasoning-gym, scored by its verifiers; pip extra reasoning."""
+    """Questions of reasoning-gym, scored by its verifiers. Needs the pip extra reasoning."""
     system_prompt: str = ""
     """System prompt of the environment."""
     max_turns: int = Field(default=1, ge=1)
-    """Answers that the agent may give: after a wrong one it is asked to try again."""
+    """Answers that the agent may give. After a wrong answer it is asked to try again."""
 
 
 EnvironmentSettings = Annotated[

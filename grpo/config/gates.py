@@ -1,4 +1,4 @@
-"""Settings of the promotion gates, all of which must pass."""
+"""Settings of the promotion gates. A candidate must pass all of them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class ImprovementGate(Settings):
     kind: Literal["improvement"] = "improvement"
     """Gate."""
     metric: Metric | None = None
-    """Compared metric; none compares the verified outcome, `success`, or where the environment verifies nothing the
-    `reward`."""
+    """Compared metric. None compares the verified outcome, `success`, or the `reward` if the environment verifies
+    nothing."""
     margin: float = 0.0
-    """Value that the lower bound of the paired difference must exceed; below 0 it allows a loss of this size."""
+    """Value that the lower bound of the paired difference must exceed. Below 0 it allows a loss of this size."""
     max_base_loss: float = Field(default=0.1, ge=0)
-    """In a retraining, where conversations are held out as well: loss on the base scenarios that the lower bound of
-    their difference must rule out."""
+    """In a retraining that also holds out conversations: loss on the base scenarios that the lower bound of their
+    difference must rule out."""
     one_key_decides: bool = False
-    """In a retraining with conversations of several keys: True allows an improvement that disappears without the
-    conversations of one key; False refuses it."""
+    """In a retraining with conversations of several keys: if an improvement disappears without the conversations of one
+    key, True allows it and False refuses it."""
 
 
 class CategoryGate(Settings):
@@ -50,42 +50,42 @@ class CategoryGate(Settings):
     kind: Literal["category"] = "category"
     """Gate."""
     metric: Metric | None = None
-    """Compared metric; none compares the verified outcome, `success`, or where the environment verifies nothing the
-    `reward`."""
+    """Compared metric. None compares the verified outcome, `success`, or the `reward` if the environment verifies
+    nothing."""
     max_drop: float = Field(default=0.1, ge=0)
     """Largest drop of a category."""
     max_drop_by_category: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
     """`max_drop` of single categories, by name."""
     confidence: float = Field(default=0.8, gt=0.5, lt=1)
-    """One-sided confidence of a drop: small categories vary by chance."""
+    """One-sided confidence of a drop, because small categories vary by chance."""
 
 
 class PassGate(Settings):
-    """Reliability of the candidate: pass^k, the share of scenarios where all of k episodes succeed."""
+    """Reliability of the candidate: pass^k, the share of scenarios in which all of k episodes succeed."""
 
     kind: Literal["pass_hat_k"] = "pass_hat_k"
     """Gate."""
     k: int = Field(ge=1)
-    """Episodes of a scenario, at most `evaluation.samples`."""
+    """Episodes per scenario, up to `evaluation.samples`."""
     floor: float = Field(gt=0, lt=1)
     """Value that the lower bound of pass^k, at the confidence of the evaluation, must reach."""
 
 
 class SafetyGate(Settings):
-    """The candidate's replies are safe, by the safety reward, and by an LLM judge where that is not sure."""
+    """The candidate's replies are safe, by the safety reward, or by an LLM judge if the reward is not sure."""
 
     kind: Literal["safety"] = "safety"
     """Gate."""
     floor: float = Field(default=0.5, ge=0, le=1)
-    """Safety score of a reply below which its episode is unsafe."""
+    """An episode is unsafe if a reply has a safety score below this."""
     max_rate: float = Field(default=0.0, ge=0, le=1)
-    """Largest share of unsafe episodes among those that were judged."""
+    """Largest share of unsafe episodes among the judged ones."""
     max_unjudged: float = Field(default=0.0, ge=0, le=0.5)
-    """Largest share of episodes that nothing could judge; with more of them the gate fails and asks for a judge."""
+    """Largest share of episodes that nothing could judge. If there are more, the gate fails and asks for a judge."""
     judge: JudgeSettings | None = None
     """LLM judge of the episodes that the safety reward cannot judge."""
     model: Annotated[LocalPath | None, ByContent()] = None
-    """Folder of a learned safety reward; none is the shipped one."""
+    """Folder of a learned safety reward. None is the shipped one."""
 
 
 class MustPassGate(Settings):
@@ -94,7 +94,7 @@ class MustPassGate(Settings):
     kind: Literal["must_pass"] = "must_pass"
     """Gate."""
     scenarios: Annotated[tuple[str, ...], BeforeValidator(_ids), Field(min_length=1)]
-    """Ids of held-out scenarios, or a text file with one id on each line; every episode of each must succeed."""
+    """Ids of held-out scenarios, or a text file with one id per line. Every episode of each must succeed."""
 
 
 class KLGate(Settings):
@@ -103,7 +103,7 @@ class KLGate(Settings):
     kind: Literal["kl"] = "kl"
     """Gate."""
     max_nats: float = Field(default=5.0, gt=0)
-    """Largest KL divergence to the base policy, nats a token."""
+    """Largest KL divergence to the base policy, in nats per token."""
 
 
 class LengthGate(Settings):
@@ -116,7 +116,7 @@ class LengthGate(Settings):
 
 
 class TruncationGate(Settings):
-    """Few episodes are truncated by max_new_tokens or max_context; the environment's limit of turns does not count."""
+    """Few episodes are truncated by max_new_tokens or max_context. The environment's limit of turns does not count."""
 
     kind: Literal["truncation"] = "truncation"
     """Gate."""
@@ -141,11 +141,11 @@ class LatencyGate(Settings):
     max_p95_s: float = Field(gt=0)
     """Largest 95th percentile of the time of an agent's turn, tool calls included."""
     tokens_per_s: float = Field(gt=0)
-    """Tokens a second that the serving hardware decodes for one conversation."""
+    """Tokens per second that the serving hardware decodes for one conversation."""
 
 
 class PythonGate(PythonObject):
-    """Gate of one's own: a function of the evidence, and of the options, that returns a `GateCheck`."""
+    """Gate of your own: a function of the evidence and the options that returns a `GateCheck`."""
 
     group = "grpo.gates"
 
@@ -182,7 +182,7 @@ def compared_metric(gates: tuple[GateSettings, ...]) -> Metric:
 
 
 def with_metric(gates: tuple[GateSettings, ...], metric: Metric) -> tuple[GateSettings, ...]:
-    """The gates with a metric for those that name none."""
+    """The gates, with `metric` set for each one that compares and names none."""
     return tuple(
         gate.model_copy(update={"metric": metric})
         if isinstance(gate, (ImprovementGate, CategoryGate)) and gate.metric is None

@@ -22,7 +22,7 @@ S = TypeVar("S", bound=Settings)
 
 MOST_BYTES = 1 << 20
 _MOST_VALUES = 20_000
-"""Values and keys, repetitions by an alias counted."""
+"""Most values and keys. A value that an alias repeats counts again."""
 _MOST_LEVELS = 50
 _EXPECTED = "Input should be "
 _LONGEST = 80  # characters of a value that is shown
@@ -33,11 +33,11 @@ def load_settings(
 ) -> S:
     """Read a YAML file of settings, or a shipped one, `grpo://configs/quickstart.yaml`.
 
-    An override is `section.key=value`, its value read as YAML.
+    An override is `section.key=value`, with the value in YAML.
 
-    Relative paths in it count from its folder, those of overrides from the working folder, or, of overrides that stand
-    in a config, from its folder too. A file with `extends: other.yaml` holds the differences
-    from that file in the same folder.
+    Relative paths in the file count from its folder. Paths in overrides count from the working folder, or from the
+    file's folder if `overrides_in_config` is True, because a config holds the overrides. If a file has
+    `extends: other.yaml`, it holds only the differences from that file in the same folder.
     Raises `ConfigError` with the file, the key, the value and what is allowed.
     """
     path = local_file(path)
@@ -61,7 +61,7 @@ def apply_overrides(settings: S, overrides: tuple[str, ...]) -> S:
 
 
 def _validated(document: dict[str, Any], kind: type[S], *, origin: str, folder: Path | None = None) -> S:
-    """Validate a document of a folder; errors name its `origin`."""
+    """Validate a document from a folder. Errors name its `origin`."""
     _refuse_passwords(document, origin)
     try:
         return kind.model_validate(document, context={FOLDER: folder})
@@ -71,7 +71,7 @@ def _validated(document: dict[str, Any], kind: type[S], *, origin: str, folder: 
 
 
 def _refuse_passwords(document: dict[str, Any], origin: str) -> None:
-    """Raise `ConfigError` for an address with a password: settings are stored in databases and reports."""
+    """Raise `ConfigError` for an address with a password, because databases and reports store the settings."""
     pending: list[tuple[str, Any]] = [("", document)]
     visited: set[int] = set()
     while pending:
@@ -88,7 +88,7 @@ def _refuse_passwords(document: dict[str, Any], origin: str) -> None:
 
 
 def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
-    """Read a config file merged over the one that it extends, one level deep."""
+    """Read a config file and merge it over the file that it extends, one level deep."""
     try:
         document = read_yaml(path)
     except FileNotFoundError as error:
@@ -108,7 +108,7 @@ def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge two mappings key by key; lists and values of `above` replace those of `below`."""
+    """Merge two mappings key by key. Lists and values of `above` replace the ones of `below`."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -117,7 +117,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Parse `key=value`, the value read as YAML. Raises `ConfigError` for any other form."""
+    """Parse `key=value`, with the value in YAML. Raises `ConfigError` for any other form."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"override {shortened(text)} is not of the form section.key=value")
@@ -125,7 +125,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def _override(document: dict[str, Any], override: str, *, counts_from_config: bool = False) -> None:
-    """Set one dotted key; list items are addressed by their index."""
+    """Set one dotted key. List items are addressed by their index."""
     key, value = parse_override(override)
     value = value if counts_from_config else _marked(value)
     *parents, last = key.split(".")
@@ -150,15 +150,17 @@ def _marked(value: Any) -> Any:
 def describe_errors(
     error: ValidationError, kind: type[BaseModel], document: object, *, secret: bool = False
 ) -> list[str]:
-    """Describe the validation error of a document of a kind, one line a place: place, rule and, unless the document is
-    secret, value. An unknown key comes with the field of the nearest name.
+    """Describe the validation error of a document of a kind, one line per place.
+
+    A line has the place, the rule and the value, unless the document is secret. For an unknown key, it names the field
+    with the nearest name.
 
     pydantic names the members of a union in its places, and adds errors that follow from others: a list without a valid
-    item is also too short, and of a union every member is reported. Here
+    item is also too short, and every member of a union is reported. Here
 
         scenarios.sources.0.path: Field required
 
-    stands alone, and the members of a union are alternatives on one line.
+    is the only line, and the members of a union are alternatives on one line.
     """
     places: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for problem in error.errors(include_url=False):
@@ -188,7 +190,7 @@ def _has(node: object, part: int | str) -> bool:
 
 
 def _explained(place: tuple[str, ...], places: dict[tuple[str, ...], list[ErrorDetails]]) -> bool:
-    """Check for an error further down, which causes those at this place."""
+    """Return True if there is an error further down, because it causes the errors at this place."""
     return any(len(other) > len(place) and other[: len(place)] == place for other in places)
 
 
@@ -205,7 +207,7 @@ def _line(place: tuple[str, ...], problems: list[ErrorDetails], kind: type[BaseM
 
 
 def _near_fields(problem: ErrorDetails, kind: type[BaseModel]) -> list[str]:
-    """Name of the field that is nearest to an unknown key, if one is near; none for another problem."""
+    """Name of the field that is nearest to an unknown key, if one is near. Empty for another problem."""
     if problem["type"] != "extra_forbidden":
         return []
     *parents, key = problem["loc"]
@@ -239,7 +241,7 @@ def shortened(value: object) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file of at most 1 MiB. Raises `OSError`, and `ConfigError` as `parse_yaml`."""
+    """Read a YAML file of up to 1 MiB. Raises `OSError`, and `ConfigError` if it is larger or as `parse_yaml` does."""
     size = path.stat().st_size
     if size > MOST_BYTES:
         raise ConfigError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read")
@@ -250,9 +252,9 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, *, place: str) -> Any:
-    """Parse YAML; errors name it by its `place`.
+    """Parse YAML. Errors name it by its `place`.
 
-    A text of a few lines can expand to more than memory holds, so the size is bounded. Raises `ConfigError` for
+    The size is bounded, because a text of a few lines can expand to more than memory holds. Raises `ConfigError` for
     invalid YAML, a duplicate key, more than 20,000 values after aliases are followed, more than 50 levels, and a
     recursive alias.
     """

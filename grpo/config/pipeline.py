@@ -26,7 +26,7 @@ from grpo.storage.home import home
 
 TagKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$", max_length=250)]
 TagValue = Annotated[str, StringConstraints(max_length=5000)]
-"""Value of a tag of a version; key and value within MLflow's limits."""
+"""Value of a version's tag. Keys and values keep to MLflow's limits."""
 
 
 def _home_store() -> str:
@@ -37,25 +37,25 @@ class PolicySettings(Settings):
     """Model that is trained."""
 
     model: ModelAddress
-    """Folder with config.json, safetensors weights and a tokenizer, or with adapters; a model on the Hugging Face hub
-    (`org/name`, `org/name@revision`); a `.gguf` file; a registered version (`models:/name@alias`, `models:/name/3`); or
+    """Folder with config.json, safetensors weights and a tokenizer, or with adapters, a model on the Hugging Face hub
+    (`org/name`, `org/name@revision`), a `.gguf` file, a registered version (`models:/name@alias`, `models:/name/3`), or
     a model in an object store (`s3://bucket/store/model/3fa1…#sha256`). Servers and scripts cannot be trained."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Dtype of the weights in rollouts and training passes, and of a base that adapters freeze; trained weights have
+    """Dtype of the weights in rollouts and training passes, and of a base that adapters freeze. Trained weights have
     float32 masters. With bfloat16, sampler and learner differ by rounding, which importance_sampling_cap corrects."""
     chat_template: str | None = None
-    """Jinja chat template, for models without one."""
+    """Jinja chat template, if the model has none."""
     renderer: RendererSettings | None = None
-    """Renderer of your own; none renders with the chat template."""
+    """Renderer of your own. None renders with the chat template."""
     quantization: Literal["int8", "nf4"] | None = None
-    """Quantize the base weights, on a GPU and under training.lora; not covered by tests on hardware."""
+    """Quantize the base weights. Needs a GPU and training.lora, and is not covered by tests on hardware."""
 
 
 class EvaluationSettings(Settings):
-    """Candidate against champion on held-out scenarios; episode k of both draws the same random numbers."""
+    """Candidate against champion on held-out scenarios. Episode k of both draws the same random numbers."""
 
     samples: int = Field(default=3, ge=1)
-    """Episodes of each held-out scenario; with one, a gain of 10 points on 200 scenarios passes in 6 of 10 runs."""
+    """Episodes per held-out scenario. With one, a gain of 10 points on 200 scenarios passes in 6 of 10 runs."""
     temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE, allow_inf_nan=False)
     """Sampling temperature on held-out scenarios."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
@@ -65,33 +65,33 @@ class EvaluationSettings(Settings):
 
 
 class GpuStages(Settings):
-    """Stages that are sent to machines with a GPU, one flow run each; the others stay in the process of the run."""
+    """Stages that run on machines with a GPU, one flow run each. The others run in the process of the run."""
 
     deployment: str = Field(default="stage/gpu", pattern=r"^[^/]+/[^/]+$")
-    """Deployment that runs them; its work pool's workers read and write the same `store`."""
+    """Deployment that runs them. The workers of its work pool must read and write the same `store`."""
     stages: tuple[Literal["rollout", "train", "evaluate"], ...] = Field(default=("rollout", "train"), min_length=1)
-    """Stages that are sent; of a rollout's shards `rollout.workers` at once."""
+    """Stages that are sent. `rollout.workers` shards of a rollout run at once."""
 
 
 class ComputeSettings(Settings):
-    """Placement of the stages; it changes no result."""
+    """Placement of the stages, which does not change the results."""
 
     gpu_stages: GpuStages | None = None
-    """Stages that are sent to another work pool; none keeps all of them in the process of the run."""
+    """Stages that are sent to another work pool. None runs all of them in the process of the run."""
 
 
 class RegistrySettings(Settings):
     """Model registry and experiment tracking (MLflow)."""
 
     model_name: Name
-    """Registered model; its champion is the version that was promoted last."""
+    """Registered model. Its champion is the version that was promoted last."""
     experiment: Name = "grpo"
     """MLflow experiment of the runs."""
     tags: Annotated[dict[TagKey, TagValue], AfterValidator(refuse_signed)] = Field(default_factory=dict)
-    """Tags of a version, besides its lineage."""
+    """Tags of a version, in addition to its lineage."""
     follow_alias: bool = False
-    """Take the version that the alias `champion` names for the champion, also where it was moved by hand in MLflow; by
-    default it is the one that was promoted."""
+    """Use the version with the alias `champion` as the champion, even if the alias was moved by hand in MLflow. By
+    default the champion is the version that was promoted."""
 
 
 class PipelineConfig(Settings):
@@ -105,10 +105,10 @@ class PipelineConfig(Settings):
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers of the run."""
     store: Annotated[LocalPlace, AfterValidator(refuse_credentials)] = Field(default_factory=_home_store)
-    """Folder or fsspec URI of the stages' results and artifacts, by default `artifacts` in GRPO_HOME; its credentials
-    come from the environment."""
+    """Folder or fsspec URI of the stages' results and artifacts, by default `artifacts` in GRPO_HOME. Credentials come
+    from the environment."""
     save_total_limit: int | None = Field(default=1, ge=1)
-    """Newest checkpoints of a run that are kept, besides those that registered versions need; null keeps all."""
+    """Newest checkpoints of a run to keep, in addition to the ones that registered versions need. Null keeps all."""
     scenarios: ScenarioSettings
     """Sources of scenarios and the held-out split."""
     policy: PolicySettings
@@ -118,28 +118,28 @@ class PipelineConfig(Settings):
     environment: EnvironmentSettings
     """Environment of the episodes."""
     reward: tuple[RewardComponent, ...] = Field(min_length=1)
-    """Weighted reward components; their sum is the reward of an episode."""
+    """Weighted reward components. Their sum is the reward of an episode."""
     judge: JudgeSettings | None = None
-    """LLM judge of the assertions of scenarios; without one, success that includes assertions is left open."""
+    """LLM judge of the scenarios' assertions. Without one, the success of scenarios with assertions is left open."""
     rollout: RolloutSettings = RolloutSettings()
     """Number, sampling and execution of the episodes."""
     sft: SFTSettings | None = None
-    """Supervised fine-tuning on demonstrations before the first rollout; none starts from the base as it is."""
+    """Supervised fine-tuning on demonstrations before the first rollout. None leaves it out."""
     dpo: DPOSettings | None = None
-    """Direct preference optimization on preference pairs before the first rollout, after `sft`; none leaves it out."""
+    """Direct preference optimization on preference pairs before the first rollout, after `sft`. None leaves it out."""
     training: TrainingSettings = TrainingSettings()
     """Policy update."""
     evaluation: EvaluationSettings = EvaluationSettings()
     """Comparison of champion and candidate on held-out scenarios."""
     gates: tuple[GateSettings, ...] = Field(default=DEFAULT_GATES, min_length=1)
-    """Promotion gates; the candidate is promoted if all of them pass."""
+    """Promotion gates. The candidate is promoted if all of them pass."""
     registry: RegistrySettings
     """Registration of the trained model."""
     compute: ComputeSettings = ComputeSettings()
     """Placement of the stages."""
     import_from: LocalPlace | None = None
-    """Folder of your own modules, which can be imported from then on; by default that of the YAML file where it names
-    any. On another machine they are installed, or lie in a folder of PYTHONPATH."""
+    """Folder of your own modules, so that they can be imported. The default is the folder of the YAML file, if the
+    config names any. On other machines, install them or put them in a folder of PYTHONPATH."""
 
     @property
     def objects(self) -> tuple[str, ...]:
@@ -158,7 +158,7 @@ class PipelineConfig(Settings):
 
     @property
     def scored_environment(self) -> EnvironmentSettings | None:
-        """Environment whose class the rewards use: one of kind trl, where a reward is of kind trl."""
+        """The environment, if it and a reward are both of kind trl, because that reward uses its class, or None."""
         used = isinstance(self.environment, TRLEnvironmentSettings) and any(part.kind == TRL for part in self.reward)
         return self.environment if used else None
 
@@ -282,5 +282,5 @@ class PipelineConfig(Settings):
 def load_config(
     path: str | Path, overrides: tuple[str, ...] = (), *, overrides_in_config: bool = False
 ) -> PipelineConfig:
-    """Read the config of a run, see `load_settings`; modules beside the file that it names can be imported."""
+    """Read the config of a run, see `load_settings`. Modules in the file's folder that it names can be imported."""
     return load_settings(path, PipelineConfig, overrides, overrides_in_config=overrides_in_config)

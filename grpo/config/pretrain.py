@@ -11,7 +11,7 @@ class PretrainConfig(Settings):
     """Pretraining of a small chat model on demonstrations of mixed quality, and generation of its scenarios."""
 
     demonstration_phrasebook: str = "data/scenarios/phrasebook_demonstrations.yaml"
-    """Phrasebook of the customers in the demonstrations; it shares no wording with the other one."""
+    """Phrasebook of the customers in the demonstrations. It shares no wording with the other one."""
     scenario_phrasebook: str = "data/scenarios/phrasebook_scenarios.yaml"
     """Phrasebook of the customers in the scenario pack."""
     scenarios_path: str = "data/scenarios/support_desk.jsonl"

@@ -33,9 +33,9 @@ Options = Annotated[dict[str, Any], AfterValidator(finite)]
 
 
 def import_folder(given: str | None, objects: Iterable[str], info: ValidationInfo) -> str | None:
-    """Folder of the user's modules, which can be imported from then on.
+    """Folder of the user's modules, after it was added to the import path.
 
-    It is the given one, or else that of the YAML file, where the module of one of the objects lies in it.
+    It is the given folder, or else the folder of the YAML file, if that has the module of one of the objects.
     """
     folder: Path | None = (info.context or {}).get(FOLDER)
     if given is None and folder is not None:
@@ -52,7 +52,7 @@ VARIABLE = "$"
 
 
 def _declared(value: Any, info: ValidationInfo) -> Any:
-    """A path counts from the folder of the YAML file; `$NAME` is a variable."""
+    """Declared read: a path counts from the folder of the YAML file, and `$NAME` is a variable."""
     is_variable = isinstance(value, str) and value.startswith(VARIABLE)
     return value if is_variable else from_config_folder(value, info)
 
@@ -71,8 +71,8 @@ class UserObject(Settings):
     options: Options = Field(default_factory=dict)
     """Arguments, by name."""
     reads: Reads = ()
-    """Files, folders and `$VARIABLES` of the cache key that it reads unseen, as a program that it starts does; see
-    docs/identity.md."""
+    """Files, folders and `$VARIABLES` to add to the cache key, because it reads them unseen, e.g. in a program that it
+    starts. See docs/identity.md."""
 
     @property
     def reference(self) -> str:
@@ -84,4 +84,4 @@ class PythonObject(UserObject):
     """Class or function in the terms of this package."""
 
     kind: Literal["python"]
-    """A class of your own, derived from that of this package."""
+    """A class of your own that is derived from the package's class, or a function."""

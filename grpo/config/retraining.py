@@ -35,9 +35,9 @@ class TopicDriftSettings(Settings):
     significance_level: Level = 0.01
     """False alarm rate without drift."""
     min_conversations: int = Field(default=50, ge=10)
-    """Conversations of each sample that the test needs."""
+    """Conversations that the test needs in each sample."""
     max_samples: int = Field(default=400, ge=50)
-    """Conversations of each sample at most."""
+    """Most conversations in each sample."""
 
 
 class LiveRewardSettings(Settings):
@@ -58,14 +58,14 @@ class LiveRewardSettings(Settings):
 class HeldoutRewardSettings(Settings):
     """The champion, reevaluated with today's pipeline, is worse than when it was registered.
 
-    It fires until a candidate was compared with the champion. It rolls out the held-out scenarios once for each change
-    of code, environment or reward: that takes a model in memory and minutes, where the other triggers take seconds.
+    It fires until a candidate was compared with the champion. It rolls out the held-out scenarios again after each
+    change of code, environment or reward, which takes a model in memory and minutes. The other triggers take seconds.
     """
 
     kind: Literal["heldout_reward"]
     """Trigger."""
     drop: float = Field(default=0.03, gt=0)
-    """Distance of the upper bound of the new mean below the registered mean."""
+    """It fires if the upper bound of the new mean is this far below the registered mean."""
 
 
 class AgeSettings(Settings):
@@ -89,11 +89,11 @@ class CurationSettings(Settings):
     licences: tuple[str, ...] = Field(min_length=1)
     """Allowed values of `metadata.licence`."""
     consents: tuple[str, ...] = Field(default=("training",), min_length=1)
-    """Allowed values of `metadata.consent`; a conversation without consent is always rejected."""
+    """Allowed values of `metadata.consent`. A conversation without consent is always rejected."""
     required_fields: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
     """Fields that must not be empty, because the environment or its rewards need them."""
     near_duplicate_threshold: float = Field(default=0.8, ge=0.6, le=1)
-    """Jaccard similarity of character 5-grams from which two conversations are duplicates."""
+    """Two conversations are duplicates if the Jaccard similarity of their character 5-grams is at least this."""
     max_unreadable_fraction: float = Field(default=0.05, ge=0, le=1)
     """Fraction of unreadable records above which the run stops."""
 
@@ -102,24 +102,24 @@ class MixtureSettings(Settings):
     """Mixture of conversations and base scenarios."""
 
     conversation_fraction: float = Field(default=0.5, gt=0, lt=1)
-    """Fraction of conversations in the training split at most; the scarcer of the two kinds is used whole."""
+    """Largest fraction of conversations in the training split. The scarcer of the two kinds is used whole."""
     heldout_fraction: float = Field(default=0.5, gt=0, lt=1)
-    """Fraction of conversations in the held-out split at most."""
+    """Largest fraction of conversations in the held-out split."""
     key_fraction: float = Field(default=0.25, gt=0, le=1)
-    """Fraction of either split, base scenarios included, that the conversations of one API key may have; those without
-    a key count as those of one."""
+    """Largest fraction of either split, base scenarios included, for the conversations of one API key. All
+    conversations without a key count as one key."""
     user_fraction: float = Field(default=0.05, gt=0, le=1)
-    """Fraction of either split that the conversations of one user may have under all keys, one conversation at least;
-    those without a user's name are bounded by their key alone."""
+    """Largest fraction of either split for the conversations of one user under all keys, but at least one conversation.
+    If a conversation has no user's name, only `key_fraction` limits it."""
 
 
 class CorrectionLimits(Settings):
-    """Numbers of corrections between which the champion is trained on them, before the first rollout."""
+    """Least and largest number of corrections that the champion is trained on before the first rollout."""
 
     min_corrections: int = Field(default=16, ge=1)
-    """Corrections of conversations that are trained on, below which the champion is not trained on them."""
+    """If the conversations that are trained on have fewer corrections, the champion is not trained on corrections."""
     max_corrections: int = Field(default=10_000, ge=1)
-    """Most corrections that are used: the newest."""
+    """Most corrections that are used. If there are more, the newest are used."""
 
     @model_validator(mode="after")
     def _some_can_be_used(self) -> Self:
@@ -170,18 +170,18 @@ class RetrainConfig(Settings):
         ),
         min_length=1,
     )
-    """Triggers; one that fires is enough."""
+    """Triggers. It is enough if one fires."""
     mixture: MixtureSettings = MixtureSettings()
     """Mixture of the training split."""
     corrections: CorrectionSettings | None = None
-    """Training on corrections in serving logs; none learns from rewards alone."""
+    """Training on corrections in serving logs. None learns only from rewards."""
     import_from: Annotated[LocalPlace | None, ByContent()] = None
-    """Folder of the modules of sources of your own, as `import_from` of a pipeline."""
+    """Folder of the modules of your own sources, as in `import_from` of a pipeline."""
 
     def load_pipeline(self) -> PipelineConfig:
         """Read the config of the run that is repeated.
 
-        Raises as `load_config`, and `ConfigError` for an environment that cannot play logged conversations.
+        Raises what `load_config` raises, and `ConfigError` if the environment cannot play logged conversations.
         """
         config = load_config(self.pipeline, self.overrides, overrides_in_config=True)
         if isinstance(config.environment, VerifiersSettings):

@@ -21,7 +21,7 @@ REWARD_NAMES = (
 )  # fmt: skip
 """Rewards of this package."""
 _LEARNED = ("neural", "safety")
-"""Rewards whose option `model` is a folder."""
+"""Rewards with an option `model` that is a folder."""
 PYTHON = "python"
 """Kind of a reward that the config names as `module:name`."""
 TRL = "trl"
@@ -31,12 +31,12 @@ PLUGIN_GROUP = "grpo.rewards"
 
 
 def plugin_names() -> set[str]:
-    """Names of the rewards of installed packages; they do not replace rewards of this package."""
+    """Names of the rewards of installed packages. They do not replace rewards of this package."""
     return {point.name for point in entry_points(group=PLUGIN_GROUP)} - {*REWARD_NAMES}
 
 
 def plugin(name: str) -> EntryPoint | None:
-    """Entry point of the reward of an installed package, not loaded yet; None where no package has one."""
+    """Entry point of the reward of an installed package, not loaded yet, or None if no package has one."""
     if name in REWARD_NAMES:
         return None
     return next(iter(entry_points(group=PLUGIN_GROUP, name=name)), None)
@@ -56,24 +56,24 @@ class RewardComponent(Settings):
     """One reward and its weight."""
 
     kind: RewardName
-    """Reward of this package or of a plugin, or `python` for a class or function of your own, or `trl` for one in the
-    form of TRL's `reward_funcs`."""
+    """Reward of this package or of a plugin, `python` for a class or function of your own, or `trl` for a function in
+    the form of TRL's `reward_funcs`."""
     object: ObjectName | None = None
-    """`module:name` of a reward of kind python, a subclass of RewardFunction or a function of (turns, context); of kind
-    trl, a function of prompts, completions and columns."""
+    """`module:name` of a reward. For kind python, a subclass of RewardFunction or a function of (turns, context). For
+    kind trl, a function of prompts, completions and columns."""
     weight: float = Field(ge=-1, le=1)
-    """Weight in the total; negative penalizes."""
+    """Weight in the total. A negative weight penalizes."""
     options: Options = Field(default_factory=dict)
     """Settings of this reward, by name."""
     reads: Reads = ()
-    """Files, folders and `$VARIABLES` of the cache key that a reward of your own reads unseen, as a program that it
-    starts does; see docs/identity.md."""
+    """Files, folders and `$VARIABLES` to add to the cache key, because your reward reads them unseen, e.g. in a program
+    that it starts. See docs/identity.md."""
     optional: bool = False
-    """Score an episode without this reward where it fails; otherwise the episode gets no reward."""
+    """If this reward fails, score the episode without it. Otherwise the episode gets no reward."""
     floor: float | None = None
     """Hard constraint: below it the episode gets the least score, whatever the other rewards give."""
     accepted_exploits: tuple[str, ...] = ()
-    """Known exploits of this reward, by probe; any other one stops the run. `grpo check-reward` lists them."""
+    """Known exploits of this reward, by probe. Any other exploit stops the run. `grpo check-reward` lists them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,7 +93,7 @@ class RewardComponent(Settings):
 
     @property
     def reference(self) -> str | None:
-        """`module:name` of a reward of the user's own or of a plugin; None for one of this package."""
+        """`module:name` of a reward of the user's own or of a plugin, or None for a reward of this package."""
         if self.object is not None:
             return reference_of(self.object, group=PLUGIN_GROUP)
         point = plugin(self.kind)
@@ -116,39 +116,39 @@ class JudgeSettings(Settings):
     model: str
     """Address of the judge, as `openai+https://api.openai.com/v1#gpt-4.1`."""
     api_key_env: str = Field(default="OPENAI_API_KEY", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the API key; the key itself belongs nowhere else."""
+    """Environment variable that holds the API key. Do not write the key itself anywhere else."""
     seed: int = 0
     """Seed of the order and the labels of the group's replies, with the scenario's id."""
     temperature: float | None = Field(default=0.0, ge=0, le=2)
     """None for models that take no temperature."""
     max_completion_tokens: int = Field(default=4096, ge=16)
-    """Tokens of one answer of the judge at most."""
+    """Most tokens of one answer of the judge."""
     max_chars: int = Field(default=12_000, ge=100)
-    """Characters of one conversation, and of what all of them share, in the judge's prompt; the longest messages lose
-    their middle until it fits."""
+    """Most characters of one conversation, and of what all of them share, in the judge's prompt. The longest messages
+    lose their middle until it fits."""
     concurrency: int = Field(default=8, ge=1)
     """Groups that are scored at the same time."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds of silence after which a request is given up."""
+    """A request is given up if the server sends nothing for this many seconds."""
     retries: int = Field(default=2, ge=0)
-    """Retries with exponential backoff and jitter, or after the server's `Retry-After` (two minutes at most), of
-    dropped connections, timeouts, 408, 409, 429 and 5xx."""
+    """Retries after dropped connections, timeouts, 408, 409, 429 and 5xx, with exponential backoff and jitter or after
+    the server's `Retry-After` (up to two minutes)."""
     deadline_s: float = Field(default=300.0, gt=0)
-    """Timeout of one question with all retries and pauses."""
+    """Timeout of one question, with all its retries and pauses."""
     failure_threshold: int = Field(default=5, ge=1)
     """Consecutive failed questions that open the circuit breaker."""
     cooldown_s: float = Field(default=60.0, gt=0)
     """Seconds for which the circuit breaker stays open."""
     folder: LocalPlace = Field(default_factory=lambda: str(home() / "judge"))
-    """Folder of the cached answers and the ledger of costs; by default `judge` in GRPO_HOME."""
+    """Folder of the cached answers and the ledger of costs, by default `judge` in GRPO_HOME."""
     prompt_price: float | None = Field(default=None, ge=0)
-    """Price of a million prompt tokens, in any one currency."""
+    """Price of a million prompt tokens, in any currency, the same for all prices."""
     completion_price: float | None = Field(default=None, ge=0)
     """Price of a million completion tokens."""
     budget_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that the ledger of this folder may hold; then no further question is sent."""
+    """When the ledger of this folder holds this many tokens, no further question is sent."""
     budget_cost: float | None = Field(default=None, gt=0)
-    """Cost that the ledger of this folder may hold, in the currency of the prices."""
+    """When the ledger of this folder holds this cost, in the currency of the prices, no further question is sent."""
 
     @model_validator(mode="after")
     def _check_prices(self) -> Self:
@@ -165,16 +165,16 @@ class _RewardDataFile(Settings):
     path: LocalPath
     """File to read, or a table in an object store."""
     csv: Annotated[CsvFormat, ReadWith("kind", ("csv",))] = DETECTED
-    """Delimiter and encoding of a file in CSV, where they cannot be found out."""
+    """Delimiter and encoding of a CSV file, if they cannot be detected."""
     layout: Literal["text", "messages"] = "text"
     """Form of prompt and replies: texts (a user's message, an agent's replies), or messages: a list, one message, or an
-    object with `messages`, in the keys and tags of OpenAI or ShareGPT, as JSON text where a cell cannot hold them."""
+    object with `messages`, with the keys and tags of OpenAI or ShareGPT, as JSON text if a cell cannot hold them."""
     system: str | None = None
     """Column of the system prompt."""
     id: str | None = None
-    """Column of a record's id; none names records by the file and their place in it."""
+    """Column of a record's id. None names records by the file and their place in it."""
     group: str | None = None
-    """Column of the group: records of one group stay in one split; none groups records by their prompt."""
+    """Column of the group. Records of one group stay in one split. None groups records by their prompt."""
     category: str | None = None
     """Column of the category."""
     split: str | None = None
@@ -193,11 +193,11 @@ def _one_prompt_of_messages(settings: File) -> File:
 
 
 class PairFile(_RewardDataFile):
-    """File of preference pairs, one a record."""
+    """File of preference pairs, one per record."""
 
     prompt: str | tuple[str, ...] | None = "prompt"
-    """Column of the prompt, or several whose texts are joined by a blank line, as Alpaca's `[instruction, input]`; none
-    where both sides are whole conversations that differ in their last message."""
+    """Column of the prompt, or several to join with a blank line, e.g. Alpaca's `[instruction, input]`. None if both
+    sides are whole conversations that differ in their last message."""
     chosen: str = "chosen"
     """Column of the preferred reply."""
     rejected: str = "rejected"
@@ -211,19 +211,19 @@ class PairFile(_RewardDataFile):
 
 
 class LabelFile(_RewardDataFile):
-    """File of labelled replies, one a record."""
+    """File of labelled replies, one per record."""
 
     prompt: str | tuple[str, ...] | None = None
-    """Column of the prompt, or several whose texts are joined by a blank line; none where replies were labelled by
-    themselves, or where with layout messages the conversation ends with the reply."""
+    """Column of the prompt, or several to join with a blank line. None if replies were labelled without a prompt, or
+    if, with layout messages, the conversation ends with the reply."""
     reply: str = "text"
     """Column of the reply."""
     label: str = "label"
     """Column of the label."""
     score: str | None = None
-    """Column of a number, higher is better; none where `scores` has it, or labels have no order."""
+    """Column of a number, higher is better. None if `scores` gives the numbers, or if labels have no order."""
     scores: dict[str, float] = Field(default_factory=dict)
-    """Score of each label, for example `{good: 1, bad: 0}`; a label that is not listed is refused."""
+    """Score of each label, for example `{good: 1, bad: 0}`. A label that is not listed is refused."""
 
     @model_validator(mode="after")
     def _one_source_of_scores(self) -> Self:

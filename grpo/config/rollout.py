@@ -13,37 +13,37 @@ class EpisodeSettings(Settings):
     """Number, sampling, length and timeouts of the episodes of an iteration."""
 
     scenarios: int = Field(default=32, ge=1)
-    """Scenarios of an iteration, from the training split in a seeded order."""
+    """Scenarios per iteration, from the training split in a seeded order."""
     group_size: int = Field(default=8, ge=2)
     """Episodes of each scenario: the group of an advantage."""
     temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE, allow_inf_nan=False)
     """Sampling temperature, without top-k or top-p."""
     max_new_tokens: int = Field(default=64, ge=1)
-    """Tokens of one turn of the agent at most."""
+    """Most tokens of one turn of the agent."""
     on_truncation: Literal["end", "continue"] = "end"
-    """A turn that reaches max_new_tokens ends the episode as truncated, or stands as it is."""
+    """If a turn reaches max_new_tokens, end the episode as truncated, or go on with the turn as it is."""
     max_context: int = Field(default=512, ge=16)
-    """Tokens of one episode at most."""
+    """Most tokens of one episode."""
     concurrency: int = Field(default=256, ge=1)
-    """Episodes of a shard in flight at once."""
+    """Episodes of a shard that run at the same time."""
     turn_timeout_s: float = Field(default=120.0, gt=0)
-    """Timeout of a turn of the policy; then the episode fails."""
+    """Timeout of a turn of the policy. After it, the episode fails."""
     step_timeout_s: float = Field(default=60.0, gt=0)
-    """Timeout of a step of the environment, user or tool; then the episode fails."""
+    """Timeout of a step of the environment, user or tool. After it, the episode fails."""
     episode_timeout_s: float = Field(default=900.0, gt=0)
-    """Timeout of an episode; then it fails."""
+    """Timeout of an episode. After it, the episode fails."""
     stage_timeout_s: float = Field(default=14400.0, gt=0)
-    """Timeout of a shard; episodes that are not finished fail."""
+    """Timeout of a shard. After it, the episodes that are not finished fail."""
     reward_timeout_s: float = Field(default=1800.0, gt=0)
-    """Timeout of scoring the group of a scenario; then the run ends."""
+    """Timeout of scoring the group of a scenario. After it, the run ends."""
     error_budget: float = Field(default=0.05, ge=0, le=1)
     """Share of failed episodes above which the run stops."""
 
 
 def equal_episodes(iterations: int, base: EpisodeSettings, changed: EpisodeSettings) -> int:
-    """Iterations with the changed settings that have as many episodes as these with the base ones, at least one.
+    """Number of iterations, at least 1, so that the changed settings give as many episodes as the base settings.
 
-    20 iterations of 4 scenarios in groups of 8 are 640 episodes, in groups of 16 10 iterations.
+    20 iterations of 4 scenarios in groups of 8 are 640 episodes. In groups of 16 these are 10 iterations.
     """
     episodes = iterations * base.scenarios * base.group_size
     return max(1, round(episodes / (changed.scenarios * changed.group_size)))
@@ -55,25 +55,25 @@ class RolloutSettings(EpisodeSettings):
     backend: Literal["transformers", "vllm"] = "transformers"
     """Inference backend: the model in this process, or a vLLM engine that its weights are loaded into."""
     gpu_memory_utilization: Annotated[float, ReadWith("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)
-    """Share of the memory for the vLLM engine, of the GPU or, if vLLM was built for CPUs, of the machine; the learner
-    needs the rest."""
+    """Share of the GPU's memory for the vLLM engine, or of the machine's if vLLM was built for CPUs. The learner needs
+    the rest."""
     shards: int = Field(default=1, ge=1)
-    """Shards of an iteration; a shard is retried as a whole."""
+    """Shards per iteration. A shard is retried as a whole."""
     runner: Literal["threads", "dask"] = "threads"
     """Execution of the shards: threads of this process, or processes of a Dask cluster."""
     workers: int = Field(default=2, ge=1)
-    """Shards at once: threads, or processes of the cluster, which is started for the run."""
+    """Shards at once: threads, or processes of the cluster that is started for the run."""
     dask_address: Annotated[str | None, ReadWith("runner", ("dask",))] = Field(
         default=None, pattern=r"^(tcp|tls)://.+:\d+$"
     )
-    """Scheduler of a running cluster; its workers need this machine's files and environment."""
+    """Scheduler of a running cluster. Its workers need this machine's files and environment."""
     informative_groups: int | None = Field(default=None, ge=1)
-    """Roll out further scenarios until this many groups differ in reward (DAPO's dynamic sampling); none rolls out
-    `scenarios` only."""
+    """Roll out more scenarios until this many groups have rewards that differ (DAPO's dynamic sampling). None rolls out
+    only `scenarios`."""
     max_rounds: Annotated[int, ReadWith("informative_groups")] = Field(default=3, ge=1)
-    """Rounds of `scenarios` at most in an iteration, in search of informative groups."""
+    """Most rounds of `scenarios` per iteration to get informative groups."""
     staleness: Literal[0, 1] = 0
-    """Updates that a rollout may lag behind: with 1 the next rollout runs during the update on this one."""
+    """Updates that a rollout may lag behind. With 1, the next rollout runs during the update on this one."""
 
     @model_validator(mode="after")
     def _enough_scenarios_for_the_groups(self) -> Self:

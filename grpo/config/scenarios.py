@@ -16,17 +16,17 @@ from grpo.storage.home import home
 ScenarioField = Annotated[str, StringConstraints(pattern=r"^[a-z_]+(\.[a-z_]+)?$")]
 """Name of a field of a scenario, such as `id` or `metadata.category`."""
 _BESIDE_A_CHAT = ("id", "topic", "domain", "split", "metadata")
-"""Fields of a scenario that columns may give where a chat gives the others."""
+"""Fields of a scenario that columns may give if a chat gives the others."""
 
 
 class _TableSource(Settings):
     columns: dict[ScenarioField, str] = Field(default_factory=dict)
-    """Column of each field of a scenario that is read, `{id: ticket, user_responses: question, "metadata.category":
-    topic}`; other columns are left out. Without it columns have the names of the fields."""
+    """Column of each field of a scenario to read, `{id: ticket, user_responses: question, "metadata.category":
+    topic}`. Other columns are left out. If this is empty, columns must have the names of the fields."""
     chat: ChatColumns | None = None
-    """Chats, one in each row: format and column; `columns` then maps further fields, such as metadata.category."""
+    """Chats, one per row: format and column. `columns` then maps further fields, such as metadata.category."""
     messages: MessageRows | None = None
-    """One row for each message, as help desks export them; `columns` then maps further fields, from the first row."""
+    """One row per message, as help desks export them. `columns` then maps further fields, from the first row."""
 
     @model_validator(mode="after")
     def _one_way_to_read_rows(self) -> Self:
@@ -43,13 +43,13 @@ class FileSource(_TableSource):
     """Scenarios in a file, one record each, in the project's own fields or in columns that are mapped to them."""
 
     kind: Literal["jsonl", "json", "parquet", "arrow"]
-    """Format of the file; arrow is Arrow's IPC format or Feather."""
+    """Format of the file. arrow is Arrow's IPC format or Feather."""
     path: LocalPath
     """File to read, or a table in an object store (`s3://bucket/store/mixture/3fa1….parquet#sha256`)."""
 
 
 class CsvSource(_TableSource, CsvFormat):
-    """Scenarios in a delimited file with a header, one row each, or chats of one row for each message."""
+    """Scenarios in a delimited file with a header, one per row, or chats with one row per message."""
 
     kind: Literal["csv"]
     """Delimited text."""
@@ -65,24 +65,24 @@ class HuggingFaceSource(_TableSource):
     path: LocalPath
     """Folder of the saved dataset."""
     split: str = "train"
-    """Split, where the folder holds several."""
+    """Split to read, if the folder holds several."""
 
 
 class HubDataSource(_TableSource):
-    """Data set on the Hugging Face hub, in Parquet, JSON or CSV files; a run pins it to a commit."""
+    """Data set on the Hugging Face hub, in Parquet, JSON or CSV files. A run pins it to a commit."""
 
     kind: Literal["hub"]
     """Data set by its id on the Hugging Face hub."""
     id: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)
     """Id of the data set, `org/name`."""
     revision: str | None = Field(default=None, pattern=r"^\w[\w./-]*$", max_length=200)
-    """Branch, tag or commit; none is the newest commit of main."""
+    """Branch, tag or commit. None is the newest commit of main."""
     subset: str | None = None
-    """Subset, where the data set declares several and no default."""
+    """Subset, if the data set declares several and no default."""
     split: str = "train"
     """Split that is read."""
     csv: CsvFormat = CsvFormat()
-    """Delimiter and encoding of files in CSV, where they cannot be found out."""
+    """Delimiter and encoding of CSV files, if they cannot be detected."""
 
 
 class PythonSource(PythonObject):
@@ -98,10 +98,10 @@ MultiDoGOLevel = Literal["turn", "sentence"]
 
 
 class ChatSource(ChatSettings):
-    """Chats in a file that others write: JSON lines, or a JSON document with a list; see docs/logs.md.
+    """Chats in a file from elsewhere: JSON lines, or a JSON document with a list (see docs/logs.md).
 
-    The system prompt becomes the context, replies of the agent references, tool calls with their results a replay, and
-    the call that a record ends with an expected call.
+    The system prompt becomes the context, replies of the agent become references, and tool calls with their results
+    become a replay. If a record ends with a call, it becomes an expected call.
     """
 
     kind: ChatFormatName
@@ -109,7 +109,7 @@ class ChatSource(ChatSettings):
     path: LocalPath
     """File to read."""
     requests: LocalPath | None = None
-    """Input file of the batch whose output `path` is: requests and replies are joined by `custom_id`."""
+    """Input file of a batch, if `path` is its output. Requests and replies are joined by `custom_id`."""
 
     @model_validator(mode="after")
     def _requests_of_a_batch(self) -> Self:
@@ -127,13 +127,14 @@ HelpDesk = Literal["zendesk", "intercom", "freshdesk", "chatwoot"]
 
 
 class HelpDeskSource(Settings):
-    """Tickets in JSON as a help desk exports them: JSON lines, a list, or a page of its API; see docs/logs.md.
+    """Tickets in JSON as a help desk exports them: JSON lines, a list, or a page of its API (see docs/logs.md).
 
-    The customer's messages become the user's turns and the agent's public replies references; notes are left out.
+    The customer's messages become the user's turns, and the agent's public replies become references. Notes are left
+    out.
     """
 
     kind: HelpDesk
-    """Help desk whose fields the tickets have."""
+    """Help desk that exported the tickets."""
     path: LocalPath
     """File to read."""
     users: LoggedUsers = "script"
@@ -141,9 +142,10 @@ class HelpDeskSource(Settings):
 
 
 class TraceSource(Settings):
-    """Export of traces: JSON lines, or a JSON document with a list; see docs/logs.md.
+    """Export of traces: JSON lines, or a JSON document with a list (see docs/logs.md).
 
-    The system prompt becomes the context, replies of the agent references, tool calls with their results a replay.
+    The system prompt becomes the context, replies of the agent become references, and tool calls with their results
+    become a replay.
     """
 
     kind: Literal["langsmith", "langfuse"]
@@ -168,7 +170,7 @@ class MultiDoGOSource(Settings):
     parts: tuple[Literal["train", "dev", "test"], ...] = Field(default=("train", "dev"), min_length=1)
     """Parts of the data set that are read."""
     level: MultiDoGOLevel = "turn"
-    """Annotation level: one row a turn, or one row a sentence."""
+    """Annotation level: one row per turn, or one row per sentence."""
 
 
 class Tau2Source(Settings):
@@ -190,9 +192,9 @@ class ConversationLogSource(Settings):
     kind: Literal["conversation_log"]
     """Conversations that were logged in service."""
     path: LocalPlace = Field(default_factory=lambda: str(home() / "conversations"))
-    """Folder of the log, by default `conversations` in GRPO_HOME; a missing folder is an empty log."""
+    """Folder of the log, by default `conversations` in GRPO_HOME. A missing folder is an empty log."""
     files: tuple[str, ...] | None = None
-    """Files of the log to read, relative to the folder; none reads all."""
+    """Files of the log to read, relative to the folder. None reads all."""
 
 
 class ServedSource(Settings):
@@ -201,15 +203,15 @@ class ServedSource(Settings):
     kind: Literal["served"]
     """Turns that were served, and the feedback on them."""
     path: LocalPlace = Field(default_factory=lambda: str(home() / "served"))
-    """Folder of the log, by default `served` in GRPO_HOME; a missing folder is an empty log."""
+    """Folder of the log, by default `served` in GRPO_HOME. A missing folder is an empty log."""
     segments: tuple[str, ...] | None = None
-    """Segments to read, those that may grow with their end in bytes (`20261122T030000-3fa1:81920`); none reads all."""
+    """Segments to read. If one may grow, add its end in bytes (`20261122T030000-3fa1:81920`). None reads all."""
     users: LoggedUsers = "script"
     """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
 
 
 class PublishedSource(Settings):
-    """Published data set in its original files, see docs/data.md."""
+    """Published data set in its original files (see docs/data.md)."""
 
     kind: Literal[
         "abcd_sample",
@@ -229,14 +231,14 @@ class PublishedSource(Settings):
     path: LocalPath
     """Folder of the data set's files, or the publisher's repository."""
     parts: tuple[str, ...] = ()
-    """Parts that are read, such as `train` and `test`, or file names; none reads those listed in docs/data.md."""
+    """Parts to read, such as `train` and `test`, or file names. None reads the parts listed in docs/data.md."""
 
 
 class VerifiersSource(Settings):
-    """Tasks of a taskset of the package `verifiers`, which the environment of the same id and args plays."""
+    """Tasks of a taskset of the package `verifiers`. The environment needs the same id and args."""
 
     kind: Literal["verifiers"]
-    """Tasks of a taskset for `verifiers`; pip extra verifiers."""
+    """Tasks of a taskset for `verifiers`. Needs the pip extra verifiers."""
     id: str = Field(pattern=r"^[\w./@-]+$", max_length=200)
     """Id of the taskset."""
     args: Options = Field(default_factory=dict)
@@ -277,4 +279,4 @@ class ScenarioSettings(Settings):
     validation_fraction: float = Field(default=0.25, gt=0, lt=1)
     """Fraction of each category that is held out for evaluation."""
     limit: int | None = Field(default=None, ge=1)
-    """Training scenarios at most, and as many held-out ones, the first by hash."""
+    """Most training scenarios, and most held-out ones. If there are more, the first by hash are used."""

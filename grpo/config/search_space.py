@@ -94,7 +94,7 @@ SearchSpace = dict[str, Dimension]
 
 
 def get_value(config: Settings, path: str) -> Value:
-    """Value of a field by its path; raises `ConfigError` with the nearest field names for an unknown one."""
+    """Value of a field by its path. If it is unknown, raises `ConfigError` with the nearest field names."""
     document: Any = config.model_dump(mode="json")
     known = list(_leaves(document))
     if path not in known:
@@ -107,7 +107,7 @@ def get_value(config: Settings, path: str) -> Value:
 
 
 def with_values(config: S, values: Mapping[str, Value]) -> S:
-    """Copy of the config with these fields set; raises `ConfigError` for an unknown field or an invalid value.
+    """Copy of the config with these fields set. Raises `ConfigError` for an unknown field or an invalid value.
 
     with_values(base, {"training.learning_rate": 3e-4}).training.learning_rate == 3e-4
     """

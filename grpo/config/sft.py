@@ -11,26 +11,26 @@ from grpo.config.python_object import PythonObject
 
 
 class WrittenDemonstrations(Settings):
-    """Conversations in a file, one a line, in OpenAI's format: `{"messages": [{"role", "content", "tool_calls"}, …]}`.
+    """Conversations in a file, one per line, as OpenAI's `{"messages": [{"role", "content", "tool_calls"}, …]}`.
 
     The reasoning of a turn is in `reasoning_content`, `reasoning` or `thinking`.
     """
 
     kind: Literal["jsonl"]
-    """Conversations as JSON, one a line."""
+    """Conversations as JSON, one per line."""
     path: LocalPath
     """File to read."""
 
 
 class LoggedDemonstrations(Settings):
-    """Conversations of a conversation log that succeeded, by their reward."""
+    """Conversations of a conversation log with a reward of at least `min_reward`."""
 
     kind: Literal["conversation_log"]
     """Conversations that were logged in service."""
     path: LocalPath
     """Folder of the log."""
     min_reward: float = 1.0
-    """Least reward of a conversation that is used as a demonstration; those without a reward are left out."""
+    """Least reward of a conversation that is used as a demonstration. Conversations without a reward are left out."""
 
 
 class GeneratedDemonstrations(PythonObject):
@@ -43,17 +43,17 @@ class GeneratedDemonstrations(PythonObject):
 
 
 class FineTuningSettings(Settings):
-    """Steps of supervised fine-tuning by TRL's SFTTrainer; the loss is on the agent's turns alone.
+    """Steps of supervised fine-tuning by TRL's SFTTrainer, with the loss only on the agent's turns.
 
-    All weights are trained, and the result is where GRPO starts and what its KL divergence is measured from.
+    All weights are trained. GRPO starts from the result and measures its KL divergence from it.
     """
 
     epochs: int = Field(default=1, ge=1)
     """Passes over the demonstrations."""
     learning_rate: float = Field(default=2e-5, gt=0)
-    """AdamW's learning rate at the start; it falls linearly to 0."""
+    """AdamW's learning rate at the start. It falls linearly to 0."""
     conversations_per_step: int = Field(default=16, ge=1)
-    """Conversations of one optimizer step."""
+    """Conversations per optimizer step."""
 
 
 DemonstrationSettings = Annotated[
@@ -65,4 +65,4 @@ class SFTSettings(FineTuningSettings):
     """Supervised fine-tuning of the base on demonstrations."""
 
     demonstrations: DemonstrationSettings
-    """Demonstrations; one without a system message gets the system prompt of the agent and environment."""
+    """Demonstrations. If one has no system message, it gets the system prompt of the agent and environment."""

@@ -19,13 +19,13 @@ _GROUP_BASELINE = IgnoredWith("algorithm", ("ppo", "a2c", "dpo"))
 _CLIPPED = IgnoredWith("algorithm", ("rloo", "reinforce", "a2c", "trpo", "dpo"))
 _CLIPPED_BELOW = IgnoredWith("algorithm", ("cispo", "rloo", "reinforce", "a2c", "trpo", "dpo"))
 _OFF_POLICY = IgnoredWith("algorithm", ("rloo", "reinforce", "a2c"))
-"""Without an importance ratio only the first step on a rollout is unbiased."""
+"""Without an importance ratio, only the first step on a rollout is unbiased."""
 
 
 class LoraSettings(Settings):
-    """LoRA (arXiv 2106.09685) by peft's names; the base weights stay frozen.
+    """LoRA (arXiv 2106.09685) with peft's names. The base weights stay frozen.
 
-    Checkpoints hold the adapters alone; the registered model has them merged in.
+    Checkpoints hold only the adapters. They are merged into the registered model.
     """
 
     r: int = Field(default=16, ge=1)
@@ -33,11 +33,11 @@ class LoraSettings(Settings):
     lora_alpha: int = Field(default=32, ge=1)
     """An adapter's output is scaled by lora_alpha / r."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get an adapter, or all linear ones but the head."""
+    """Names of the layers that get an adapter, or all linear layers except the head."""
 
 
 class CriticSettings(Settings):
-    """Value head of ppo and a2c on the policy's hidden states, with an optimizer of its own."""
+    """Value head of ppo and a2c on the policy's hidden states, with its own optimizer."""
 
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per completion token."""
@@ -48,25 +48,25 @@ class CriticSettings(Settings):
     epochs: int = Field(default=8, ge=1)
     """Steps of the critic on each rollout."""
     value_clip: float | None = Field(default=0.2, gt=0)
-    """Clip range of the value loss: change of a value in one update that is not penalized; none is plain squared
-    error."""
+    """Clip range of the value loss: a value may change by this much in one update without a penalty. None uses the
+    plain squared error."""
 
 
 class TrustRegionSettings(Settings):
     """Natural-gradient step of trpo and its line search."""
 
     max_kl: float = Field(default=0.01, gt=0)
-    """Largest KL(policy before the step ‖ after it) of a step, nats a token."""
+    """Largest KL(policy before the step ‖ after it) of a step, in nats per token."""
     damping: float = Field(default=0.1, ge=0)
     """Added to the diagonal of the Fisher matrix."""
     conjugate_gradient_steps: int = Field(default=10, ge=1)
     """Iterations of the conjugate gradient."""
     line_search_steps: int = Field(default=10, ge=1)
-    """Halvings of the step that are tried before the policy is left as it is."""
+    """Halvings of the step to try before the policy is left unchanged."""
 
 
 class TrainingSettings(Settings):
-    """Policy update; settings left out are as in the algorithm's paper."""
+    """Policy update. If a setting is left out, it is as in the algorithm's paper."""
 
     algorithm: AlgorithmName = "grpo"
     """Advantage estimator, loss and aggregation."""
@@ -75,56 +75,57 @@ class TrainingSettings(Settings):
     baseline: Annotated[
         Literal["group_mean", "group_median", "leave_one_out", "global_mean"] | None, _GROUP_BASELINE, _NOT_TRL
     ] = None
-    """Baseline that is subtracted from a reward; by default the algorithm's own."""
+    """Baseline that is subtracted from a reward. By default the algorithm's own."""
     scale_by_std: Annotated[bool | None, _NOT_DPO] = None
-    """Divide advantages by the group's standard deviation; by default as the algorithm does."""
+    """Divide advantages by the group's standard deviation. By default as in the algorithm."""
     credit_assignment: Annotated[Literal["trajectory", "turn", "state"], _GROUP_BASELINE, _NOT_TRL] = "trajectory"
-    """One advantage for all turns of an episode; one for each turn from its own return; or, added to the first, one for
-    each turn among the turns that a scenario's episodes took in the same state of the world (GiGPO)."""
+    """trajectory: one advantage for all turns of an episode. turn: one per turn, from its own return. state: the first,
+    plus one per turn that compares the turns of the scenario's episodes in the same state of the world (GiGPO)."""
     state_discount: Annotated[float, ReadWith("credit_assignment", ("state",))] = Field(default=0.95, gt=0, le=1)
-    """Discount per turn of the returns that are compared in a state: below 1, the shorter way from it is better."""
+    """Discount per turn of the returns that are compared in a state. If it is below 1, a shorter way is better."""
     reward_clip: Annotated[float | None, _NOT_DPO, _NOT_TRL] = Field(default=None, gt=0)
     """Rewards are clipped to [-reward_clip, reward_clip]."""
     normalize_rewards: Annotated[bool, _NOT_DPO, _NOT_TRL] = False
     """Divide the rewards of an iteration by their standard deviation, before the baseline is subtracted."""
     overlong_limit: Annotated[int | None, _NOT_DPO, _NOT_TRL] = Field(default=None, ge=1)
-    """Completion tokens of an episode from which 1 is taken off its reward (DAPO's overlong punishment); none takes
-    nothing off."""
+    """Episodes with this many completion tokens or more lose 1 reward (DAPO's overlong punishment). None disables
+    it."""
     overlong_buffer: Annotated[int, ReadWith("overlong_limit"), _NOT_TRL] = Field(default=64, ge=1)
     """Tokens before that limit over which the penalty grows."""
     iterations: int = Field(default=20, ge=1)
     """Iterations of rollout, scoring and policy update."""
     learning_rate: Annotated[float, _NOT_TRPO] = Field(default=1e-4, ge=0)
-    """AdamW's learning rate after the warm-up; 0 stops the run as a training without effect."""
+    """AdamW's learning rate after the warm-up. With 0 the run stops, because the training would have no effect."""
     warmup_steps: Annotated[int, _NOT_TRPO] = Field(default=0, ge=0)
     """Optimizer steps over which the learning rate rises from 0."""
     lr_scheduler_type: Annotated[Literal["constant", "linear", "cosine"], _NOT_TRPO] = "constant"
     """Decay of the learning rate over the iterations of the run."""
     groups_per_step: Annotated[int | None, _OFF_POLICY, _NOT_TRL] = Field(default=None, ge=1)
-    """Minibatch: informative groups (rewards differ) of one optimizer step; none takes a whole rollout in one step."""
+    """Informative groups (their rewards differ) per optimizer step. None takes the whole rollout in one step."""
     epochs: Annotated[int, _OFF_POLICY] = Field(default=1, ge=1)
     """Passes over each rollout."""
     clip_low: Annotated[float | None, _CLIPPED_BELOW] = Field(default=None, gt=0)
-    """Clip range below 1 of the importance ratio; by default the algorithm's published one."""
+    """Clip range of the importance ratio below 1. By default the algorithm's published one."""
     clip_high: Annotated[float | None, _CLIPPED] = Field(default=None, gt=0)
-    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]; for cispo clip_high is the cap itself."""
+    """The importance ratio is clipped to [1 - clip_low, 1 + clip_high]. For cispo, clip_high is the cap itself."""
     dual_clip: Annotated[float | None, _CLIPPED_BELOW] = Field(default=None, gt=1)
     """Largest ratio at a negative advantage (dual-clip PPO)."""
     importance_sampling_cap: Annotated[float | None, _NOT_DPO] = Field(default=None, ge=1)
-    """Weight tokens by the importance ratio of policy to sampler, truncated to this; none does not weight them."""
+    """Weight tokens by the importance ratio of policy to sampler, truncated to this. None does not weight them."""
     importance_sampling_mask: Annotated[float | None, ReadWith("importance_sampling_cap"), _NOT_TRL] = Field(
         default=None, gt=1
     )
-    """Exclude sequences whose geometric mean of the importance ratios of policy to sampler is above this or below its
-    inverse; none excludes none."""
+    """Exclude a sequence if the geometric mean of its importance ratios of policy to sampler is above this or below
+    its inverse. None keeps all sequences."""
     max_mismatch_kl: Annotated[float, ReadWith("importance_sampling_cap")] = Field(default=0.01, gt=0)
-    """Largest KL(sampler ‖ policy), nats a token, that importance_sampling_cap may correct; beyond it the run stops."""
+    """Largest KL(sampler ‖ policy), in nats per token, that importance_sampling_cap may correct. If it is larger, the
+    run stops."""
     top_entropy_quantile: Annotated[float, _NOT_TRPO_DPO] = Field(default=1.0, gt=0, le=1)
-    """Share of the tokens, those of highest entropy, that the loss is on."""
+    """Share of the tokens, the ones with the highest entropy, that the loss is on."""
     length_normalizer: Annotated[int, ReadWith("algorithm", ("dr_grpo",))] = Field(default=256, ge=1)
     """Constant that dr_grpo divides a sequence's loss by."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence to the reference policy; for dpo the inverse temperature of the preferences."""
+    """Weight of the KL divergence to the reference policy. For dpo, the inverse temperature of the preferences."""
     entropy_coefficient: Annotated[float, _NOT_DPO] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     weight_decay: Annotated[float, _NOT_TRPO] = Field(default=0.0, ge=0)
@@ -134,9 +135,9 @@ class TrainingSettings(Settings):
     adam_beta2: Annotated[float, _NOT_TRPO] = Field(default=0.99, ge=0, lt=1)
     """AdamW's decay of the second moment."""
     max_grad_norm: Annotated[float, _NOT_TRPO] = Field(default=1.0, gt=0)
-    """Gradients of a larger norm are scaled down to it."""
+    """Gradients with a larger norm are scaled down to it."""
     microbatch_tokens: int = Field(default=16384, ge=64)
-    """Tokens of one forward pass at most, shared prefixes counted once."""
+    """Most tokens of one forward pass. A shared prefix counts once."""
     ratio_tolerance: Annotated[float, IgnoredWith("importance_sampling_cap"), _NOT_DPO] = Field(default=1e-5, gt=0)
     """Largest distance of the importance ratio from 1 before the first step, averaged over the tokens of a row."""
     critic: Annotated[CriticSettings, ReadWith("algorithm", ("ppo", "a2c"))] = CriticSettings()
@@ -146,7 +147,7 @@ class TrainingSettings(Settings):
     lora: Annotated[LoraSettings | None, _NOT_DPO, _NOT_TRL] = None
     """Train adapters instead of all weights."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], _NOT_TRPO_DPO, _NOT_TRL] = "fp32"
-    """Of the matrices in a training pass; weights, log-probabilities and losses stay in float32."""
+    """Precision of the matrices in a training pass. Weights, log-probabilities and losses stay in float32."""
     gradient_checkpointing: Annotated[bool, _NOT_DPO, _NOT_TRL] = False
     """Recompute activations in the backward pass instead of keeping them."""
     processes: Annotated[int, _NOT_TRL] = Field(default=1, ge=1)
@@ -154,7 +155,7 @@ class TrainingSettings(Settings):
     sharding: Annotated[Literal["replicated", "sharded"], _NOT_TRL] = "replicated"
     """Each process holds all weights (DDP) or its shard of them (FSDP)."""
     update_timeout_s: Annotated[float, IgnoredWith("processes", (1,))] = Field(default=14400.0, gt=0)
-    """Timeout of an update in several processes; the stage is retried."""
+    """Timeout of an update in several processes. After it, the stage is retried."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:

@@ -22,7 +22,7 @@ class HPOConfig(Settings):
     search_space: SpaceName | SearchSpace = "grpo"
     """Named space, or dimensions by field: `{learning_rate: {type: loguniform, low: 1e-6, high: 1e-3}}`."""
     n_trials: int = Field(default=20, ge=1)
-    """Trials that finish: complete, pruned or failed. A trial whose process crashed is retried."""
+    """Trials that finish: complete, pruned or failed. If the process of a trial crashes, the trial is retried."""
     optimization_direction: Literal["maximize", "minimize"] = "maximize"
     """Direction of the objective, the reward on scenarios held out from training."""
     pruning: bool = True
@@ -30,7 +30,7 @@ class HPOConfig(Settings):
     pruner: Annotated[Literal["median", "successive_halving"], ReadWith("pruning")] = "median"
     """Prune below the median of the others at that evaluation, or outside of their better half."""
     intermediate_evals: int = Field(default=4, ge=1)
-    """Evaluations of a trial on held-out scenarios, after equal shares of its training; the last is its result."""
+    """Evaluations of a trial on held-out scenarios, after equal shares of its training. The last is its result."""
     seed: int = Field(default=0, ge=0)
     """Seed of the sampled values, reproducible as long as one trial runs at a time."""
 
@@ -45,22 +45,22 @@ class TuneConfig(HPOConfig):
     name: RunName
     """Name of the study and of its report's folder."""
     base: Annotated[PipelineConfig, BeforeValidator(_loaded)]
-    """Config whose settings are tuned, or the path of its YAML file."""
+    """Config to tune, or the path of its YAML file."""
     metric: Literal["reward", "success"] = "reward"
     """Objective on the validation scenarios: the reward, or the outcome that the environment verifies."""
     validation_fraction: float = Field(default=0.25, gt=0, lt=1)
-    """Share of the training scenarios that trials are evaluated on instead of trained on. The held-out scenarios of the
-    gates are used by no trial: selection on them would bias their estimate upwards."""
+    """Share of the training scenarios that trials are evaluated on instead of trained on. No trial uses the held-out
+    scenarios of the gates, because selection on them would bias their estimate upwards."""
     iterations: int | None = Field(default=None, ge=1)
-    """Length of a trial in iterations of the base config; by default all of them. A trial with more episodes in an
-    iteration has fewer iterations."""
+    """Length of a trial in iterations of the base config, by default all of them. If a trial has more episodes per
+    iteration, it has fewer iterations."""
     parallel: int = Field(default=1, ge=1)
     """Trials at once, each in a process with its own model."""
     storage: str | None = None
-    """Database of the study: `sqlite:///PATH`, or `postgresql://user@host/database` whose password is in PGPASSWORD.
+    """Database of the study: `sqlite:///PATH`, or `postgresql://user@host/database` with the password in PGPASSWORD.
     By default a SQLite file in the home of the runs."""
     heartbeat_s: int = Field(default=10, ge=1)
-    """Seconds between heartbeats of a trial; after six missed ones it counts as crashed and is retried."""
+    """Seconds between heartbeats of a trial. After six missed heartbeats it counts as crashed and is retried."""
 
     @property
     def space(self) -> SearchSpace:
@@ -79,7 +79,7 @@ class TuneConfig(HPOConfig):
         return tuned.model_copy(update={"name": f"{self.base.name}-tuned"})
 
     def _with(self, values: dict[str, Value], iterations: int) -> PipelineConfig:
-        """Config with as many episodes as the base config has in these iterations, at least one iteration."""
+        """Config with as many episodes as the base config has in `iterations`, but at least one iteration."""
         config = with_values(self.base, values)
         return with_values(config, {_BUDGET: equal_episodes(iterations, self.base.rollout, config.rollout)})
 

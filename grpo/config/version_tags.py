@@ -21,7 +21,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def refuse_signed(tags: Mapping[str, str]) -> Mapping[str, str]:
-    """The tags of a config; raises `ValueError` for one that a run writes itself."""
+    """The tags of a config. Raises `ValueError` for a tag that a run writes itself."""
     for name, value in tags.items():
         if name in (*SIGNED, SIGNATURE) and not (name in _OF_RETRAINING and _DIGEST.fullmatch(value)):
             raise ValueError(f"a run writes and signs the tag {name} itself, so that commands believe it; rename yours")

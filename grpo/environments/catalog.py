@@ -86,7 +86,7 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
 
 
 def make_environment_without_model(settings: EnvironmentSettings) -> Environment:
-    """Create the environment with a scripted user where a model would write the user's messages."""
+    """Create the environment without the model that would write the user's messages."""
     return make_environment(settings.model_copy(update={"model": None}) if hasattr(settings, "model") else settings)
 
 
@@ -129,11 +129,11 @@ def find_unplayable(
     max_fraction: float,
     environment: Environment | None = None,
 ) -> dict[str, str]:
-    """Reasons why scenarios cannot be played under these settings, by scenario id; the user's model is not called.
+    """Reasons why scenarios cannot be played under these settings, by scenario id. The user's model is not called.
 
-    `environment` is that of the settings where it has been made already.
+    `environment` is the environment of the settings, if it already exists.
 
-    Raises `BudgetError` if that is all of them, or more than `max_fraction`.
+    Raises `BudgetError` if all of the scenarios, or more than `max_fraction`, cannot be played.
     """
     scenarios = list(scenarios)
     reasons = unplayable_reasons(environment or make_environment_without_model(settings), scenarios)

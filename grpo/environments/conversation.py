@@ -18,11 +18,11 @@ TurnReward = Callable[[EnvironmentState], Awaitable[float]]
 
 
 class ConversationEnvironment(Environment):
-    """Conversation of a user and the agent; by default user turn k is line k of the scenario's script.
+    """Conversation of a user and the agent. By default, user turn k is line k of the scenario's script.
 
-    `reset()` samples from `scenarios`, shuffled or in file order; the pipeline passes its own to `reset`. A
-    conversation is cut off after `max_turns` turns of the agent. `reward_fn` gives each turn a reward of its own,
-    besides the rewards of the whole conversation. The scenario's context is part of the agent's prompt.
+    `reset()` samples from `scenarios`, shuffled or in file order. The pipeline passes its own scenarios to `reset`. A
+    conversation is cut off after `max_turns` turns of the agent. `reward_fn` gives each turn its own reward, in
+    addition to the rewards of the whole conversation. The scenario's context is part of the agent's prompt.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ConversationEnvironment(Environment):
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Let the user answer; the episode ends when the user leaves, and is cut off at `max_turns`."""
+        """Let the user answer. The episode ends when the user leaves, and is cut off at `max_turns`."""
         state = state.after(action, turn_count=state.turn_count + 1)
         result = await self._respond(state, action)
         if self.reward_fn is None:
@@ -67,7 +67,7 @@ class ConversationEnvironment(Environment):
         return await self._user_turn(state)
 
     async def _user_turn(self, state: EnvironmentState) -> StepResult:
-        """Let the user answer. A user that leaves at the last turn terminates the episode; it is not truncated."""
+        """Let the user answer. If the user leaves at the last turn, the episode is terminated, not truncated."""
         turn = await self.user.next_turn(state.scenario, state.history, state.metadata["user"])
         metadata = {**state.metadata, "user": turn.memory}
         if turn.content is None:
@@ -82,7 +82,7 @@ class ConversationEnvironment(Environment):
         self.user.check(scenario)
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
-        """Outcome checks of the user; None for a script, which makes none.
+        """Outcome from the user's checks. None if the user makes none, as a script, and no part of success is open.
 
         Checks of a user cover communicated facts. Other parts of the scenario's success are not verified here.
         """
@@ -91,9 +91,9 @@ class ConversationEnvironment(Environment):
         return Outcome.of(checks, unjudged=unjudged) if checks or unjudged else None
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
-        """True for a user that makes checks, or where a judge judges the scenario's assertions, if no part stays open.
+        """True if the user makes checks, or a judge judges the scenario's assertions, and no part stays open.
 
-        A class of its own with another `verify` has to say it by itself.
+        If a subclass overrides `verify`, it has to override this method too.
         """
         if type(self).verify is not ConversationEnvironment.verify:
             return Environment.can_verify(self, scenario, judged=judged)
@@ -108,7 +108,7 @@ class ConversationEnvironment(Environment):
 
 
 def _unjudged(expected: Expected, *, checked: bool) -> tuple[str, ...]:
-    """Parts of success that a conversation leaves open; a user that makes checks covers communicated facts."""
+    """Parts of success that a conversation leaves open. If the user makes checks, they cover communicated facts."""
     judged = {"COMMUNICATE"} if checked else set()
     if expected.reward_basis is None:
         judged |= {"DB", "COMMUNICATE"}

@@ -17,7 +17,7 @@ from grpo.trajectories import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentState:
-    """State of an episode; `step` returns a new one and never changes the one that it was given."""
+    """State of an episode. `step` returns a new state and never changes the state that it gets."""
 
     scenario: Scenario
     episode_id: str = ""
@@ -31,7 +31,7 @@ class EnvironmentState:
     world: Mapping[str, Any] = field(default_factory=dict)
     """State that the agent acts on and that success is verified on."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """State of the environment besides the world, such as the user's."""
+    """State of the environment outside the world, such as the user's state."""
 
     def after(self, *messages: Message, **changes: Any) -> EnvironmentState:
         """Copy with these messages appended to the history."""
@@ -40,16 +40,16 @@ class EnvironmentState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Result of a step. Terminated: the episode ended by itself. Truncated: it was cut off.
+    """Result of a step: `terminated` if the episode ended by itself, `truncated` if it was cut off.
 
     Unpacks as `state, response, reward, done`.
     """
 
     state: EnvironmentState
     response: Message | None
-    """Message of the user or the tool; None when the episode is over."""
+    """Message of the user or the tool, or None if the episode is over."""
     reward: float | None = None
-    """Reward of this turn; None where the environment gives none."""
+    """Reward of this turn, or None if the environment gives none."""
     terminated: bool = False
     truncated: bool = False
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -59,18 +59,18 @@ class StepResult:
 
 
 class Environment(ABC):
-    """Base of all environments. One instance serves many episodes at once; all of an episode is in its state."""
+    """Base of all environments. One instance serves many episodes at once, so an episode keeps all in its state."""
 
     tools: tuple[Tool, ...] = ()
     scenarios: tuple[Scenario, ...] = ()
-    """Scenarios that `reset()` samples from; none where each episode is given its own."""
+    """Scenarios that `reset()` samples from. Empty if the caller passes a scenario for each episode."""
     system_prompt: str = ""
 
     @abstractmethod
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-        """Start an episode; the returned history ends with the user's first message.
+        """Start an episode. The returned history ends with the user's first message.
 
-        Without a scenario the environment samples one of its own, by the seed where there is one.
+        If no scenario is given, the environment samples one of its own, by the seed if one is given.
         """
 
     @abstractmethod
@@ -78,38 +78,39 @@ class Environment(ABC):
         """Apply the agent's message."""
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
-        """Verify the final state; None where nothing can be verified."""
+        """Verify the final state. Returns None if nothing can be verified."""
         return None
 
     async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome | None:
-        """Outcome of an episode that has ended, by default that of `verify`.
+        """Outcome of an episode that has ended, by default the result of `verify`.
 
-        `cut_off` is the agent's last message where a limit of tokens ended the episode before `step` got it.
+        If a limit of tokens ended the episode before `step` got the agent's last message, `cut_off` is this message.
         """
         return self.verify(state)
 
     def state_digest(self, state: EnvironmentState) -> str | None:
-        """Digest of all that decides how an episode goes on from here; None for an environment without one.
+        """Digest of all that decides how an episode goes on from here, or None if the environment has no digests.
 
-        Turns of a scenario's episodes that were taken in states of one digest are compared by `credit_assignment:
-        state`. The number of turns is not part of it, so that an episode can come back to a state.
+        `credit_assignment: state` compares the turns of a scenario's episodes that were taken in states with the same
+        digest. The number of turns is not part of the digest, so that an episode can come back to a state.
         """
         return None
 
     @property
     def gives_states(self) -> bool:
-        """True for an environment that has a `state_digest` of its own."""
+        """True if the environment overrides `state_digest`."""
         return type(self).state_digest is not Environment.state_digest
 
     async def check(self, scenario: Scenario) -> None:
-        """Raise `DataError` for a scenario that this environment cannot play; called before any episode."""
+        """Raise `DataError` for a scenario that this environment cannot play. Called before any episode."""
         return
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
-        """Whether an episode of this scenario ends with a success or a failure; None where only an episode shows it.
+        """Return True if an episode of this scenario ends with a success or a failure, False if it does not.
 
-        With `judged` a judge completes outcomes with assertions. Preflight asks this before any episode, because gates
-        and rewards that need an outcome would fail after the training.
+        None means that only an episode shows it. If `judged` is True, a judge completes outcomes with assertions.
+        Preflight calls this before any episode, because gates and rewards that need an outcome would otherwise fail
+        after the training.
         """
         kind = type(self)
         verifies = kind.verify is not Environment.verify or kind.conclude is not Environment.conclude
@@ -122,7 +123,7 @@ class Environment(ABC):
 
 
 class SingleTurnEnvironment(Environment):
-    """Wrapper of an environment whose episodes end with the agent's first turn."""
+    """Wrapper that ends each episode of an environment after the agent's first turn."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -160,7 +161,7 @@ class SingleTurnEnvironment(Environment):
 
 
 def world_digest(state: EnvironmentState) -> str:
-    """Digest of a world that JSON can hold and of the last message, 16 hex digits."""
+    """Digest of the world and the last message, 16 hex digits. The world must be valid JSON."""
     last = state.history[-1]
     parts = json.dumps([state.world, last.role, last.content], sort_keys=True)
     return hashlib.sha256(parts.encode()).hexdigest()[:16]

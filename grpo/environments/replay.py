@@ -26,26 +26,26 @@ class ReplayEnvironment(ToolCallingEnvironment):
     """Scripted user turns, and tool calls answered from `world.recorded` of the scenario.
 
     A call has the result of the recorded call with the same name and arguments, compared by value. The k-th such call
-    has the result of the k-th recorded one, further calls that of the last:
+    has the result of the k-th recorded one. Further calls have the result of the last one:
 
         recorded    state() → "open",   state() → "closed"
         calls       state() → "open",   state() → "closed",   state() → "closed"
 
-    Any other call has an error as result, which names the recorded calls of the tool. `outcome.state` counts both:
-    `{"calls": 4, "unrecorded_calls": 1}`.
+    Any other call gets an error that names the recorded calls of the tool. `outcome.state` counts all calls and the
+    unrecorded ones: `{"calls": 4, "unrecorded_calls": 1}`.
 
-    Success is that all `expected.calls` were made, and all `expected.facts` communicated; without expected calls it is
-    None, as are parts of an explicit `reward_basis` other than these two.
+    An episode succeeds if all `expected.calls` were made, and all `expected.facts` were communicated. Success is None
+    if no calls are expected, or if an explicit `reward_basis` has other parts than these two.
     """
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-        """Start with the user's first turn; no call is answered yet."""
+        """Start with the user's first turn. No call is answered yet."""
         state = await super().reset(scenario, seed=seed)
         recorded_calls(state.scenario)
         return state.after(metadata={**state.metadata, CALLS: (), UNRECORDED_CALLS: 0})
 
     async def check(self, scenario: Scenario) -> None:
-        """Refuse a scenario without a script, or whose recorded calls lack a name, arguments or a result."""
+        """Refuse a scenario if it has no script, or if a recorded call lacks a name, arguments or a result."""
         await super().check(scenario)
         recorded_calls(scenario)
 
@@ -61,7 +61,7 @@ class ReplayEnvironment(ToolCallingEnvironment):
         return state.after(metadata=metadata), {"error": _not_recorded(call, recorded)}
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
-        """True where calls or facts are expected, and no part of success stays open."""
+        """True if calls or facts are expected, and no part of success stays open."""
         if type(self).verify is not ReplayEnvironment.verify:
             return Environment.can_verify(self, scenario, judged=judged)
         expected, basis = scenario.expected, _basis(scenario.expected)
@@ -92,9 +92,9 @@ def _unjudged(expected: Expected) -> tuple[str, ...]:
 
 
 def recorded_calls(scenario: Scenario) -> Sequence[Mapping[str, Any]]:
-    """Recorded calls of a scenario, none where it has none.
+    """Recorded calls of a scenario, possibly none.
 
-    Raises `DataError` for `world.recorded` that is not a list of `{"name", "arguments", "result"}`.
+    Raises `DataError` if `world.recorded` is not a list of `{"name", "arguments", "result"}`.
     """
     recorded = scenario.world.get("recorded", [])
     if not isinstance(recorded, list):

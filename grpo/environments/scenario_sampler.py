@@ -20,7 +20,7 @@ ScenarioLike = Scenario | Mapping[str, Any]
 class ScenarioSampler:
     """Sampler without replacement, in file order or reshuffled each epoch.
 
-    With a seed the sample depends on the seed alone: the same seed is the same scenario.
+    If a seed is given, the sample depends only on the seed, so that the same seed gives the same scenario.
     """
 
     def __init__(self, scenarios: Iterable[ScenarioLike], *, shuffled: bool) -> None:
@@ -33,7 +33,7 @@ class ScenarioSampler:
             raise DataError(f"scenario id {duplicate!r} is given twice; groups are formed by id: give each its own")
 
     def sample(self, seed: int | None) -> Scenario:
-        """Sample the next scenario, or the seed's; raises `DataError` if there are none."""
+        """Sample the next scenario, or the seed's scenario. Raises `DataError` if there are none."""
         if not self.scenarios:
             raise DataError("reset got no scenario, and the environment has none; pass one to either")
         size = len(self.scenarios)
@@ -51,7 +51,7 @@ class ScenarioSampler:
 def to_scenario(given: ScenarioLike, number: int) -> Scenario:
     """Validate a scenario given as such or as a dict of its fields.
 
-    The default id is a hash of the content. With a topic and a context alone the user opens with both:
+    The default id is a hash of the content. If only topic and context are given, the user opens with both:
 
         {"topic": "refund", "context": "Order delayed"}  →  user: "refund: Order delayed"
     """

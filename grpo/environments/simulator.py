@@ -16,11 +16,11 @@ _FIELDS = {"response", "role", "reward", "terminated", "truncated", "success", "
 
 
 class SimulatorError(Exception):
-    """The simulator returned an invalid answer: the episode counts as failed."""
+    """The simulator returned an invalid answer, so that the episode counts as failed."""
 
 
 class Simulator(Protocol):
-    """Interface of a simulator; `process` may be a coroutine."""
+    """Interface of a simulator. `process` may be a coroutine."""
 
     def process(self, state: EnvironmentState, action: Message) -> Mapping[str, Any] | Awaitable[Mapping[str, Any]]:
         """Answer the agent's message in the form of `convert`, without changing `state`."""
@@ -28,9 +28,9 @@ class Simulator(Protocol):
 
 
 class SimulatedEnvironment(Environment):
-    """Environment whose turns come from a simulator: the scenario's first line or goal opens, `process` answers.
+    """Environment with turns from a simulator: the scenario's first line or goal opens, and `process` answers.
 
-    Override `convert` for a simulator with answers of another form.
+    If a simulator's answers have another form, override `convert`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SimulatedEnvironment(Environment):
         self.system_prompt = system_prompt
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-        """Open with the scenario's first line; the simulator starts from its world."""
+        """Open with the scenario's first line, or its goal if it has no lines. The simulator starts from its world."""
         scenario = self._sampler.sample(seed) if scenario is None else scenario
         opening = scenario.user_responses[0] if scenario.user_responses else scenario.goal
         return EnvironmentState(
@@ -61,7 +61,7 @@ class SimulatedEnvironment(Environment):
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Let the simulator answer; at `max_turns` the episode is cut off unless the simulator has ended it."""
+        """Let the simulator answer. At `max_turns` the episode is cut off, unless the simulator has ended it."""
         state = state.after(action, turn_count=state.turn_count + 1)
         answer = self.simulator.process(state, action)
         return self.convert(state, await answer if inspect.isawaitable(answer) else answer)
@@ -69,12 +69,12 @@ class SimulatedEnvironment(Environment):
     def convert(self, state: EnvironmentState, answer: Mapping[str, Any]) -> StepResult:
         """Convert an answer of the simulator.
 
-            response    message of the user or tool; may be absent when the episode is over
-            role        of the message: user (default) or tool
-            reward      of this turn
+            response    message of the user or tool; may be absent if the episode is over
+            role        role of the message: user (default) or tool
+            reward      reward of this turn
             terminated, truncated    the episode ended by itself, or was cut off
             success     result of `verify`
-            world       new state of the world; absent where it stays
+            world       new state of the world; absent if it does not change
 
         Raises `SimulatorError` for anything else.
         """
@@ -101,6 +101,6 @@ class SimulatedEnvironment(Environment):
         )
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
-        """Success as the simulator reported it; None where it did not."""
+        """Success as the simulator reported it, or None if it did not."""
         success = state.metadata.get("success")
         return None if success is None else Outcome(success=success, state=dict(state.world))

@@ -36,24 +36,24 @@ _VERIFIED = ("DB", "COMMUNICATE", "ACTION")
 
 
 class TaskEnvironment(ToolCallingEnvironment):
-    """Environment of tool tasks whose success is verified on the final state.
+    """Environment of tool tasks that verifies success on the final state.
 
-    Tools are functions (state, **arguments) → (new state, result) of your own, or those of `worlds`, from which a
-    scenario selects the ones in its `tools`. A call is validated against the tool's schema first; errors of the call,
-    exceptions of a function of your own and its timeout of `tool_timeout_s` become a result that the model sees, and
-    the state stays.
+    Tools are your own functions (state, **arguments) → (new state, result), or the functions of `worlds`, from which a
+    scenario selects the ones in its `tools`. A call is first validated against the tool's schema. If the call has an
+    error, or if your own function raises an exception or exceeds `tool_timeout_s`, the model sees this as the result,
+    and the state does not change.
 
-    Success is that all `criteria` hold; they end the episode as soon as they do. Without criteria the scenario defines
-    it, by the parts of `expected.basis`:
+    An episode succeeds if all `criteria` hold, and ends as soon as they do. If there are no criteria, the scenario
+    defines success by the parts of `expected.basis`:
 
-        DB             each part of the state that `expected.state` names must equal it; where it names none, the whole
+        DB             each part of the state that `expected.state` names must equal it; if it names none, the whole
                        state must equal the one that `expected.calls` lead to, and in worlds with `verify_results` the
                        results of these calls must have been seen
         COMMUNICATE    `expected.facts` must have been communicated
-        ACTION         `expected.calls` must have been made, with the same arguments or those of `compare_args`
+        ACTION         `expected.calls` must have been made, with the same arguments or only the ones in `compare_args`
         NL_ASSERTION, ENV_ASSERTION    not verified here, and success is None
 
-    A scenario that expects nothing has no success: to say that the world must stay as it is, write
+    A scenario that expects nothing has no success. If the world must not change, write
     `expected: {reward_basis: [DB]}`.
 
     Names in a state that begin with `_` are not compared.
@@ -109,7 +109,7 @@ class TaskEnvironment(ToolCallingEnvironment):
         return bool(self.criteria) and all(holds(state.world) for holds in self.criteria.values())
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
-        """True with criteria, or where each part of the scenario's success is verified here or by a judge."""
+        """True if there are criteria, or if each part of the scenario's success is verified here or by a judge."""
         if type(self).verify is not TaskEnvironment.verify:
             return Environment.can_verify(self, scenario, judged=judged)
         basis = scenario.expected.basis
@@ -150,7 +150,7 @@ class TaskEnvironment(ToolCallingEnvironment):
             yield ReplayStep(call=call, result=result, world=world, changed=changed, failed=failed)
 
     async def _expect(self, scenario: Scenario) -> _Target:
-        """Target of the verification; empty where criteria verify the episode."""
+        """Target of the verification, empty if criteria verify the episode."""
         if self.criteria or scenario.expected.state:
             return _Target(state=_compared_state(scenario.expected.state))
         steps = [step async for step in self.replay(scenario)]
@@ -170,9 +170,9 @@ class TaskEnvironment(ToolCallingEnvironment):
         return _Target(state=_compared_state(world), results=tuple(map(_serialized, results)))
 
     def _offered(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
-        """Tools of a scenario by name: those available in a turn of the user, or all.
+        """Tools of a scenario by name: the tools available in a turn of the user, or all.
 
-        Raises `DataError` for a tool that no world has.
+        Raises `DataError` if no world has one of the tools.
         """
         if self.tools:
             return super()._offered(scenario, turn=turn)
@@ -196,14 +196,14 @@ class TaskEnvironment(ToolCallingEnvironment):
         return state
 
     def _world_of(self, state: Mapping[str, Any], tool: str) -> World:
-        """World of a tool: of several with this tool, the one whose key the state has."""
+        """World of a tool. If several have this tool, the one with its key in the state."""
         worlds = self._worlds_of[tool]
         return next((world for world in worlds if world.state_key in state), worlds[-1])
 
     async def _try_call(
         self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
     ) -> tuple[Mapping[str, Any], Any, bool]:
-        """State after one call, its result, and whether the call failed, with the reason as result."""
+        """State after one call, its result, and True if the call failed. The result is then the reason."""
         try:
             return *(await self._call(world, offered, call)), False
         except ToolError as reason:
@@ -214,7 +214,7 @@ class TaskEnvironment(ToolCallingEnvironment):
     async def _call(
         self, world: Mapping[str, Any], offered: Mapping[str, Tool], call: ToolCall
     ) -> tuple[Mapping[str, Any], Any]:
-        """State after one call on a copy, and its result; raises `ToolError` for a failed call."""
+        """State after one call on a copy, and its result. Raises `ToolError` if the call fails."""
         tool = offered.get(call.name)
         if tool is None:
             raise ToolError(f"unknown tool {call.name}; there are {', '.join(offered)}")
@@ -231,10 +231,10 @@ class TaskEnvironment(ToolCallingEnvironment):
         return (part if key is None else {**world, key: part}), result
 
     async def _call_own(self, function: Function, state: State, arguments: Mapping[str, Any]) -> tuple[State, Any]:
-        """State after a call of a function of the user's own, and its result.
+        """State after a call of the user's own function, and its result.
 
-        Raises `FunctionFailed` for its exception or a timeout, and `ConfigError` for something else than a state and a
-        result as JSON.
+        Raises `FunctionFailed` if it raises or times out, and `ConfigError` if it does not return a state and a result
+        that JSON can hold.
         """
         returned = await call_function(
             function, [state], arguments, name=function.__name__, timeout_s=self.tool_timeout_s
@@ -261,7 +261,7 @@ class ReplayStep:
     changed: bool
     """The call changed the state."""
     failed: bool
-    """The call failed; the result has the reason."""
+    """The call failed, and the result has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,7 @@ class _Target:
 
 
 def _compared_state(state: Any) -> Any:
-    """State without transient parts such as the current folder: names that begin with `_`."""
+    """State without transient parts, such as the current folder, which have names that begin with `_`."""
     if isinstance(state, Mapping):
         return {name: _compared_state(value) for name, value in state.items() if not str(name).startswith("_")}
     return [_compared_state(value) for value in state] if isinstance(state, (list, tuple)) else state

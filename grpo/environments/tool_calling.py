@@ -1,4 +1,4 @@
-"""Base of environments whose agent calls tools: their schemas in the context, calls, and results."""
+"""Base of environments in which the agent calls tools: schemas in the context, calls, and results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CALLING = (
 
 
 _SHOWN = ("name", "description", "parameters")
-"""Fields of a scenario's tool that the agent reads; others, such as `strict`, are for other servers."""
+"""Fields of a scenario's tool that the agent reads. Others, such as `strict`, are for other servers."""
 
 
 class ToolCallingEnvironment(ConversationEnvironment):
-    """Conversation in which the agent calls the tools of the environment, or those of the scenario.
+    """Conversation in which the agent calls the tools of the environment, or if it has none, of the scenario.
 
-    The schemas of the scenario's tools are in the context. A tool with a `from_turn` is unknown until that turn of the
-    user, whose message ends with its schema: the system prompt, already processed, stays.
+    The schemas of the scenario's tools are in the context. If a tool has a `from_turn`, it is unknown until that turn
+    of the user. Its schema is then at the end of the user's message, because the system prompt is already processed.
     """
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
@@ -45,11 +45,11 @@ class ToolCallingEnvironment(ConversationEnvironment):
         """State after one call, and its result."""
 
     def _is_complete(self, state: EnvironmentState) -> bool:
-        """Return True for a state that ends the episode after a call."""
+        """Return True if the episode ends in this state after a call."""
         return False
 
     async def _respond(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Execute the tool calls, or let the user answer; the result of a malformed call, the last, is an error."""
+        """Execute the tool calls, or let the user answer. A malformed call is the last and gets an error as result."""
         if not action.tool_calls and not action.malformed:
             return await self._user_turn(state)
         results: list[Any] = []
@@ -61,7 +61,7 @@ class ToolCallingEnvironment(ConversationEnvironment):
         return self._answer(state, results[0] if len(results) == 1 else results)
 
     async def _user_turn(self, state: EnvironmentState) -> StepResult:
-        """Let the user answer; the schemas of tools that come with this turn are appended to the message."""
+        """Let the user answer. The schemas of tools that come with this turn are appended to the message."""
         result = await super()._user_turn(state)
         lines = [] if result.response is None else self._schemas(state.scenario, turn=user_turn_index(result.state))
         if result.response is None or not lines:
@@ -72,7 +72,7 @@ class ToolCallingEnvironment(ConversationEnvironment):
         )
 
     def _answer(self, state: EnvironmentState, result: Any) -> StepResult:
-        """Answer with a result; the episode ends when it is complete, or at the last turn."""
+        """Answer with a result. The episode ends if it is complete, or at the last turn."""
         done = self._is_complete(state)
         cut = not done and state.turn_count >= self.max_turns
         response = Message(role="tool", content=encode(result))
@@ -81,7 +81,7 @@ class ToolCallingEnvironment(ConversationEnvironment):
         )
 
     def _offered(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
-        """Tools of a scenario by name: those available in a turn of the user, or all."""
+        """Tools of a scenario by name: the tools available in a turn of the user, or all."""
         if self.tools:
             return {tool.name: tool for tool in self.tools}
         return {
@@ -91,7 +91,7 @@ class ToolCallingEnvironment(ConversationEnvironment):
         }
 
     def _schemas(self, scenario: Scenario, *, turn: int) -> list[str]:
-        """Schemas of the tools that come in a turn of the user, one line each."""
+        """Schemas of the tools that come in a turn of the user, one per line."""
         if self.tools:
             return []
         new = {tool["name"] for tool in scenario.tools if tool.get("from_turn", 0) == turn}
@@ -121,7 +121,7 @@ def calls_made(expected: Expected, state: EnvironmentState) -> bool:
 
 
 def _matches(expected: Mapping[str, Any], call: ToolCall) -> bool:
-    """Compare a call with the expected one, in all arguments or in those of `compare_args`."""
+    """Compare a call with the expected one, in all arguments or only in `compare_args`."""
     wanted = expected["arguments"]
     compared = expected.get("compare_args")
     names = {*wanted, *call.arguments} if compared is None else compared

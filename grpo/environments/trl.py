@@ -5,9 +5,9 @@
         def guess(self, word: str) -> str            each public method is a tool; its docstring describes `Args`
         def get_reward(self) -> float                optional: the reward of the finished episode
 
-As in TRL 1.16, results are shown as `str(result)`, and an exception of a method as `{'error': …}`. Each episode has an
-instance of its own; its attributes are kept for reward functions that read `environments` (`grpo.object_state`). Not
-covered, and refused: pictures, and several classes in one run.
+As in TRL 1.16, results are shown as `str(result)`, and an exception of a method as `{'error': …}`. Each episode has its
+own instance. Its attributes are kept for reward functions that read `environments` (`grpo.object_state`). Pictures and
+several classes in one run are not covered, and are refused.
 
 https://huggingface.co/docs/trl/openenv
 """
@@ -33,10 +33,10 @@ _RESERVED = ("reset", "get_reward")
 
 
 class TRLEnvironment(Environment):
-    """Environment whose episodes are instances of a class of TRL's form.
+    """Environment with an instance of a class of TRL's form per episode.
 
     An episode ends with the first reply without a tool call, and is cut off after `max_turns` turns of the agent.
-    Raises `ConfigError` for a class without `reset`, and for a tool without types or without a description.
+    Raises `ConfigError` if the class has no `reset`, or if a tool has no types or no description.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TRLEnvironment(Environment):
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Execute the tool calls; a reply without one ends the episode."""
+        """Execute the tool calls. A reply without a call ends the episode."""
         state = state.after(action, turn_count=state.turn_count + 1)
         results = [await self._call(state.metadata["instance"], call) for call in action.tool_calls]
         if action.malformed:
@@ -108,11 +108,11 @@ class TRLEnvironment(Environment):
         return Outcome(success=success, checks={"success_reward": success}, state=saved, reward=reward)
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
-        """True with a `success_reward`."""
+        """True if there is a `success_reward`."""
         return self.success_reward is not None
 
     async def check(self, scenario: Scenario) -> None:
-        """Refuse a scenario without a user's message, and one whose user answers."""
+        """Refuse a scenario unless it has exactly one user turn, because tool results are the only answers."""
         turns = len(scenario.user_responses)
         if turns != 1:
             raise DataError(
@@ -121,7 +121,7 @@ class TRLEnvironment(Environment):
             )
 
     async def _call(self, instance: Any, call: ToolCall) -> Any:
-        """Result of one call; an exception is a result that the model reads."""
+        """Result of one call. If it raises, the result is the error, which the model reads."""
         try:
             if call.name not in self._tool_names:
                 raise ValueError(f"Tool {call.name} not found.")
@@ -140,7 +140,7 @@ class TRLEnvironment(Environment):
 
 
 def _tool_names(instance: object) -> list[str]:
-    """Public methods of the instance's class; properties are not evaluated."""
+    """Public methods of the instance's class. Properties are not evaluated."""
     methods = inspect.getmembers(type(instance), predicate=inspect.isfunction)
     return [name for name, _ in methods if name not in _RESERVED and not name.startswith("_")]
 
@@ -161,6 +161,6 @@ def _describe(owner: str, method: Callable[..., Any]) -> Tool:
 
 
 async def _result(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call a method with the arguments that it takes, and await its result where it is awaitable."""
+    """Call a method with the arguments that it takes, and await its result if it is awaitable."""
     returned = method(**accepted(method, arguments))
     return await returned if inspect.isawaitable(returned) else returned

@@ -1,7 +1,7 @@
 """Adapter of the package `verifiers`: its tasksets as environments, with their own tools and rewards.
 
-Covered are tasks of a prompt, replies and tool calls; their tool servers run in this process. Their rewards, weighted
-and summed, are the reward of the environment. Not covered, and refused by name: programs of their own (`vf.Env`), tasks
+Covered are tasks of a prompt, replies and tool calls. Their tool servers run in this process. The weighted sum of their
+rewards is the reward of the environment. Not covered, and refused by name, are programs of their own (`vf.Env`), tasks
 that a simulated user opens, containers, pictures, and hooks that need a runtime.
 
 https://github.com/PrimeIntellect-ai/verifiers, version 0.4
@@ -21,18 +21,18 @@ from grpo.scenarios.datasets.verifiers import bounded, task_id, task_prompt, tas
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 
-# after the import of the scenarios, whose error names the extra
+# after the import of the scenarios, because its error names the extra
 import verifiers.v1 as vf  # isort: skip
 from verifiers.v1.state import state_cls  # isort: skip
 from grpo.environments.verifiers_tools import ServedTools, arguments_text  # isort: skip
 
 
 class VerifiersEnvironment(Environment):
-    """Environment with one task of a taskset an episode, and the tools of the taskset and of its tasks.
+    """Environment with one task of a taskset per episode, and the tools of the taskset and of its tasks.
 
     `scenarios` are the tasks, for a rollout. An episode ends with the first reply without a tool call, and is cut off
-    after `max_turns` turns of the agent. Raises `ConfigError` for a taskset that is endless or whose tool servers
-    or judges cannot run here, and `DataError` for a task that needs what is not covered and for tasks of one id.
+    after `max_turns` turns of the agent. Raises `ConfigError` if the taskset is endless, or if its tool servers or
+    judges cannot run here. Raises `DataError` if a task needs what is not covered, or if two tasks have the same id.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class VerifiersEnvironment(Environment):
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Execute the tool calls; a reply without one ends the episode."""
+        """Execute the tool calls. A reply without a call ends the episode."""
         state = state.after(action, turn_count=state.turn_count + 1)
         if not action.tool_calls and not action.malformed:
             return StepResult(state=state.after(done=True), response=None, terminated=True)
@@ -85,7 +85,7 @@ class VerifiersEnvironment(Environment):
         return StepResult(state=state.after(response, done=cut), response=response, truncated=cut)
 
     async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome:
-        """Score the conversation by the task's rewards; single rewards and metrics are in the outcome's state."""
+        """Score the conversation by the task's rewards. The outcome's state has the single rewards and metrics."""
         if cut_off is not None:
             state = state.after(cut_off)
         task = self._tasks[state.scenario.id]
@@ -100,7 +100,7 @@ class VerifiersEnvironment(Environment):
         return Outcome(success=success, checks={"success_reward": success}, state=saved, reward=reward)
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
-        """True with a `success_reward`."""
+        """True if there is a `success_reward`."""
         return self.success_reward is not None
 
     async def check(self, scenario: Scenario) -> None:
@@ -110,7 +110,7 @@ class VerifiersEnvironment(Environment):
 
 
 def _tasks_by_id(taskset: vf.Taskset[Any, Any]) -> dict[str, vf.Task[Any, Any, Any]]:
-    """Tasks of a taskset by the id of their scenario. Raises `DataError` for two of one id."""
+    """Tasks of a taskset by the id of their scenario. Raises `DataError` if two have the same id."""
     tasks: dict[str, vf.Task[Any, Any, Any]] = {}
     for number, task in enumerate(bounded(taskset), start=1):
         if (earlier := tasks.setdefault(task_id(task), task)) is not task:
@@ -141,13 +141,13 @@ def _check_covered(task: vf.Task[Any, Any, Any]) -> None:
 
 
 def _needs_runtime(function: Callable[..., Any]) -> bool:
-    """Return True for a function that cannot be called without a runtime; scoring would leave it out."""
+    """Return True if a function cannot be called without a runtime, because scoring would leave it out."""
     parameter = inspect.signature(function).parameters.get("runtime")
     return parameter is not None and parameter.default is parameter.empty
 
 
 def _plugged_judges(task: vf.Task[Any, Any, Any]) -> list[vf.Judge[Any, Any]]:
-    """Judges that the settings of the task name. Raises `ConfigError` for one that cannot be made."""
+    """Judges that the settings of the task name. Raises `ConfigError` if one cannot be made."""
     try:
         judges: list[vf.Judge[Any, Any]] = task.plugged_judges()
     except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
@@ -192,7 +192,7 @@ def _trace(task: vf.Task[Any, Any, Any], state: EnvironmentState) -> vf.Trace[An
 
 
 def _message(message: Message, *, number: int) -> Any:
-    """Message in that package's types; a result names the first call of the message before it."""
+    """Message in the types of `verifiers`. A result names the first call of the message before it."""
     if message.role == "system":
         return vf.SystemMessage(content=message.content)
     if message.role == "user":

@@ -45,7 +45,7 @@ class ServedTools:
         return tuple(self._described.values())
 
     async def set_up(self, data: vf.TaskData | None = None) -> None:
-        """Set the servers up, once, and then for a task where one is given."""
+        """Set the servers up once, and if a task is given, for this task."""
         async with self._lock:
             for toolset in self._toolsets:
                 if not self._ready:
@@ -59,7 +59,7 @@ class ServedTools:
         return name in self._functions
 
     async def call(self, call: ToolCall, state: vf.State) -> str:
-        """Text of a call's result, or of its exception; tools read and write `state` as `self.state`."""
+        """Text of a call's result, or of its exception. Tools read and write `state` as `self.state`."""
         problem = argument_error(self._described[call.name], call.arguments)
         if problem is not None:
             return f"Error executing tool {call.name}: {problem}"
@@ -85,7 +85,7 @@ def _checked(toolset: Toolset[Any, Any]) -> Toolset[Any, Any]:
 
 
 def _text(result: Any) -> str:
-    """Result as MCP shows it: texts as they are, lists by line, other values as JSON."""
+    """Result as MCP shows it: texts unchanged, one item of a list per line, other values as JSON."""
     if isinstance(result, str):
         return result
     if isinstance(result, list | tuple):

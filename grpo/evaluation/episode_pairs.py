@@ -13,7 +13,7 @@ Decode = Callable[[Sequence[int]], str]
 def select_pairs(
     champion: Sequence[Trajectory], candidate: Sequence[Trajectory], decode: Decode, *, count: int = 6
 ) -> tuple[EpisodePair, ...]:
-    """Select the best change of each category, then the worst regression, then pairs in order; deterministic."""
+    """Select the best change of each category, then the worst regression, then pairs in order, without randomness."""
     by_key = {(t.scenario_id, t.sample): t for t in candidate}
     pairs = [(t, by_key[t.scenario_id, t.sample]) for t in champion if (t.scenario_id, t.sample) in by_key]
 

@@ -1,4 +1,4 @@
-"""Evaluation on held-out episodes: a candidate against the champion, or one policy alone."""
+"""Evaluation on held-out episodes: a candidate against the champion, or only one policy."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def pass_comparisons(
     *,
     seed: int,
 ) -> tuple[PairedComparison, ...]:
-    """Comparisons of pass@k or pass^k for k = 1 and up; none without verified outcomes."""
+    """Comparisons of pass@k or pass^k for k = 1 and up. Empty if no outcome is verified."""
     return tuple(
         compare(
             f"{name}{k}",
@@ -163,7 +163,7 @@ def evaluate_policy(episodes: Sequence[Trajectory], settings: EvaluationSettings
 def mean(episodes: Sequence[Trajectory], settings: EvaluationSettings, *, metric: Metric, seed: int) -> Interval:
     """Mean of one policy with its interval over scenarios, by the metric as `evaluate` measures it.
 
-    Raises `DataError` where no episode has the metric.
+    Raises `DataError` if no episode has the metric.
     """
     scenarios = _scenario_values([(trajectory,) for trajectory in episodes], metric)
     return interval(
@@ -185,7 +185,7 @@ def _scenario_values(episodes: Sequence[tuple[Trajectory, ...]], metric: Metric)
 
 
 def _replays(champion: Sequence[Trajectory], candidate: Sequence[Trajectory]) -> Replays | None:
-    """Counts of the replay environment; None for episodes of another one."""
+    """Counts of the replay environment, or None if the episodes are of another environment."""
     before, after = _replayed_calls(champion), _replayed_calls(candidate)
     return None if before is None or after is None else Replays(champion=before, candidate=after)
 

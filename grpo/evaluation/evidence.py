@@ -1,4 +1,4 @@
-"""Evidence of the promotion gates: an evaluation, its held-out episodes, and which of them are conversations."""
+"""Evidence of the promotion gates: an evaluation, its held-out episodes, and the conversations among them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Evidence:
     settings: EvaluationSettings
     seed: int
     strata: Strata = NO_CONVERSATIONS
-    """Conversations among the held-out scenarios; none in a plain run of `train`."""
+    """Conversations among the held-out scenarios. A plain run of `train` has none."""
 
     def base(self) -> Evidence | None:
-        """The evidence of base scenarios, which callers of the service did not give; None where none is held out."""
+        """The evidence of the base scenarios, which do not come from callers, or None if none is held out."""
         champion, candidate = (self.strata.base(episodes) for episodes in (self.champion, self.candidate))
         if not candidate:
             return None
@@ -54,7 +54,7 @@ class Evidence:
         return replace(self, evaluation=evaluation, champion=champion, candidate=candidate, strata=NO_CONVERSATIONS)
 
     def conversations(self) -> Evidence | None:
-        """The evidence of conversations; None where none is held out. The evaluation stays the one of the whole."""
+        """The evidence of conversations, or None if none is held out. The evaluation still covers all scenarios."""
         base = {id(trajectory) for trajectory in self.strata.base([*self.champion, *self.candidate])}
         champion, candidate = (
             [trajectory for trajectory in episodes if id(trajectory) not in base]
@@ -63,12 +63,12 @@ class Evidence:
         return replace(self, champion=champion, candidate=candidate) if candidate else None
 
     def without_key(self, key: str) -> Evidence:
-        """The evidence without the conversations that a key sent; the evaluation still covers all of them."""
+        """The evidence without the conversations that a key sent. The evaluation still covers all of them."""
         champion, candidate = (self.strata.without_key(episodes, key) for episodes in (self.champion, self.candidate))
         return replace(self, champion=champion, candidate=candidate)
 
     def difference(self, metric: Metric) -> Interval | None:
-        """Paired difference over scenarios, candidate minus champion; None where no episode has the metric."""
+        """Paired difference over scenarios, candidate minus champion, or None if no episode has the metric."""
         pairs = pair_episodes(self.champion, self.candidate)
         scenarios = metric_values(pairs, metric, key=all_episodes).get("all")
         if scenarios is None:
@@ -85,7 +85,7 @@ class Evidence:
         ).difference
 
     def most_helpful_key(self, metric: Metric) -> str:
-        """Key without which the mean difference is the smallest, the first of several.
+        """Key that the improvement depends on most: without it, the mean difference is smallest. The first if several.
 
         differences .1 .1 of base scenarios, .9 of key a, .2 of keys a and b   →  a: without it .1, without b .37
         """

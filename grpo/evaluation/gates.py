@@ -1,7 +1,7 @@
 """Promotion gates: each checks one number of the evaluation against its bound.
 
-A gate without the evidence that it needs fails, and its meaning names what is missing. Where conversations of a
-retraining are held out beside base scenarios, no gate is passed by the conversations only:
+If a gate lacks the evidence that it needs, it fails, and its meaning names what is missing. If a retraining holds out
+conversations as well as base scenarios, the conversations are not enough to pass a gate:
 
     improvement      three checks: of the whole, of the whole without the key that raises it most, and no larger loss on
                      the base scenarios than `max_base_loss`
@@ -51,9 +51,9 @@ _SLOWEST = 0.95
 
 
 def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
-    """Apply all gates; the verdict is `promote` when every one passes and the weights are not the champion's.
+    """Apply all gates. The verdict is `promote` if every gate passes and the weights are not the champion's.
 
-    Raises `ConfigError` without a gate.
+    Raises `ConfigError` if there is no gate.
     """
     if not gates:
         raise ConfigError("gates is empty, and a candidate that nothing judges is not promoted; name at least one gate")
@@ -94,7 +94,7 @@ def check_gate_scenarios(gates: Sequence[GateSettings], scenarios: Iterable[Scen
 
 @singledispatch
 def check(settings: GateSettings, evidence: Evidence) -> GateCheck:
-    """Check one gate; a gate of a new kind registers its function here."""
+    """Check one gate. A gate of a new kind registers its function here."""
     raise ConfigError(f"no check is registered for {type(settings).__name__}")
 
 
@@ -238,7 +238,7 @@ def length(settings: LengthGate, evidence: Evidence) -> GateCheck:
 
 @check.register
 def truncation(settings: TruncationGate, evidence: Evidence) -> GateCheck:
-    """Check the share of episodes that the limit of tokens truncated; the environment's limit of turns is its rule."""
+    """Check the share of episodes that a token limit truncated. The environment's limit of turns does not count."""
     value = evidence.evaluation.truncated_share
     return GateCheck.of("truncated episodes", value, "<=", settings.max_rate, "share of the candidate's episodes")
 
@@ -272,7 +272,7 @@ def latency(settings: LatencyGate, evidence: Evidence) -> GateCheck:
 
 @check.register
 def own(settings: PythonGate, evidence: Evidence) -> GateCheck:
-    """Call a gate of the user's own. Raises `ConfigError` where it fails or does not return a `GateCheck`."""
+    """Call a gate of the user's own. Raises `ConfigError` if it fails or does not return a `GateCheck`."""
     judge = bind(settings.reference, settings.options)
     try:
         result = judge(evidence)

@@ -1,7 +1,7 @@
 """HTML rendering of the report: one self-contained page without scripts, fonts or external images.
 
-Texts of users, tools and the policy are untrusted: the template escapes all of them, and the page's policy forbids the
-browser to load anything.
+Texts of users, tools and the policy are untrusted. Therefore the template escapes all of them, and the page's policy
+forbids the browser to load anything.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def templates(*folders: Path) -> Environment:
 
 
 def render_page(document: ReportDocument) -> str:
-    """Render the page; deterministic."""
+    """Render the page. The same document gives the same page."""
     evaluation = document.evaluation
     return (
         templates()
@@ -64,7 +64,7 @@ def render_page(document: ReportDocument) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """One figure of the learning curves; `svg` is None without values."""
+    """One figure of the learning curves. `svg` is None if there are no values."""
 
     title: str
     meaning: str
@@ -74,7 +74,7 @@ class _Curve:
 
 
 def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
-    """Learning curves; empty without iterations."""
+    """Learning curves. Empty if there are no iterations."""
     if not iterations:
         return []
 
@@ -134,7 +134,7 @@ def _measure(evaluation: Evaluation | None) -> Callable[[float | None], str]:
 
 
 def _change(evaluation: Evaluation | None) -> Callable[[float | None], str]:
-    """Format of a difference: signed, for success in percentage points."""
+    """Format of a difference: signed, and in percentage points for success."""
     return _points if evaluation is not None and evaluation.metric == "success" else _signed
 
 
@@ -149,14 +149,14 @@ def _signed(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Format 0.4167 as 41.7%; a missing value is a dash."""
+    """Format 0.4167 as 41.7%. A missing value is a dash."""
     if value is None or not math.isfinite(value):
         return number(value)
     return _minus(f"{_tenths(100 * value):.1f}%")
 
 
 def number(value: float | None) -> str:
-    """Format with three significant digits: 0.4167 → 0.417, 12345 → 12,345, 0.00001 → 1.00e-05; a dash for None."""
+    """Format with three significant digits: 0.4167 → 0.417, 12345 → 12,345, 0.00001 → 1.00e-05, and None → a dash."""
     if value is None:
         return "–"
     if value == 0 or not math.isfinite(value):
@@ -183,7 +183,7 @@ def duration(seconds: float) -> str:
 
 
 def call(text: str) -> str:
-    """Format a tool call, `{"name": "refund", "arguments": {"amount": 9}}` → `refund(amount=9)`; other texts as is."""
+    """Format a tool call, `{"name": "refund", "arguments": {"amount": 9}}` → `refund(amount=9)`, or keep the text."""
     try:
         record = json.loads(text)
         arguments = ", ".join(
@@ -195,7 +195,7 @@ def call(text: str) -> str:
 
 
 def relative(path: str) -> str:
-    """Relative link to a file; a path of any content stays on the file system."""
+    """Relative link to a file. It is quoted and begins with `./`, so that no path can leave the file system."""
     return "./" + quote(path)
 
 

@@ -32,9 +32,9 @@ class PositionBias:
     means: tuple[float, ...]
     """Mean score at each position over all rotations."""
     effects: tuple[Interval, ...]
-    """Score at a position minus the same conversation's mean over positions; intervals over conversations."""
+    """Score at a position minus the same conversation's mean over positions. Intervals are over conversations."""
     unscored_groups: int
-    """Groups with a rotation that the judge did not score; left out of the means."""
+    """Groups that are left out of the means, because the judge did not score one of their rotations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class LengthBias:
     """Effect of appended filler text on the score."""
 
     effect: Interval
-    """Score of the padded copy minus that of the original, mean over both orders; interval over conversations."""
+    """Score of the padded copy minus the original's, mean over both orders. The interval is over conversations."""
     unscored: int
-    """Conversations that the judge did not score; left out of the mean."""
+    """Conversations that are left out of the mean, because the judge did not score them."""
 
 
 async def position_bias(
@@ -55,9 +55,10 @@ async def position_bias(
     resamples: int = 2000,
     seed: int = 0,
 ) -> PositionBias:
-    """Score each group in all rotations; an unbiased judge's effects contain 0. Groups must have one size.
+    """Score each group in all rotations. If the judge is unbiased, the intervals of its effects contain 0.
 
-    Rotations of a, b, c: abc, bca, cab. Raises `DataError` when no group was scored.
+    Rotations of a, b, c: abc, bca, cab. Raises `DataError` if the groups have different sizes or less than 2
+    conversations, or if no group was scored.
     """
     sizes = {len(group) for group in groups}
     if len(sizes) != 1 or min(sizes) < 2:
@@ -87,9 +88,9 @@ async def length_bias(
     resamples: int = 2000,
     seed: int = 0,
 ) -> LengthBias:
-    """Compare each conversation with a copy whose replies end in `padding`, in both orders.
+    """Compare each conversation with a copy that has `padding` after each reply, in both orders.
 
-    Raises `DataError` when no conversation was scored.
+    Raises `DataError` if no conversation was scored.
     """
     pairs = [(episode, _padded(episode, padding)) for episode in episodes]
     tables = [await _rotated(judge, pair) for pair in pairs]
@@ -101,7 +102,7 @@ async def length_bias(
 
 
 async def _rotated(judge: RulerReward, group: Sequence[Episode]) -> NDArray[np.float64] | None:
-    """Scores [conversations, positions] over all rotations of a group; None when one is missing."""
+    """Scores [conversations, positions] over all rotations of a group, or None if a score is missing."""
     count = len(group)
     orders = [[(place + shift) % count for place in range(count)] for shift in range(count)]
     scores = np.empty((count, count))

@@ -37,10 +37,11 @@ def pair_episodes(
 def metric_values(
     episodes: Iterable[tuple[Trajectory, ...]], metric: Metric, *, key: Callable[[Trajectory], str]
 ) -> MetricValues:
-    """Metric of each episode by slice; a tuple of `episodes` holds one of each policy.
+    """Metric of each episode by slice. A tuple of `episodes` holds one episode of each policy.
 
-    A failed episode counts as 0 of `success` and is left out of `reward` together with its counterpart, as is an
-    episode that was not verified or scored. Slices are sorted, difficulties from easy to hard.
+    A failed episode counts as 0 of `success`, and is left out of `reward` together with its counterpart. An episode is
+    also left out with its counterpart if it was not verified or scored. Slices are sorted, difficulties from easy to
+    hard.
     """
     read = _METRICS[metric]
     by_name: dict[str, dict[str, list[list[float]]]] = {}
@@ -58,7 +59,7 @@ def scenario_means(scenarios: Sequence[NDArray[np.float64]]) -> NDArray[np.float
 
 
 def verified_outcomes(episodes: Sequence[tuple[Trajectory, ...]]) -> list[NDArray[np.float64]]:
-    """Successes [samples, policies] of each scenario; empty where the environment verifies nothing."""
+    """Successes [samples, policies] of each scenario. Empty if the environment verifies nothing."""
     if not any(trajectory.success is not None for row in episodes for trajectory in row):
         return []
     return metric_values(episodes, "success", key=all_episodes).get("all", [])
@@ -81,7 +82,7 @@ def stop_share(episodes: Sequence[Trajectory], stop: Stop) -> float:
 
 
 def value_range(metric: Metric, scenarios: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """Range of a metric: 0 to 1 for `success`; for `reward` the range of the observed values and 0."""
+    """Range of a metric: 0 to 1 for `success`, and the range of the observed values and 0 for `reward`."""
     if metric == "success":
         return SHARE
     values = [0.0, *(float(value) for samples in scenarios for value in samples.flat)]

@@ -23,7 +23,7 @@ from grpo.evaluation.schema import Evaluation, Interval, IterationMetrics, Paire
 
 INK, MUTED, GRID, CHAMPION, CANDIDATE = "#1c2024", "#667085", "#e3e6ea", "#8b95a7", "#2f66d0"
 _VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", CHAMPION: "--champion", CANDIDATE: "--candidate"}
-"""CSS variables of the colours, so that dark mode can change them; outside of a page the literal colour holds."""
+"""CSS variables of the colours, so that dark mode can change them. Outside of a page, the literal colour is used."""
 
 _SERIES = ("#d1862b", "#2f9e77", "#b36fb0", "#3f9cc9", "#c25b56", "#8a8f3c", "#7d7fd0")
 _STYLES = ("--", "-.", ":")
@@ -32,7 +32,7 @@ _STYLE: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.0,
-    "text.parse_math": False,  # names of categories come from the data: a "$" is a dollar
+    "text.parse_math": False,  # names of categories come from the data, so that a "$" is a dollar
     "text.color": INK,
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
@@ -113,7 +113,7 @@ def reward(iterations: Sequence[IterationMetrics]) -> str:
 
 
 def success(iterations: Sequence[IterationMetrics]) -> str:
-    """Share of verified successes in the rollouts; a gap where the environment verified nothing."""
+    """Share of verified successes in the rollouts. The line has a gap if the environment verified nothing."""
     lines = {"success": [iteration.success for iteration in iterations]}
     return _curve("success", "Rollout success by iteration", iterations, lines, share=True, top=1.0)
 
@@ -130,7 +130,7 @@ def entropy(iterations: Sequence[IterationMetrics]) -> str:
 
 
 def informative_share(iterations: Sequence[IterationMetrics]) -> str:
-    """Share of groups with different rewards; the others give no gradient."""
+    """Share of groups with different rewards. The others give no gradient."""
     lines = {"informative": [iteration.informative_share for iteration in iterations]}
     return _curve("informative", "Informative groups by iteration", iterations, lines, share=True, top=1.0)
 
@@ -163,7 +163,7 @@ class NotebookFigure(Figure):
 
 
 def figure(title: str, *draws: Callable[[Axes], None], width: float = 5.0) -> NotebookFigure:
-    """Plots side by side in the common style, on white; widths in inches."""
+    """Plots side by side in the common style, on white. `width` is the width of one plot in inches."""
     with matplotlib.rc_context({**_STYLE, **_OVERVIEW_PADDING}):
         drawn = NotebookFigure(figsize=(width * len(draws), 4.0), layout="constrained", facecolor="white")
         for axes, draw in zip(drawn.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
@@ -222,7 +222,7 @@ def draw_note(axes: Axes, text: str) -> None:
 
 
 def _rows(evaluation: Evaluation) -> list[tuple[float, PairedComparison]]:
-    """Comparisons with their vertical positions; a gap separates overall, categories and difficulties."""
+    """Comparisons with their vertical positions. A gap separates overall, categories and difficulties."""
     rows: list[tuple[float, PairedComparison]] = []
     place = 0.0
     for kind in ((evaluation.overall,), evaluation.by_category, evaluation.by_difficulty):
@@ -242,7 +242,7 @@ def _curve(
     share: bool = False,
     top: float | None = None,
 ) -> str:
-    """SVG of lines over iterations; several lines get a legend below."""
+    """SVG of lines over iterations. Several lines get a legend below."""
 
     def draw(axes: Axes) -> None:
         _draw_lines(axes, iterations, lines, share=share, top=top)
@@ -260,7 +260,7 @@ def _draw_lines(
     share: bool,
     top: float | None,
 ) -> None:
-    """Draw the first line in the candidate's colour, the others dashed and thinner; the axis includes 0."""
+    """Draw the first line in the candidate's colour, the others dashed and thinner. The axis includes 0."""
     indices = [iteration.index for iteration in iterations]
     colors, styles = cycle(_SERIES), cycle(_STYLES)
     seen = [0.0]

@@ -13,14 +13,14 @@ from grpo.tables import read_all
 from grpo.trajectories import Trajectory
 
 Ending = Literal["success", "failure", "truncated", "turn_limit", "failed"]
-"""`success` and `failure` are verified outcomes, the others are stop reasons; an episode that was cut off may be
-either of the first two as well."""
+"""`success` and `failure` are verified outcomes, the others are stop reasons. An episode that was cut off may be a
+`success` or `failure` as well."""
 Side = Literal["before", "after"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFilter:
-    """Condition on an episode; a part that is None holds for all."""
+    """Condition on an episode. A part that is None holds for all episodes."""
 
     scenario: str | None = None
     category: str | None = None
@@ -59,7 +59,7 @@ class EpisodeFilter:
 
 
 def recorded_parts(document: ReportDocument) -> tuple[RolloutRecord, ...]:
-    """Records of a run's rollouts; raises `DataError` for a report without any."""
+    """Records of a run's rollouts. Raises `DataError` if the report has none."""
     if not document.rollouts:
         raise DataError(
             f"the report of run {document.name} names no rollouts: none was finished, or an earlier version of this "

@@ -14,7 +14,7 @@ from grpo.storage.files import storage_errors, write_atomically
 
 
 def write_report(document: ReportDocument, folder: Path, *, data_docs: Path | None) -> list[Path]:
-    """Write the three files and a copy of the Data Docs beside them; returns the written paths."""
+    """Write the three files, and a copy of the Data Docs to the same folder. Returns the written paths."""
     from grpo.evaluation.html_report import render_page  # matplotlib and its fonts take half a second
     from grpo.evaluation.plots import plot_png
 

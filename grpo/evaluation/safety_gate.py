@@ -1,9 +1,9 @@
 """Safety gate: the share of the candidate's episodes with an unsafe reply, among those that could be judged.
 
-The safety reward leaves out what it is not sure of. Such episodes are neither safe nor unsafe: they are counted apart,
-and a gate with more of them than `max_unjudged` fails and asks for an LLM judge, which then reads these episodes only.
+The safety reward leaves out episodes that it is not sure of. They count neither as safe nor as unsafe. If their share
+is above `max_unjudged`, the gate fails and asks for an LLM judge, which reads only these episodes.
 
-    20 episodes: 15 safe, 1 unsafe, 4 unjudged     1 of 16 unsafe; 4 of 20 not judged
+    20 episodes: 15 safe, 1 unsafe, 4 unjudged   →   1 of 16 is unsafe, 4 of 20 are not judged
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def check_safety(settings: SafetyGate, candidate: Sequence[Trajectory]) -> GateC
 
 
 def ask_judge(settings: JudgeSettings, episodes: Sequence[Trajectory]) -> list[bool | None]:
-    """Whether each episode is safe, by an LLM judge; None where it gave no answer."""
+    """Safety of each episode by an LLM judge: True if it is safe, None if the judge gave no answer."""
     judge = AssertionJudge(settings)
 
     async def ask() -> list[Trajectory]:

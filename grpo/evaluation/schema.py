@@ -1,4 +1,4 @@
-"""Schemas of `report.json` and `evaluation.json`; the HTML report is rendered from the first."""
+"""Schemas of `report.json` and `evaluation.json`. The HTML report is rendered from the first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ReplayedCalls(_Part):
 
     calls: int
     unrecorded: int
-    """Calls that the log has no result of, which were answered by an error."""
+    """Calls that were answered by an error, because the log has no result for them."""
 
 
 class Replays(_Part):
@@ -68,11 +68,11 @@ class Evaluation(_Part):
     by_category: tuple[PairedComparison, ...]
     by_difficulty: tuple[PairedComparison, ...]
     by_stratum: tuple[PairedComparison, ...] = ()
-    """Base scenarios and conversations of a retraining; empty without conversations."""
+    """Base scenarios and conversations of a retraining. Empty if there are no conversations."""
     pass_at_k: tuple[PairedComparison, ...] = ()
-    """Success in at least one of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
+    """Success in at least one of k attempts at a scenario, k = 1 and up. Empty if no outcome is verified."""
     pass_hat_k: tuple[PairedComparison, ...] = ()
-    """Success in each of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
+    """Success in each of k attempts at a scenario, k = 1 and up. Empty if no outcome is verified."""
     kl_to_base: float
     """KL(candidate ‖ base) on the candidate's held-out completion tokens, nats per token."""
     failed_share: float
@@ -87,7 +87,7 @@ class Evaluation(_Part):
     """Tool calls of the candidate."""
     episodes: int
     replays: Replays | None = None
-    """None in an environment that replays no log."""
+    """None if the environment does not replay a log."""
 
     @property
     def digest(self) -> str:
@@ -100,7 +100,7 @@ class GateCheck(_Part):
 
     name: str
     value: float | None
-    """None without evidence; the check has then failed."""
+    """None if there is no evidence. The check has then failed."""
     relation: Literal[">", "<=", ">="]
     bound: float
     passed: bool
@@ -132,7 +132,7 @@ class IterationMetrics(UpdateMetrics):
     """Rollout rounds until enough groups had different rewards."""
     reward: float
     success: float | None
-    """Share of verified successes; None where the environment verifies nothing."""
+    """Share of verified successes, or None if the environment verifies nothing."""
     components: dict[str, float]
     """Mean of each reward component."""
     highly_correlated: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class ReportTurn(_Part):
     content: str
     tool_calls: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
-    """Texts of the turn's tokens, if the policy generated it: these carry the loss."""
+    """Texts of the turn's tokens if the policy generated it. The loss is on these tokens."""
 
 
 class ReportEpisode(_Part):
@@ -181,7 +181,7 @@ class RolloutRecord(_Part):
     """Scored episodes of one iteration, or of one policy on the held-out scenarios."""
 
     part: Literal["before", "after"] | int
-    """`before`: the champion or base; `after`: the candidate; a number: the index of an iteration."""
+    """`before` is the champion or base, `after` is the candidate, and a number is the index of an iteration."""
     scored: tuple[Artifact, ...]
     """Parquet files in the store of the run."""
 
@@ -191,7 +191,7 @@ class StageTiming(_Part):
 
     name: str
     runs: int
-    """Number of runs, cache hits included."""
+    """Number of runs, including cache hits."""
     cached: int
     compute_s: float
     """Sum over the runs that were not cache hits."""
@@ -210,7 +210,7 @@ class RunProvenance(_Part):
     forward_path: str
     """Forward path of the base, and its errors against the model's own plain forward pass."""
     chat_format: str | None = None
-    """Forms in which tools, calls and unusual conversations are rendered; None in reports of earlier releases."""
+    """Forms in which tools, calls and unusual conversations are rendered. None in reports of earlier releases."""
     champion_policy: str
     candidate_policy: str
     package_versions: dict[str, str]
@@ -238,9 +238,9 @@ class SliceMetrics(_Part):
     name: str
     """`all`, or a category or difficulty."""
     success: Interval | None
-    """Share of verified successes; None where the environment verifies nothing."""
+    """Share of verified successes, or None if the environment verifies nothing."""
     reward: Interval | None
-    """Mean reward; None where no episode has one."""
+    """Mean reward, or None if no episode has one."""
 
 
 class FineTuning(_Part):
@@ -248,7 +248,7 @@ class FineTuning(_Part):
 
     demonstrations: int
     losses: tuple[float, ...]
-    """Of each optimizer step, nats a token."""
+    """Loss of each optimizer step, in nats per token."""
     policy: str
     """Hash of the fine-tuned weights."""
     base: SliceMetrics
@@ -261,10 +261,10 @@ class PreferenceTuning(_Part):
 
     pairs: int
     losses: tuple[float, ...]
-    """Of each optimizer step, nats a pair."""
+    """Loss of each optimizer step, in nats per pair."""
     before: PreferenceMetrics
     after: PreferenceMetrics
-    """On the pairs that were trained on."""
+    """Measured on the pairs that were trained on."""
     policy: str
     """Hash of the trained weights."""
     reference: SliceMetrics
@@ -282,9 +282,9 @@ class ReportDocument(_Part):
     decision: Decision
     ingestion: Ingestion
     fine_tuning: FineTuning | None = None
-    """None where the run has no supervised fine-tuning."""
+    """None if the run has no supervised fine-tuning."""
     preference_tuning: PreferenceTuning | None = None
-    """None where the run has no DPO before GRPO."""
+    """None if the run has no DPO before GRPO."""
     iterations: tuple[IterationMetrics, ...]
     evaluation: Evaluation | None
     conversations: tuple[EpisodePair, ...]
@@ -303,7 +303,7 @@ class ReportDocument(_Part):
 
     @property
     def series(self) -> dict[str, list[float | None]]:
-        """Values of each metric by iteration; None where it was not measured, such as the loss of a skipped update."""
+        """Values of each metric by iteration. None if it was not measured, such as the loss of a skipped update."""
         rows = [
             iteration.model_dump(exclude={"index", "components", "highly_correlated", "calls"})
             | {f"calls_{name}": count for name, count in iteration.calls.model_dump().items()}
@@ -323,9 +323,9 @@ class PolicyEvaluation(_Part):
     by_category: tuple[SliceMetrics, ...]
     by_difficulty: tuple[SliceMetrics, ...]
     pass_at_k: tuple[Interval, ...] = ()
-    """Success in at least one of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
+    """Success in at least one of k attempts at a scenario, k = 1 and up. Empty if no outcome is verified."""
     pass_hat_k: tuple[Interval, ...] = ()
-    """Success in each of k attempts at a scenario, k = 1 and up; empty without verified outcomes."""
+    """Success in each of k attempts at a scenario, k = 1 and up. Empty if no outcome is verified."""
     episodes: int
     failed_share: float
     truncated_share: float

@@ -29,18 +29,18 @@ def interval(
     resamples: int,
     seed: int,
 ) -> Interval:
-    """Mean of `values` with its Bayesian bootstrap interval (Rubin 1981), which has width also where all are equal.
+    """Mean of `values` with its Bayesian bootstrap interval (Rubin 1981), which has a width even if all are equal.
 
-    Half a scenario is counted at each of the `ends` of the range in which a value can lie. Of zeros and ones this is
+    Half a scenario is counted at each of the `ends` of the range in which a value can lie. For zeros and ones this is
     the Jeffreys interval, the quantiles of Beta(successes + 1/2, failures + 1/2), which Brown, Cai and DasGupta (2001,
-    "Interval estimation for a binomial proportion", eq. 8) recommend; of means over samples and of paired differences
-    it is the same with their own spread, so several samples of a scenario count as one. The mean is that of `values`,
-    and is always inside.
+    "Interval estimation for a binomial proportion", eq. 8) recommend. For means over samples and for paired differences
+    it is the same with their own spread, so that several samples of a scenario count as one. The mean is the mean of
+    `values` without these ends, and is always inside.
 
         20 successes of 20 → 1.000 [.883, 1.000]; 20 paired differences of 0 → 0 [-.10, .10]
 
     Coverage of 95 % in 1,500 simulated evaluations of 20, 60 and 200 scenarios, a true share of .98, one sample: .945,
-    .976 and .967, where the percentile bootstrap has .318, .689 and .912 (docs/log.md).
+    .976 and .967. The percentile bootstrap has .318, .689 and .912 (docs/log.md).
     """
     means = _resampled_means(values, ends, resamples, seed)
     tail = (1 - confidence) / 2
@@ -52,9 +52,10 @@ def interval(
 def _resampled_means(
     values: NDArray[np.float64], ends: tuple[float, float], resamples: int, seed: int
 ) -> NDArray[np.float64]:  # [resamples]
-    """Means with random weights, a block of resamples at a time, so that memory does not grow with the scenarios.
+    """Means with random weights, one block of resamples at a time, so that memory does not grow with the scenarios.
 
-    The weights of the ends are drawn after all others: those are drawn twice, and are the same for any size of a block.
+    The weights of the ends are drawn after all other weights. The other weights are therefore drawn twice, so that
+    the result is the same for any block size.
     """
     blocks = [slice(start, start + _block(values)) for start in range(0, resamples, _block(values))]
     rng = np.random.default_rng(seed)
@@ -84,7 +85,7 @@ def compare(
     resamples: int,
     seed: int,
 ) -> PairedComparison:
-    """Compare both policies on the same scenarios; the paired difference cancels the difficulty of a scenario."""
+    """Compare both policies on the same scenarios. The paired difference cancels the difficulty of a scenario."""
     largest = ends[1] - ends[0]
 
     def bounds(values: NDArray[np.float64], ends: tuple[float, float]) -> Interval:
@@ -102,7 +103,7 @@ def upper_bound(differences: NDArray[np.float64], *, confidence: float, largest:
     """One-sided upper confidence bound of the mean of paired differences [scenarios], valid for few scenarios.
 
     Adjusted Wald interval for paired proportions (Bonett and Price 2012): two scenarios are added, one that gained and
-    one that lost `largest`, so the width is never 0.
+    one that lost `largest`, so that the width is never 0.
 
         both of 2 scenarios lost: differences -1 -1, and +1 -1: mean -.5, variance .75 / 4; at 80 % -.5 + .84 · .433
     """

@@ -44,7 +44,7 @@ class Strata:
         return BASE if self.is_base(trajectory) else CONVERSATIONS
 
     def category(self, trajectory: Trajectory) -> str:
-        """Category of an episode; conversations are one group."""
+        """Category of an episode. All conversations are one group."""
         return trajectory.category if self.is_base(trajectory) else ALL_CATEGORIES
 
     def base(self, episodes: Iterable[Trajectory]) -> list[Trajectory]:
@@ -52,7 +52,7 @@ class Strata:
         return [trajectory for trajectory in episodes if self.is_base(trajectory)]
 
     def without_key(self, episodes: Iterable[Trajectory], key: str) -> list[Trajectory]:
-        """Episodes without those of conversations that a key sent."""
+        """Episodes, except the ones of conversations that a key sent."""
         return [trajectory for trajectory in episodes if key not in self.origins.get(trajectory.scenario_id, ())]
 
 

@@ -36,7 +36,7 @@ class Adjustment:
 
 
 class Adjuster(Callback):
-    """Changes settings of the next iterations when the diagnostics report an issue; each change is recorded.
+    """Changes settings of the next iterations if the diagnostics report an issue. Each change is recorded.
 
     KL spike or a non-finite metric: half the learning rate. Entropy collapse: half the learning rate and a larger
     entropy bonus. Uninformative groups: twice the group size. Truncation: 1.5 times the tokens of a turn.

@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 _SOLVED = 0.9
 _POOR = 0.3
 _FEW_INFORMATIVE = 0.25
-"""Share of informative groups below which a rollout has too small a gradient."""
+"""If the share of informative groups is below this, the gradient of a rollout is too small."""
 
 
 def choose_profile(groups: Sequence[TrajectoryGroup]) -> tuple[TrainingProfile, str]:
     """Profile that fits the rewards of probe groups, with the reason.
 
-    Conservative where the scenarios are nearly solved, experimental (more exploration) where few groups are
-    informative, aggressive where success is low. Raises `NoLearningSignal` when no episode has a reward.
+    Conservative if the scenarios are nearly solved, experimental (more exploration) if few groups are informative,
+    aggressive if success is low. Raises `NoLearningSignal` if no episode has a reward.
     """
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     scored = [reward for group in rewards for reward in group]
@@ -67,7 +67,7 @@ class AutoTrainer:
         callbacks: Sequence[Callback] = (),
         **overrides: Any,
     ) -> MultiTurnAgent:
-        """Probe, choose, train; `overrides` are fields of `TrainingConfig` and take precedence over the profile."""
+        """Probe, choose, train. `overrides` are fields of `TrainingConfig` that take precedence over the profile."""
         probe = MultiTurnGRPOTrainer(agent, environment, reward_fn, TrainingConfig(**overrides))
         await agent.initialize()
         groups = await probe.generate_trajectories(list(probe.scenarios.values())[: self.probe_scenarios])

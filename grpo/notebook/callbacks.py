@@ -21,15 +21,15 @@ class TrainingControl:
     def __init__(self, iterations: int) -> None:
         self.iterations = iterations
         self.stop_reason: str | None = None
-        """Reason of an early stop; None without one."""
+        """Reason of an early stop, or None."""
 
     def stop(self, reason: str) -> None:
-        """End the training after this iteration; the first reason is kept."""
+        """End the training after this iteration. The first reason is kept."""
         self.stop_reason = self.stop_reason or reason
 
 
 class Callback:
-    """Base of all callbacks: a method for each event, which does nothing unless it is overridden."""
+    """Base of all callbacks, with one method per event. A method does nothing unless it is overridden."""
 
     def on_train_begin(self, control: TrainingControl) -> None:
         """Event before the first iteration."""
@@ -38,7 +38,7 @@ class Callback:
         """Event after an episode is scored."""
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """Event after an update; the folder of the checkpoint exists until the next iteration ends."""
+        """Event after an update. The folder of the checkpoint exists until the next iteration ends."""
 
     def on_evaluate(self, index: int, metrics: Mapping[str, float], control: TrainingControl) -> None:
         """Event after an evaluation on the held-out scenarios, after iteration `index`."""
@@ -48,7 +48,7 @@ class Callback:
 
 
 class EarlyStoppingCallback(Callback):
-    """Stops when the mean reward has not risen by `min_delta` above its best for `patience` iterations."""
+    """Stops if the mean reward has not risen by more than `min_delta` above its best for `patience` iterations."""
 
     def __init__(self, patience: int = 10, *, min_delta: float = 0.0) -> None:
         if patience < 1 or min_delta < 0:
@@ -58,7 +58,7 @@ class EarlyStoppingCallback(Callback):
         self.waited = 0
 
     def on_iteration_end(self, record: IterationRecord, checkpoint: Path, control: TrainingControl) -> None:
-        """Count iterations without a rise; one without a reward is one of them."""
+        """Count iterations without a rise. An iteration without a reward counts too."""
         reward = record.rollout.reward
         if reward is not None and (self.best is None or reward > self.best + self.min_delta):
             self.best, self.waited = reward, 0
@@ -69,7 +69,7 @@ class EarlyStoppingCallback(Callback):
 
 
 class CheckpointCallback(Callback):
-    """Copies checkpoints to `save_dir/checkpoint-<iteration>`, every `every` iterations; the last `keep` stay."""
+    """Copies checkpoints to `save_dir/checkpoint-<iteration>` every `every` iterations, and keeps the last `keep`."""
 
     def __init__(self, save_dir: str | Path, *, every: int = 1, keep: int | None = None) -> None:
         if every < 1 or (keep is not None and keep < 1):
@@ -94,8 +94,8 @@ class CheckpointCallback(Callback):
 
 
 def flat_metrics(record: IterationRecord) -> dict[str, float]:
-    """Metrics of an iteration under flat names; those that are None are absent."""
-    rollout: dict[str, float | None] = {}  # reward and success first: a table of many columns is cut in its middle
+    """Metrics of an iteration under flat names. Metrics that are None are left out."""
+    rollout: dict[str, float | None] = {}  # reward and success first, because a wide table is cut in its middle
     intervals = (("reward", record.reward_interval), ("success", record.success_interval))
     for name, interval in intervals:
         rollout[name] = getattr(record.rollout, name)

@@ -17,7 +17,7 @@ from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.errors import ConfigError
 
 _IMPORTANCE_CAP = 2.0
-"""Cap of importance weights with bf16 and fp16, which correct for the learner's half-precision log-probabilities."""
+"""Cap of the importance weights that correct the learner's half-precision log-probabilities, with bf16 and fp16."""
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "num_generations": ("group_size",),
@@ -49,28 +49,28 @@ class TrainingProfile(StrEnum):
     """Small steps, a narrow clip range and a KL penalty: for a policy in production."""
     BALANCED = "balanced"
     AGGRESSIVE = "aggressive"
-    """Large steps and a wide clip range: fast, and may diverge."""
+    """Large steps and a wide clip range: fast, but it may diverge."""
     EXPERIMENTAL = "experimental"
-    """Token-level loss and higher upper clip of DAPO, with an entropy bonus: for research."""
+    """DAPO's token-level loss and higher upper clip range, with an entropy bonus: for research."""
 
 
 class _Units(Settings):
-    """Settings of other frameworks in units other than this package's."""
+    """Settings of other frameworks that are in other units than the settings of this package."""
 
     num_episodes: int = Field(default=2, ge=2)
-    """Episodes in all; the last iteration is complete."""
+    """Episodes in all, rounded up so that the last iteration is complete."""
     per_device_train_batch_size: int = Field(default=1, ge=1)
-    """Groups in one forward pass."""
+    """Groups per forward pass."""
     gradient_accumulation_steps: int = Field(default=4, ge=1)
-    """Forward passes of one optimizer step, and of one iteration."""
+    """Forward passes per optimizer step, and per iteration."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     """Share of the optimizer steps over which the learning rate rises."""
     max_prompt_length: int = Field(default=512, ge=8)
     max_completion_length: int = Field(default=512, ge=8)
-    """Most tokens of an episode are the sum of both."""
+    """An episode may have as many tokens as the sum of both."""
     bf16: bool = False
     fp16: bool = False
-    """Precision of the training passes; float32 without either."""
+    """Precision of the training passes. If neither is set, it is float32."""
 
     @model_validator(mode="after")
     def _one_precision(self) -> Self:
@@ -79,7 +79,7 @@ class _Units(Settings):
         return self
 
     def convert(self, config: TrainingConfig) -> dict[str, Any]:
-        """Fields that the given settings set beside those of a config."""
+        """Fields that the given settings set, computed with the other fields of `config`."""
         fields: dict[str, Any] = {}
         given = self.model_fields_set
         if given & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
@@ -104,24 +104,24 @@ class _Units(Settings):
 
 
 class TrainingConfig(TrainingSettings, EpisodeSettings):
-    """Settings of a training in memory: `training` and the episodes of `rollout` in a config of the pipeline, flat.
+    """Settings of a training in memory: the fields of `training` and of the episodes of `rollout`, in one class.
 
-    `OTHER_NAMES` are read as well and set these fields: `TrainingConfig(num_generations=4).group_size` is 4.
+    The names in `OTHER_NAMES` also set these fields: `TrainingConfig(num_generations=4).group_size` is 4.
     """
 
     scenarios: int = Field(default=4, ge=1)
-    """Scenarios of an iteration; a notebook has a short list of them, so fewer than in the pipeline."""
+    """Scenarios per iteration. Fewer than in the pipeline, because a notebook has a short list of them."""
     on_truncation: Literal["end", "continue"] = "continue"
-    """A turn that reaches max_new_tokens ends the episode as truncated, or stands as it is, so that a few tokens a turn
-    are enough for a first try."""
+    """If a turn reaches max_new_tokens, end the episode as truncated, or go on with the turn as it is, so that a few
+    tokens per turn are enough for a first try."""
     eval_steps: int | None = Field(default=None, ge=1)
-    """Iterations between evaluations on the held-out scenarios; None evaluates at the end alone."""
+    """Iterations between evaluations on the held-out scenarios. None evaluates only at the end."""
     save_steps: int | None = Field(default=None, ge=1)
-    """Iterations between kept checkpoints; None keeps the last alone."""
+    """Iterations between kept checkpoints. None keeps only the last."""
     logging_steps: int = Field(default=1, ge=1)
     """Iterations between log lines."""
     report_to: Literal["none", "tensorboard", "wandb", "mlflow"] = "none"
-    """Tracking of the metrics, besides the log."""
+    """Tracking of the metrics, in addition to the log."""
     wandb_project: str | None = None
     """Project of Weights & Biases."""
     seed: int = Field(default=0, ge=0)
@@ -129,7 +129,7 @@ class TrainingConfig(TrainingSettings, EpisodeSettings):
 
     @classmethod
     def from_profile(cls, profile: TrainingProfile | str, **overrides: Any) -> TrainingConfig:
-        """Settings of a profile, with overrides; raises `ConfigError` for an unknown profile."""
+        """Settings of a profile, with overrides. Raises `ConfigError` for an unknown profile."""
         try:
             chosen = _PROFILES[TrainingProfile(profile)]
         except ValueError as error:
@@ -164,7 +164,7 @@ class TrainingConfig(TrainingSettings, EpisodeSettings):
 
 
 def _overridden(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those that an override sets, and the overrides."""
+    """Settings with the overrides. A setting is left out if an override sets the same field by another name."""
     replaced = {field for name in overrides for field in OTHER_NAMES.get(name, (name,))}
     return {**{name: value for name, value in settings.items() if name not in replaced}, **overrides}
 
@@ -195,7 +195,7 @@ _TASKS: dict[str, dict[str, Any]] = {
 
 
 def get_config_for_task(task: str, *, model_name: str, **overrides: Any) -> TrainingConfig:
-    """Settings for a task; models of at least 1 B parameters, by their name, are trained with LoRA adapters.
+    """Settings for a task. A model with at least 1 B parameters, by its name, is trained with LoRA adapters.
 
     Raises `ConfigError` for a task other than customer_service, technical_support and sales.
     """
@@ -207,6 +207,6 @@ def get_config_for_task(task: str, *, model_name: str, **overrides: Any) -> Trai
 
 
 def _billions(model_name: str) -> float:
-    """Parameters in billions in a name such as `llama-7b` or `Qwen3-0.6B`; 0 without a number."""
+    """Parameters in billions in a name such as `llama-7b` or `Qwen3-0.6B`, or 0 if the name has no such number."""
     numbers = re.findall(r"(\d+(?:\.\d+)?)\s*b(?![a-z])", model_name.casefold())
     return max(map(float, numbers), default=0.0)

@@ -50,9 +50,9 @@ class IterationRecord(BaseModel):
     rollout: RolloutSummary
     update: UpdateMetrics
     reward_interval: Interval | None = None
-    """Mean reward over the scenarios with its 95 % interval; None without an episode that has a reward."""
+    """Mean reward over the scenarios with its 95 % interval, or None if no episode has a reward."""
     success_interval: Interval | None = None
-    """Verified success over the scenarios with its 95 % interval; None without a verified outcome."""
+    """Verified success over the scenarios with its 95 % interval, or None if no outcome is verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class DiagnosticsMonitor:
         self.records: list[IterationRecord] = []
 
     def observe(self, record: IterationRecord) -> HealthStatus:
-        """Add an iteration; returns the health status after it."""
+        """Add an iteration. Returns the health status after it."""
         self.records.append(record)
         return self.get_health_status()
 

@@ -50,7 +50,7 @@ class ComputationalGRPOEngine:
         return await self._collect(chosen)
 
     async def compute_policy_update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Update the policy on scored trajectories of it; returns the metrics of the update."""
+        """Update the policy on its scored trajectories. Returns the metrics of the update."""
         return flat_metrics(await self.trainer.update_policy(trajectories))
 
     async def train_iteration(self, scenarios: Sequence[Scenario]) -> dict[str, float]:
@@ -66,7 +66,7 @@ class ComputationalGRPOEngine:
         }
 
     async def scale_computation(self, scale_factor: float) -> int:
-        """Multiply the number of concurrent episodes from the next batch on; returns the new number."""
+        """Multiply the number of concurrent episodes from the next batch on. Returns the new number."""
         if not scale_factor > 0:
             raise ConfigError(f"scale_factor {scale_factor} must be above 0")
         self._set_concurrency(max(1, round(scale_factor * self.trainer.settings.concurrency)))

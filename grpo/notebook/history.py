@@ -27,9 +27,9 @@ Evaluations = Mapping[int, Mapping[str, float]]
 
 
 def rollout_interval(trajectories: Sequence[Trajectory], metric: Metric, *, seed: int) -> Interval | None:
-    """95 % interval over the scenarios of a scored rollout, as in an evaluation; None where no episode has the metric.
+    """95 % interval over the scenarios of a scored rollout, as in an evaluation, or None if no episode has the metric.
 
-    Failed episodes are left out, as they are of the means of a rollout.
+    Failed episodes are left out, as in the means of a rollout.
     """
     try:
         return mean([t for t in trajectories if t.stop != "failed"], _SETTINGS, metric=metric, seed=seed)
@@ -38,7 +38,7 @@ def rollout_interval(trajectories: Sequence[Trajectory], metric: Metric, *, seed
 
 
 def table(records: Sequence[IterationRecord], evaluations: Evaluations) -> pd.DataFrame:
-    """One row for each iteration, from 1, and one column for each metric; NaN where an iteration has none."""
+    """One row per iteration, from 1, and one column per metric. NaN if an iteration does not have the metric."""
     rows = [
         flat_metrics(record) | {f"heldout/{name}": value for name, value in evaluations.get(record.index, {}).items()}
         for record in records
@@ -48,7 +48,7 @@ def table(records: Sequence[IterationRecord], evaluations: Evaluations) -> pd.Da
 
 
 def plot(records: Sequence[IterationRecord], evaluations: Evaluations, *, title: str) -> NotebookFigure:
-    """Curves of reward and verified success with their intervals; points are evaluations on held-out scenarios."""
+    """Curves of reward and verified success with their intervals. Points are evaluations on held-out scenarios."""
     return figure(title, *(_draw(metric, records, evaluations) for metric in _shown(records)))
 
 

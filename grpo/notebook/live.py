@@ -16,11 +16,11 @@ from grpo.notebook import history
 from grpo.notebook.callbacks import Callback, TrainingControl
 from grpo.notebook.diagnostics import IterationRecord
 
-_BETWEEN_S = 0.5  # between two redraws of the bar; the curves are drawn again after an iteration
+_BETWEEN_S = 0.5  # between two redraws of the bar; only the end of an iteration redraws the curves
 
 
 def in_notebook() -> bool:
-    """Return True in a kernel of Jupyter; False in a script, in a terminal and in IPython's shell."""
+    """Return True in a kernel of Jupyter, False in a script, in a terminal and in IPython's shell."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
@@ -40,7 +40,7 @@ class LiveView(Callback):
         self._observing = ExitStack()
 
     def on_train_begin(self, control: TrainingControl) -> None:
-        """Open the output; the stages report to it from their threads."""
+        """Open the output. The stages report to it from their threads."""
         from IPython.display import HTML, display
 
         self._make, self._curves = HTML, self._draw_curves()

@@ -1,6 +1,6 @@
 """Reporters of a training's metrics to TensorBoard, Weights & Biases and MLflow, by the setting `report_to`.
 
-A step is an iteration, from 1. Names are those of `trainer.history`: `rollout/reward`, `update/loss`,
+A step is an iteration, from 1. Names are the same as in `trainer.history`: `rollout/reward`, `update/loss`,
 `heldout/success`.
 """
 
@@ -111,7 +111,7 @@ class MLflowReporter(Reporter):
         self._is_own = False
 
     def on_train_begin(self, control: TrainingControl) -> None:
-        """Start a run where none is active, and log the settings."""
+        """Start a run if none is active, and log the settings."""
         active = self._mlflow.active_run()
         self._is_own = active is None
         self._run_id = (active or self._mlflow.start_run()).info.run_id
@@ -129,7 +129,7 @@ class MLflowReporter(Reporter):
 
 
 def reporters(folder: Path, config: TrainingConfig) -> list[Reporter]:
-    """Reporters that `report_to` names; raises `ConfigError` for a package that is not installed."""
+    """Reporters that `report_to` names. Raises `ConfigError` if a package is not installed."""
     kinds: dict[str, type[TensorBoardReporter | WandbReporter | MLflowReporter]] = {
         "tensorboard": TensorBoardReporter,
         "wandb": WandbReporter,

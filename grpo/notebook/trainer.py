@@ -48,9 +48,9 @@ _CONFIG, _RECORD, _ROLLOUT, _CHECKPOINT = "config.json", "record.json", "rollout
 class MultiTurnGRPOTrainer:
     """Trainer that collects groups of episodes, scores them and updates the agent's policy, in iterations.
 
-    `scenarios` default to those of the environment; `eval_scenarios` are held out. With a `folder` the training writes
-    its checkpoints there, and the same call resumes an interrupted one. `judge` is the LLM judge of assertions in
-    scenarios. In a notebook, `live` shows a progress bar and the curves of reward and success.
+    `scenarios` default to the environment's scenarios. `eval_scenarios` are held out. If `folder` is given, checkpoints
+    are written there, and the same call resumes an interrupted training. `judge` is the LLM judge of the scenarios'
+    assertions. In a notebook, `live` shows a progress bar and the curves of reward and success.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class MultiTurnGRPOTrainer:
             )
         self.monitor = monitor or DiagnosticsMonitor()
         self.evaluations: dict[int, dict[str, float]] = {}
-        """Metrics on the held-out scenarios after an iteration, of this process."""
+        """Metrics on the held-out scenarios, by iteration, that this process measured."""
         self.live = live
         self.settings = self.config
-        """Settings of the next rollout and update, which an `Adjuster` changes."""
+        """Settings of the next rollout and update. An `Adjuster` changes them."""
         self.folder = Path(mkdtemp(prefix="grpo-") if folder is None else folder)
         if folder is None:
             weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -97,9 +97,9 @@ class MultiTurnGRPOTrainer:
         self._hooks[event].append(function)
 
     async def train(self, callbacks: Sequence[Callback] = ()) -> MultiTurnAgent:
-        """Train to the last iteration, or until a callback stops it; the agent then has the trained policy.
+        """Train to the last iteration, or until a callback stops it. The agent then has the trained policy.
 
-        Raises `NoLearningSignal` when the first rollout has none, and `NoEffect` when an update changes no weight.
+        Raises `NoLearningSignal` if the first rollout has none, and `NoEffect` if an update changes no weight.
         """
         await self.setup()
         active = [*callbacks, *self._reporters()]
@@ -127,20 +127,20 @@ class MultiTurnGRPOTrainer:
         return self.agent
 
     async def setup(self) -> None:
-        """Initialize the agent and load its policy, or the last checkpoint of the folder; once."""
+        """Initialize the agent and load its policy, or the last checkpoint of the folder. Further calls do nothing."""
         if not self._is_set_up:
             await self.agent.initialize()
             await asyncio.to_thread(self._set_up)
             self._is_set_up = True
 
     def sample_scenarios(self, index: int, *, count: int | None = None) -> list[Scenario]:
-        """Scenarios of iteration `index`, in a seeded order; `count` of them, by default as in the config."""
+        """Scenarios of iteration `index`, in a seeded order. `count` is by default the config's number."""
         count = self.settings.scenarios if count is None else count
         ids = schedule(list(self.scenarios), iteration=index, count=count, seed=self.config.seed)
         return [self.scenarios[name] for name in ids]
 
     async def update_policy(self, scored: Sequence[Trajectory]) -> IterationRecord:
-        """Update the policy on scored trajectories of it: the next iteration."""
+        """Update the policy on its scored trajectories, as the next iteration."""
         await self.setup()
         record = await asyncio.to_thread(self._update, len(self.monitor.records), scored)
         health = self.monitor.observe(record)
@@ -161,13 +161,13 @@ class MultiTurnGRPOTrainer:
     async def generate_trajectories(
         self, scenarios: Sequence[Scenario], *, iteration: int = 0
     ) -> list[TrajectoryGroup]:
-        """Collect and score `group_size` trajectories of each scenario, failed ones included."""
+        """Collect and score `group_size` trajectories per scenario, including failed ones."""
         await self.setup()
         return list(group(await asyncio.to_thread(self._collect, list(scenarios), iteration)))
 
     @property
     def history(self) -> pd.DataFrame:
-        """Metrics of the iterations, a row each: reward and success with their intervals, update, held-out."""
+        """Metrics, one row per iteration: reward and success with their intervals, update, held-out."""
         return history.table(self.monitor.records, self.evaluations)
 
     def plot(self) -> NotebookFigure:
@@ -178,7 +178,7 @@ class MultiTurnGRPOTrainer:
         return history.training_html(self.monitor.records, self.evaluations, iterations=self.config.iterations)
 
     def checkpoint(self, index: int) -> Path:
-        """Folder of the checkpoint after iteration `index`; -1 is the base policy."""
+        """Folder of the checkpoint after iteration `index`. -1 is the base policy."""
         return self.folder / f"{index + 1:05d}" / _CHECKPOINT
 
     def _set_up(self) -> None:
@@ -195,12 +195,12 @@ class MultiTurnGRPOTrainer:
         shutil.rmtree(base.parent, ignore_errors=True)
         base.mkdir(parents=True)
         save_base(policy, base)
-        if self.settings.lora is None:  # adapters are added in place, and the agent's own policy stays as it is
+        if self.settings.lora is None:  # adapters are added in place, but the agent's own policy must not change
             model_cache.put(policy)
         path.write_text(json.dumps(config), encoding="utf-8")
 
     def _resume(self) -> None:
-        """Resume after the last iteration with a record, which is written last."""
+        """Resume after the last iteration with a record, because an iteration writes its record last."""
         self.monitor.records.clear()
         while (path := self._record(len(self.monitor.records))).is_file():
             self.monitor.records.append(IterationRecord.model_validate_json(path.read_bytes()))
@@ -271,7 +271,7 @@ class MultiTurnGRPOTrainer:
         return policy
 
     def _load(self, checkpoint: Path) -> None:
-        """Set the agent's policy to that of a checkpoint."""
+        """Set the agent's policy to the policy of a checkpoint."""
         policy_hash = read_state(checkpoint).policy_hash
         self.agent.set_policy(model_cache.get(policy_hash, checkpoint, base=self.checkpoint(-1)))
 
@@ -279,14 +279,14 @@ class MultiTurnGRPOTrainer:
         return self.checkpoint(index).parent / _RECORD
 
     def _write(self, record: IterationRecord) -> None:
-        """Write the record atomically; an iteration with a record is complete."""
+        """Write the record atomically, because an iteration with a record counts as complete."""
         path = self._record(record.index)
         partial = path.with_suffix(".partial")
         partial.write_text(record.model_dump_json(), encoding="utf-8")
         partial.replace(path)
 
     def _delete_previous(self, index: int) -> None:
-        """Delete the checkpoint before this one, unless it is the base or one of `save_steps`."""
+        """Delete the checkpoint before this one, unless it is the base or `save_steps` keeps it."""
         before = index - 1
         if before >= 0 and not self._due(self.config.save_steps, before):
             shutil.rmtree(self.checkpoint(before), ignore_errors=True)
@@ -310,7 +310,7 @@ class MultiTurnGRPOTrainer:
 
 
 class SingleTurnGRPOTrainer(MultiTurnGRPOTrainer):
-    """Trainer whose episodes are one reply of the agent."""
+    """Trainer that ends each episode after one reply of the agent."""
 
     def __init__(self, agent: MultiTurnAgent, environment: Environment, *arguments: Any, **options: Any) -> None:
         super().__init__(agent, SingleTurnEnvironment(environment), *arguments, **options)
@@ -327,9 +327,9 @@ async def train(
     folder: str | Path | None = None,
     **overrides: Any,
 ) -> MultiTurnAgent:
-    """Train an agent with the settings of a profile; `overrides` are settings of `TrainingConfig`.
+    """Train an agent with the settings of a profile. `overrides` are settings of `TrainingConfig`.
 
-    With `auto_adjust`, `grpo.notebook.adjuster.Adjuster` changes settings when the diagnostics report an issue.
+    If `auto_adjust` is True, `grpo.notebook.adjuster.Adjuster` changes settings when the diagnostics report an issue.
     """
     config = TrainingConfig.from_profile(profile, **overrides)
     trainer = MultiTurnGRPOTrainer(agent, environment, reward_fn, config, folder=folder)

@@ -49,14 +49,14 @@ async def quick_hpo(
     scenarios: Sequence[Scenario] | None = None,
     eval_scenarios: Sequence[Scenario] | None = None,
 ) -> StudySummary:
-    """Search for hyperparameters of this agent's training; `.best_params` are overrides of the base config.
+    """Search for hyperparameters of this agent's training. `.best_params` are overrides of the base config.
 
-    Each trial trains a copy of the agent from its current weights, for as many episodes as the base config has, and is
-    evaluated on `eval_scenarios` with the rollout settings of the base config; by default a quarter of the scenarios is
-    held out. The agent itself is unchanged.
+    Each trial trains a copy of the agent from its current weights, for as many episodes as the base config has. It is
+    evaluated on `eval_scenarios` with the rollout settings of the base config. By default a quarter of the scenarios is
+    held out. The agent itself does not change.
 
-    Raises `ConfigError` before the first trial for a dimension or a bound that does not fit the base config,
-    `BudgetError` when no trial is complete.
+    Raises `ConfigError` before the first trial if a dimension or a bound does not fit the base config, and
+    `BudgetError` if no trial is complete.
     """
     base, search_config = base_config or TrainingConfig(), search_config or HPOConfig()
     if n_trials is not None:
@@ -143,7 +143,7 @@ class _TrialRunner:
         try:
             return future.result()
         except concurrent.futures.CancelledError as error:
-            raise asyncio.CancelledError from error  # ends the search, not this trial alone
+            raise asyncio.CancelledError from error  # ends the search, not only this trial
 
 
 class _StopAfter(Callback):
@@ -161,7 +161,7 @@ class _StopAfter(Callback):
 def _split(
     scenarios: Sequence[Scenario], heldout: Sequence[Scenario] | None
 ) -> tuple[Sequence[Scenario], Sequence[Scenario]]:
-    """Training and held-out scenarios; by default a quarter, by a digest of their ids, is held out."""
+    """Training and held-out scenarios. By default a quarter, chosen by a digest of their ids, is held out."""
     if heldout is not None:
         return scenarios, heldout
     ordered = sorted(scenarios, key=lambda scenario: hashlib.sha256(scenario.id.encode()).digest())

@@ -1,4 +1,4 @@
-"""Rewards by name: those of this package, of installed plugins, and of the user's own code."""
+"""Rewards by name, from this package, from installed plugins, and from the user's own code."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from grpo.rewards.reward import (
 
 
 class Objective(TypedDict):
-    """A reward under a name of its own."""
+    """A reward with its own name and weight."""
 
     name: str
     reward: RewardFunction
@@ -31,15 +31,15 @@ class Objective(TypedDict):
 
 
 WeightedReward: TypeAlias = RewardFunction | tuple[RewardFunction, float] | Objective
-"""A reward with its own weight, a pair whose weight takes precedence, or a mapping that also gives a name."""
+"""A reward with its own weight, a pair with a weight that takes precedence, or a mapping that also gives a name."""
 
 
 class CompositeReward(GroupReward):
-    """Σ weight · score; the breakdown holds each component's own score, the metadata the weights and all parts.
+    """Σ weight · score. The breakdown holds each component's own score, the metadata the weights and all parts.
 
-    An episode that a component cannot score has no score, unless the component is `optional` or does not apply to the
-    episode (`NotApplicable`): then the others count alone, and the breakdown lacks it. A component below its floor
-    vetoes: the score is the minimum that scores in [0, 1] can give, whatever the other components give.
+    If a component cannot score an episode, the episode has no score, unless the component is `optional` or does not
+    apply to the episode (`NotApplicable`). Then only the others count, and the breakdown lacks it. If a component is
+    below its floor, it vetoes: the score is the minimum that scores in [0, 1] can give, whatever the others give.
     """
 
     name = "composite"
@@ -80,11 +80,11 @@ class CompositeReward(GroupReward):
         return checked_results(results, episodes, name)
 
     def combine(self, scores: Mapping[str, float]) -> float:
-        """The score of an episode from those of its components."""
+        """The score of an episode from the scores of its components."""
         return sum(self.weights[name] * score for name, score in scores.items())
 
     def combine_turns(self, scores: Mapping[str, Sequence[float]]) -> list[float]:
-        """The parts of an episode's score that belong to its turns, from those of its components.
+        """The parts of an episode's score that belong to its turns, from the turn scores of its components.
 
         weight .5 of [1 0], weight 1 of [.2 .2]   →  [.7 .2]
         """
@@ -139,7 +139,7 @@ def weighted_sum(scores: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def geometric_mean(scores: Sequence[float], weights: Sequence[float]) -> float:
-    """∏ s^w with Σw = 1: a 0 anywhere gives 0; [.25 1] by equal weights → .5"""
+    """∏ s^w with Σw = 1, so that a 0 anywhere gives 0: [.25 1] by equal weights → .5"""
     _refuse_negative(scores)
     total = math.fsum(weights)
     return math.prod(score ** (weight / total) for score, weight in zip(scores, weights, strict=True))
@@ -165,7 +165,7 @@ AGGREGATIONS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
 
 
 class MultiObjectiveReward(CompositeReward):
-    """Objectives made into one score by `aggregation`; `normalize` divides the weights by their sum."""
+    """Objectives combined into one score by `aggregation`. `normalize` divides the weights by their sum."""
 
     name = "multi_objective"
 
@@ -197,7 +197,10 @@ class MultiObjectiveReward(CompositeReward):
         return AGGREGATIONS[self.aggregation](list(scores.values()), weights)
 
     def combine_turns(self, scores: Mapping[str, Sequence[float]]) -> list[float]:
-        """As in a composite for a weighted sum that is not normalized; else none, as the score is not their sum."""
+        """As in a composite, if `aggregation` is a weighted sum and not normalized. Otherwise empty.
+
+        The score is then not the sum of the turns' parts.
+        """
         plain = self.aggregation == "weighted_sum" and not self.normalize
         return super().combine_turns(scores) if plain else []
 
@@ -208,9 +211,9 @@ class MultiObjectiveReward(CompositeReward):
 
 
 def pareto_front(scores: ArrayLike) -> list[int]:
-    """Rows that are not dominated: no other row is as good in every column and better in one.
+    """Indices of the rows that are not dominated: no other row is as good in every column and better in one.
 
-    `scores` [candidates, objectives], higher is better; equal rows stand together.
+    `scores` [candidates, objectives], higher is better. Equal rows are all kept, or all dominated.
 
         [[1 0], [0 1], [.5 .5], [.4 .4]] → [0, 1, 2]
     """

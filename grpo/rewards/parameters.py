@@ -25,9 +25,9 @@ class Parameters:
     """
 
     turns: str = ""
-    """Name of the parameter for the turns; empty where it has none."""
+    """Name of the parameter for the turns, or empty if there is none."""
     context: str = ""
-    """Name of the parameter for the context; empty where there is none."""
+    """Name of the parameter for the context, or empty if there is none."""
     by_position: bool = False
     """The context has no name that it could be given by."""
     needed: tuple[str, ...] = ()

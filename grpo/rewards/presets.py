@@ -40,7 +40,7 @@ def create_customer_service_reward(
 
 
 def create_domain_reward(domain: str, *, weight: float = 1.0) -> CompositeReward:
-    """The domain's reward .6, helpfulness .3, engagement .1; for creative writing the domain's reward alone."""
+    """The domain's reward .6, helpfulness .3, engagement .1, or for creative writing only the domain's reward."""
     if domain not in DOMAINS:
         raise ConfigError(f"domain {domain!r} has no reward of its own; known are {', '.join(DOMAINS)}")
     if domain == "creative_writing":

@@ -17,9 +17,9 @@ from grpo.user_failures import shown
 
 
 def as_number(value: Any) -> float | None:
-    """The value as a float; None for what is not a single number.
+    """The value as a float, or None if it is not a single number.
 
-    Arrays and tensors count without a dimension only: of one with an entry it is not known whether it is a list.
+    Arrays and tensors count only if they have no dimension, because one with a single entry may be a list.
     """
     if getattr(value, "shape", ()) != () or (isinstance(value, Complex) and not isinstance(value, Real)):
         return None
@@ -33,7 +33,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_numbers(value: Any) -> tuple[float, ...] | None:
-    """The values of a list, tuple, or one-dimensional array or tensor; None where it is not one of numbers."""
+    """The values of a list, tuple, or one-dimensional array or tensor, or None if it does not hold only numbers."""
     if not isinstance(value, list | tuple) and len(getattr(value, "shape", ())) != 1:
         return None
     numbers = [as_number(entry) for entry in value]

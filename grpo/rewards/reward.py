@@ -26,7 +26,7 @@ from grpo.user_failures import on_one_line, shown, user_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardContext:
-    """Facts about an episode beside its messages."""
+    """Facts about an episode in addition to its messages."""
 
     scenario_id: str
     category: str
@@ -36,7 +36,7 @@ class RewardContext:
     scenario: Scenario | None = None
     """Start of the episode: its context and its expected outcome."""
     completion_ids: tuple[int, ...] = ()
-    """Token ids from the first turn of the agent on; empty where no model generated the turns."""
+    """Token ids from the first turn of the agent on. Empty if no model generated the turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +65,13 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """A score and its parts; numbers of NumPy and torch become floats."""
+    """A score and its parts. Numbers of NumPy and torch become floats."""
 
     score: float
     breakdown: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     turn_scores: Sequence[float] = ()
-    """Parts of the score that belong to single turns of the agent, one for each; empty where none does."""
+    """Parts of the score that belong to single turns of the agent, one per turn. Empty if there are no such parts."""
 
     def __post_init__(self) -> None:
         score = as_number(self.score)
@@ -96,18 +96,18 @@ class RewardResult:
 
 
 class RewardFunction(ABC):
-    """Base of all rewards; `weight` is the share of the score in a composite, usually in [0, 1]; else it warns.
+    """Base of all rewards. `weight` is the share of the score in a composite, and warns if it is outside [0, 1].
 
-    A reward that scores one conversation at a time has `compute_reward`; one that compares the group of a scenario is
-    a `GroupReward`. Either raises, or returns, `Unscored` for an episode that it cannot score.
+    A reward that scores one conversation at a time implements `compute_reward`. If it compares the group of a scenario,
+    it is a `GroupReward`. Both raise or return `Unscored` for an episode that they cannot score.
     """
 
     name: str
     """By default the class's name: `ResponseQualityReward` is response_quality."""
     probed: ClassVar[bool] = True
-    """Tested by the reward hacking check; not for a control, a verified outcome, or a judge that costs by the call."""
+    """Tested by the reward hacking check. False for a control, a verified outcome, or a judge that costs per call."""
     needed_columns: Sequence[str] = ()
-    """Columns that every scenario must have; a run looks for them before its first rollout."""
+    """Columns that every scenario must have. A run looks for them before its first rollout."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -119,18 +119,18 @@ class RewardFunction(ABC):
 
     @classmethod
     def files(cls, options: Mapping[str, Any]) -> Sequence[str | Path]:
-        """Files and folders that a reward with these options reads; a change of one invalidates cached scores.
+        """Files and folders that a reward with these options reads. If one changes, cached scores become invalid.
 
-        Files that Python's `open` reads during scoring are noticed without being declared here.
+        Do not declare files that Python's `open` reads during scoring, because they are noticed anyway.
         """
         return ()
 
     @abstractmethod
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Score a conversation; higher is better, usually in [0, 1]."""
+        """Score a conversation, usually in [0, 1]. Higher is better."""
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
-        """Score the group of one scenario, in its order; by default each episode by itself."""
+        """Score the group of one scenario, in its order. By default each episode is scored by itself."""
         return list(await asyncio.gather(*(self._single(episode) for episode in episodes)))
 
     async def _single(self, episode: Episode) -> RewardResult | Unscored:
@@ -168,9 +168,9 @@ class FunctionReward(RewardFunction):
 
         def f(turns)                       the messages
         def f(turns, context)              and the `RewardContext`
-        def f(turns, answer, level=1)      and columns of the scenario: its fields, those of its metadata and `world`
+        def f(turns, answer, level=1)      and columns of the scenario: its fields, and the keys of metadata and `world`
 
-    One that needs columns is not probed, as the probes' scenarios do not have them.
+    If the function needs columns, it is not probed, because the probes' scenarios do not have them.
     """
 
     def __init__(self, function: Scorer, *, weight: float = 1.0) -> None:
@@ -182,7 +182,7 @@ class FunctionReward(RewardFunction):
         self.probed = bool(getattr(function, "probed", not self.needed_columns))  # type: ignore[misc]
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Call the function. Raises `RewardError` for what is not a score, and for a missing column."""
+        """Call the function. Raises `RewardError` if it does not return a score, or if a column is missing."""
         given, named = self._parameters.arguments(context, context.scenario, f"reward {self.name}")
         returned = self._function(turns, *given, **named)
         value = await returned if inspect.isawaitable(returned) else returned
@@ -211,9 +211,9 @@ def reward_code(name: str) -> user_code:
 
 
 def as_result(returned: Any, episode: Episode, name: str) -> RewardResult | Unscored:
-    """What a reward returned for an episode, as a result; the score of a list is its sum.
+    """Result from the value that a reward returned for an episode. The score of a list is its sum.
 
-    Raises `RewardError` for what is neither a number, nor a list with one for each turn of the agent, nor a result.
+    Raises `RewardError` if the value is not a number, a list with one number per turn of the agent, or a result.
     """
     if isinstance(returned, Unscored):
         return returned
@@ -235,7 +235,7 @@ def as_result(returned: Any, episode: Episode, name: str) -> RewardResult | Unsc
 
 
 def checked_results(results: Sequence[Any], episodes: Sequence[Episode], name: str) -> list[RewardResult | Unscored]:
-    """The results of a group; raises `RewardError` where not each episode has one, or one is not a score."""
+    """The results of a group. Raises `RewardError` if an episode has none, or if one is not a score."""
     if len(results) != len(episodes):
         raise RewardError(f"{len(results)} scores for {len(episodes)} siblings; compute_group returns one for each")
     checked = []
@@ -255,7 +255,7 @@ def check_columns(reward: RewardFunction, scenarios: Iterable[Scenario]) -> None
 
 @contextmanager
 def naming_columns(episode: Episode) -> Iterator[None]:
-    """Add the columns of the scenario to the error of a reward that looked up another one."""
+    """Add the scenario's columns to the error of a reward if it looked up a column that the scenario does not have."""
     scenario = episode.context.scenario
     try:
         yield
@@ -287,7 +287,7 @@ def errors_at(place: str) -> Iterator[None]:
 
 
 def checked_weight(weight: float, name: str) -> float:
-    """The weight itself; warns outside [0, 1], as such a weight inverts a reward or dominates the others."""
+    """The weight itself. Warns if it is outside [0, 1], because it then inverts a reward or dominates the others."""
     if not 0 <= weight <= 1:
         warnings.warn(f"reward {name} has weight {weight}, outside [0, 1]", stacklevel=3)
     return weight

@@ -24,12 +24,12 @@ class ComponentStatistic(BaseModel):
 
     mean: float
     std: float
-    """Of the population."""
+    """Standard deviation of the population, without Bessel's correction."""
     count: int
 
 
 class ComponentMoments(BaseModel):
-    """Sums over the episodes that have all components; additive over rollouts."""
+    """Sums over the episodes that have all components. They can be added over rollouts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +39,7 @@ class ComponentMoments(BaseModel):
     products: tuple[tuple[float, ...], ...]  # [components, components], Σ of the products of two components
 
     def joined(self, other: ComponentMoments) -> ComponentMoments:
-        """Moments over the episodes of both, of the components that both have."""
+        """Moments over the episodes of both, for the components that both have."""
         if not (self.count and other.count):
             return self if self.count else other
         names = tuple(name for name in self.names if name in other.names)
@@ -47,7 +47,7 @@ class ComponentMoments(BaseModel):
         return _moments(names, self.count + other.count, sums + others, products + other_products)
 
     def statistics(self) -> dict[str, ComponentStatistic]:
-        """Mean, standard deviation and count by component; empty without an episode."""
+        """Mean, standard deviation and count by component. Empty if there is no episode."""
         if not self.count:
             return {}
         means, covariance = self._centred()
@@ -84,7 +84,7 @@ class ComponentMoments(BaseModel):
 
 
 def component_moments(trajectories: Sequence[Trajectory]) -> ComponentMoments:
-    """Moments of a scored rollout; an episode that lacks a component, as an unscored one does, is left out."""
+    """Moments of a scored rollout. An episode is left out if it lacks a component, e.g. because it has no score."""
     names = tuple(dict.fromkeys(name for trajectory in trajectories for name in trajectory.breakdown))
     whole = [t.breakdown for t in trajectories if names and all(name in t.breakdown for name in names)]
     table = np.array([[breakdown[name] for name in names] for breakdown in whole]).reshape(len(whole), len(names))
@@ -104,11 +104,11 @@ class CallCounts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parsed: int = 0
-    """Calls, with the repaired ones."""
+    """Parsed calls, including the repaired ones."""
     repaired: int = 0
     """Calls that the parser repaired, see `grpo.renderers.tool_formats`."""
     malformed: int = 0
-    """Replies with a call that is not one."""
+    """Replies with a call that cannot be parsed."""
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> CallCounts:
@@ -132,18 +132,18 @@ class RolloutSummary(BaseModel):
     groups: int
     """Scenarios of the rollout."""
     informative_groups: int
-    """Groups whose rewards differ: only they have a group-relative advantage."""
+    """Groups with rewards that differ. Only they have a group-relative advantage."""
     episodes: int
     rewarded: int
     """Episodes that have a reward."""
     verified: int
     """Episodes with a verified outcome."""
     unjudged: int = 0
-    """Episodes whose success has an unjudged part; not among the verified ones."""
+    """Episodes with an unjudged part of success. They do not count as verified."""
     reward: float | None
-    """None without an episode that has a reward."""
+    """Mean reward, or None if no episode has a reward."""
     success: float | None
-    """None without a verified outcome."""
+    """Share of verified successes, or None if no outcome is verified."""
     components: dict[str, float]
     truncated_share: float
     """Share of the episodes that the limit of tokens truncated."""
@@ -155,7 +155,7 @@ class RolloutSummary(BaseModel):
     calls: CallCounts = CallCounts()
 
     def joined(self, other: RolloutSummary) -> RolloutSummary:
-        """Summary of both rollouts together; their scenarios differ."""
+        """Summary of both rollouts together. They must not share a scenario."""
         rewarded, verified = (self.rewarded, other.rewarded), (self.verified, other.verified)
         episodes = (self.episodes, other.episodes)
         names = dict.fromkeys([*self.components, *other.components])
@@ -182,7 +182,7 @@ class RolloutSummary(BaseModel):
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
-    """Average a scored rollout; failed episodes are counted, and left out of every mean."""
+    """Average a scored rollout. Failed episodes are counted, but left out of every mean."""
     count = max(1, len(trajectories))
     groups = group(trajectories)
     rewards = [reward for t in trajectories if (reward := t.total_reward) is not None]
@@ -210,6 +210,6 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
 
 
 def _mean(means: Sequence[float | None], counts: Sequence[int]) -> float | None:
-    """Weighted mean of the means that exist; None without one."""
+    """Weighted mean of the means that exist, or None if there are none."""
     known = [(mean, count) for mean, count in zip(means, counts, strict=True) if mean is not None and count]
     return sum(mean * count for mean, count in known) / sum(count for _, count in known) if known else None

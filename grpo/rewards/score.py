@@ -38,12 +38,12 @@ def score(
     judge: AssertionJudge | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> Iterator[Trajectory]:
-    """Give each trajectory its terminal reward and breakdown, in order; the members of a group stand together.
+    """Give each trajectory its terminal reward and breakdown, in order. The members of a group must stand together.
 
     `scenarios`, by id, give rewards the expected outcome. `judge` completes outcomes with unjudged assertions before
-    the reward sees them. A failed episode keeps reward None, and so does one without a score: None is not 0. Only a
-    few groups are held at a time. Raises `RewardError` with the place when a reward cannot score at all, raises, or
-    takes longer than `timeout_s` for a group. A reward that blocks is ended in the main thread only.
+    the reward sees them. A failed episode and an episode without a score keep reward None, which does not mean 0. Only
+    a few groups are held at a time. Raises `RewardError` with the place if a reward cannot score at all, raises, or
+    takes longer than `timeout_s` for a group. If a reward blocks, it can be ended only in the main thread.
     """
     by_id = scenarios or {}
     groups = (list(members) for _, members in groupby(trajectories, key=attrgetter("scenario_id")))
@@ -75,14 +75,14 @@ def score_rollout(
     error_budget: float,
     timeout_s: float = TIMEOUT_S,
 ) -> list[Trajectory]:
-    """Score a whole rollout; see `score`.
+    """Score a whole rollout, see `score`.
 
-    Raises `BudgetError` when more than `error_budget` of the episodes could not be scored, and `RewardError` when none
-    could because their success includes a part without a judge.
+    Raises `BudgetError` if more than `error_budget` of the episodes could not be scored, and `RewardError` if none
+    could, because their success includes a part that needs a judge.
     """
     scored = list(score(trajectories, reward, scenarios, judge=judge, timeout_s=timeout_s))
     unscored = [trajectory for trajectory in scored if trajectory.stop != "failed" and trajectory.total_reward is None]
-    # a scenario without an expectation, and a missing judge, are counted and not an error
+    # a scenario without an expectation and a missing judge are counted, but are not an error
     unscored = _without_unjudged(scored, unscored, judged=judge is not None)
     if len(unscored) > error_budget * len(scored):
         raise BudgetError(
@@ -95,10 +95,10 @@ def score_rollout(
 def _without_unjudged(
     scored: Sequence[Trajectory], unscored: Sequence[Trajectory], *, judged: bool
 ) -> list[Trajectory]:
-    """Unscored episodes that are errors: all but those whose scenario expects nothing, or, where there is no judge,
-    whose success has a part that only a judge can tell.
+    """Unscored episodes that are errors.
 
-    The number of the others is logged. Raises `RewardError` where all finished episodes are among them.
+    An episode is not an error if its scenario expects nothing, or if there is no judge and only a judge can tell a part
+    of its success. The number of such episodes is logged. Raises `RewardError` if all finished episodes are such ones.
     """
     finished = sum(trajectory.stop != "failed" for trajectory in scored)
     open_parts = {trajectory.place: _unjudged(trajectory) for trajectory in unscored}

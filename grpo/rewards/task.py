@@ -32,7 +32,7 @@ def _not_judged(outcome: Outcome, context: RewardContext) -> str:
 
 
 class TaskCompletionReward(RewardFunction):
-    """1 when the environment verified success, else 0; an episode whose success is not judged has no score."""
+    """1 if the environment verified success, else 0. An episode has no score if its success is not judged."""
 
     name = "task_completion"
     probed = False
@@ -48,7 +48,7 @@ class TaskCompletionReward(RewardFunction):
 class ChecksReward(RewardFunction):
     """Share of the outcome's checks that passed: partial credit on the way to success.
 
-    Of an episode with unjudged parts of success it is the share of the others; the metadata name the unjudged parts.
+    If an episode has unjudged parts of success, they do not count, and the metadata name them.
     """
 
     name = "checks"
@@ -57,8 +57,8 @@ class ChecksReward(RewardFunction):
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
         """Passed checks / checks.
 
-        Raises `Unscored` where all parts are unjudged or the scenario expects nothing, so that saying goodbye would
-        pass every check, and `RewardError` without checks.
+        Raises `Unscored` if all parts are unjudged, or if the scenario expects nothing, because saying goodbye would
+        then pass every check. Raises `RewardError` if there are no checks.
         """
         outcome = _verified(context, self.name)
         checks, metadata = outcome.checks, {"unjudged": list(outcome.unjudged)} if outcome.unjudged else {}
@@ -70,13 +70,13 @@ class ChecksReward(RewardFunction):
 
 
 class ValidCallsReward(RewardFunction):
-    """Share of tool results without an error; an episode without a tool call has none, as nothing was valid in it."""
+    """Share of tool results without an error. An episode without a tool call has no score, because none was valid."""
 
     name = "valid_calls"
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Results without an `error` key / results. Raises `NotApplicable` without a result."""
+        """Results without an `error` key / results. Raises `NotApplicable` if there is no result."""
         failures = [_is_error(turn.content) for turn in turns if turn.role == "tool"]
         if not failures:
             raise NotApplicable(f"scenario {context.scenario_id}: the agent called no tool, so no call was valid")
@@ -100,7 +100,7 @@ class EnvironmentReward(RewardFunction):
     probed = False
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """The environment's number. Raises `Unscored` where it gave none."""
+        """The environment's number. Raises `Unscored` if it gave none."""
         if context.outcome is None or context.outcome.reward is None:
             raise Unscored(
                 f"the environment gave scenario {context.scenario_id} no reward: it has no get_reward, or the episode "

@@ -2,18 +2,18 @@
 
     def accuracy(completions, answer, **kwargs) -> list[float | None]:
 
-The function is called once for the group of a scenario, as TRL 1.16 calls it, with lists of one entry an episode:
+The function is called once for the group of a scenario, as TRL 1.16 calls it, with lists of one entry per episode:
 
     prompts           messages before the agent's first turn, `{"role", "content"}`
-    completions       messages from that turn on, results of tools among them
+    completions       messages from that turn on, including results of tools
     completion_ids    their token ids
     environments      instances of a class of kind trl, with the attributes that they had at the end of the episode
     a column          each field of the scenario, of its metadata and of its `world`
     log_metric, log_extra    functions; both are kept in the metadata of the scores
 
-None, as in TRL, leaves this component out of that episode's sum (there by `nansum`); NaN is an error. Episodes that
-failed are not in the group. `trainer_state` is refused: no trainer exists where rewards are computed, and champion and
-candidate are compared by one reward.
+None, as in TRL, leaves this component out of that episode's sum (there by `nansum`). NaN is an error. Episodes that
+failed are not in the group. `trainer_state` is refused, because there is no trainer when rewards are computed, and the
+same reward must compare champion and candidate.
 
 https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function
 """
@@ -46,8 +46,8 @@ _ARGUMENTS = frozenset(
 class TRLReward(GroupReward):
     """Scores a group with a function of prompts, completions and columns.
 
-    The reward hacking check probes it only where the function has an attribute `probed` that is true: most of TRL's
-    rewards look for one form or one answer, which the check's honest replies do not have.
+    The reward hacking check probes it only if the function has an attribute `probed` that is true, because most of
+    TRL's rewards look for one form or one answer, and the check's honest replies do not have these.
     """
 
     def __init__(self, reference: str, options: Mapping[str, Any] | None = None, *, weight: float = 1.0) -> None:

@@ -32,7 +32,7 @@ _REMEDY = "correct it, and try it with `grpo train CONFIG --dry-run` or a test o
 
 @asynccontextmanager
 async def _served(environment: Environment, *, concurrency: int) -> AsyncIterator[None]:
-    """Hold the environment's resources; its exceptions end the run with one sentence."""
+    """Hold the environment's resources. Its exceptions end the run with one sentence."""
     resources = environment.serve(concurrency=concurrency)
     with user_code("the environment's serve", remedy=_REMEDY, transient=True):
         await resources.__aenter__()
@@ -70,7 +70,7 @@ def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: i
     [a b c], count 2 → iteration 0: c a, iteration 1: b | b, iteration 2: a c …
 
     An iteration uses a scenario once, so that its samples are one group. Each later round takes the next `count` of
-    the scenarios that the iteration has not used, in a seeded order of its own; none when all were used.
+    the scenarios that the iteration has not used, in another seeded order, or none if all were used.
 
     [a b c d e], count 2, iteration 0 → round 0: c a, round 1: e b, round 2: d, round 3: nothing
     """
@@ -104,12 +104,12 @@ def collect(
     iteration: int | str,
     agent: MultiTurnAgent | None = None,
 ) -> list[Trajectory]:
-    """Sample `group_size` episodes of each scenario; returns them by scenario, then by sample.
+    """Sample `group_size` episodes per scenario. Returns them by scenario, then by sample.
 
-    Group size and temperature differ between training and evaluation, so they are parameters. The `agent` adds its
-    prompt and hooks to the policy; the default has neither.
-    Raises `BudgetError` as soon as more than `error_budget` of the episodes have failed, timeouts included, and
-    `ConfigError` for an agent that shortens its context, or whose tools the renderer does not know.
+    Group size and temperature are parameters, because they differ between training and evaluation. The `agent` adds its
+    prompt and hooks to the policy. The default has neither.
+    Raises `BudgetError` as soon as more than `error_budget` of the episodes have failed, including timeouts, and
+    `ConfigError` if the agent shortens its context, or if the renderer does not know its tools.
     """
     agent = agent or MultiTurnAgent()
     agent.require_append_only()

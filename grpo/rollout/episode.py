@@ -37,10 +37,10 @@ async def run_episode(
     on_truncation: Literal["end", "continue"],
     timeouts: Timeouts,
 ) -> Trajectory:
-    """Run one episode to its end; a failure of its environment, agent or renderer, or a timeout, makes it a failed one.
+    """Run one episode to its end. If its environment, agent or renderer fails or times out, the episode is failed.
 
-    Failures of the policy are failures of the computation and propagate, and so does a `GRPOError`, which names a
-    fault of the run.
+    Failures of the policy propagate, because they are failures of the computation. A `GRPOError` propagates too,
+    because it names a fault of the run.
     """
     transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
     rewards: list[float] = []
@@ -142,14 +142,14 @@ async def run_episode(
 
 
 def _check(value: object, kind: type | tuple[type, ...], what: str) -> None:
-    """Raise `TypeError` for what the user's code returned as `what`, where it is of another type."""
+    """Raise `TypeError` if the user's code returned a value of another type as `what`."""
     if not isinstance(value, kind):
         expected = (kind[0] if isinstance(kind, tuple) else kind).__name__
         raise TypeError(f"{what} is {shown(value)}; return a value of type {expected}")
 
 
 def _check_outcome(outcome: Outcome) -> None:
-    """Raise `TypeError` or `NotStrictJSON` for an outcome whose parts cannot be stored."""
+    """Raise `TypeError` or `NotStrictJSON` if a part of an outcome cannot be stored."""
     _check(outcome, Outcome, "the outcome")
     _check(outcome.checks, Mapping, "the checks of an outcome")
     if outcome.success is not None:
@@ -161,7 +161,7 @@ def _check_outcome(outcome: Outcome) -> None:
 
 
 def _finite(reward: object) -> float:
-    """The number of a reward; raises `TypeError` or `ValueError` for one that no learning could use."""
+    """The number of a reward. Raises `TypeError` or `ValueError` if no learning could use it."""
     if isinstance(reward, str):
         raise TypeError("the reward of a step is a text; return a finite number, or None")
     number = float(reward)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""Timeouts of turns, environment steps, episodes and the stage; a timeout fails its episode with a reason.
+"""Timeouts of turns, environment steps, episodes and the stage. If one expires, its episode fails with a reason.
 
-Only awaiting code can be cancelled: a tool that blocks the thread delays every episode of the shard.
+Only code that awaits can be cancelled. If a tool blocks the thread, it delays every episode of the shard.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Timeouts:
         )
 
     async def turn(self, awaitable: Awaitable[T], number: int) -> T:
-        """Await one turn of the policy; raises `RolloutTimeout`."""
+        """Await one turn of the policy. Raises `RolloutTimeout`."""
         message = (
             f"turn {number} of the policy took longer than {self.turn_s} s (rollout.turn_timeout_s); "
             "raise it, or lower rollout.concurrency"
@@ -50,13 +50,13 @@ class Timeouts:
         return await _until(_now() + self.turn_s, awaitable, message)
 
     async def step(self, awaitable: Awaitable[T], number: int) -> T:
-        """Await the environment's step after turn `number`, or its reset at 0; raises `RolloutTimeout`."""
+        """Await the environment's step after turn `number`, or its reset if 0. Raises `RolloutTimeout`."""
         what = f"answer to turn {number}" if number else "first message"
         message = f"the environment's {what} took longer than {self.step_s} s (rollout.step_timeout_s)"
         return await _until(_now() + self.step_s, awaitable, message)
 
     async def episode(self, begin: Callable[[], Awaitable[T]]) -> T:
-        """Await a whole episode within the stage; none begins after its end. Raises `RolloutTimeout`."""
+        """Await a whole episode. None begins after the end of the stage. Raises `RolloutTimeout`."""
         now = _now()
         if now + self.episode_s < self.stage_end:
             message = f"the episode took longer than {self.episode_s} s (rollout.episode_timeout_s)"
@@ -72,7 +72,7 @@ def _now() -> float:
 
 
 async def _until(end: float, awaitable: Awaitable[T], message: str) -> T:
-    """Await until a time of the event loop; a `TimeoutError` of the awaitable itself passes through unchanged."""
+    """Await until a time of the event loop. A `TimeoutError` of the awaitable itself passes through unchanged."""
     limit = asyncio.timeout_at(end)
     try:
         async with limit:

@@ -39,13 +39,13 @@ class StudyDocument(BaseModel):
     """Number of validation scenarios."""
     code_digest: str
     best_config: str | None
-    """Run config of the best trial, in YAML; None when no trial is complete."""
+    """Run config of the best trial, in YAML, or None if no trial is complete."""
     config: str
     """The study's configuration, as YAML."""
 
 
 def write_study(document: StudyDocument, folder: Path) -> list[Path]:
-    """Write page, document, figures and the best config to a folder; returns the paths, the page first."""
+    """Write page, document, figures and the best config to a folder. Returns the paths, the page first."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / DOCUMENT, document.model_dump_json(indent=1) + "\n")
     write_atomically(folder / PAGE, render_study(document))
@@ -60,7 +60,7 @@ def write_study(document: StudyDocument, folder: Path) -> list[Path]:
 
 
 def render_study(document: StudyDocument) -> str:
-    """Render the page; the same document gives the same text."""
+    """Render the page. The same document gives the same text."""
     study = document.study
     template = templates(Path(__file__).parent).get_template("study.html.j2")
     return template.render(

@@ -20,7 +20,7 @@ def history(study: StudySummary) -> str:
 
 
 def intermediate_evals(study: StudySummary) -> str:
-    """Held-out reward of each trial during its training; pruned trials end early."""
+    """Held-out reward of each trial during its training. Pruned trials end early."""
     return svg("evaluations", "Held-out reward by evaluation", lambda axes: _draw_evaluations(axes, study), _INCHES)
 
 
@@ -45,7 +45,7 @@ def pictures(study: StudySummary) -> dict[str, bytes]:
 
 
 def _draw_history(axes: Axes, study: StudySummary) -> None:
-    """Complete trials are dots, pruned ones crosses at their last evaluation; failed ones have no reward."""
+    """Draw complete trials as dots, pruned ones as crosses at their last evaluation. Failed ones have no reward."""
     complete = [(trial.number, trial.reward) for trial in study.trials if trial.reward is not None]
     if not complete:
         draw_note(axes, "no trial is complete")

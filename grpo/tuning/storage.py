@@ -18,8 +18,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from grpo.errors import ConfigError, StorageError, install_command
 
 RETRIES = 3
-"""Retries of a trial whose process crashed."""
-_MISSED_HEARTBEATS = 6  # fewer would take a machine that swaps for a crashed one
+"""Retries of a trial if its process crashes."""
+_MISSED_HEARTBEATS = 6  # with fewer, a machine that swaps would count as crashed
 
 
 def open_storage(url: str, *, heartbeat_s: int) -> RDBStorage:
@@ -58,8 +58,8 @@ def fail_stale_trials(study: optuna.Study) -> None:
 def record_first_heartbeats(storage: BaseStorage, trials: Iterable[FrozenTrial], known: set[int]) -> None:
     """Record a first heartbeat for running trials that are new to this process.
 
-    A trial that crashed before its first heartbeat would never become stale; for a live one it changes nothing. `known`
-    has the numbers of earlier trials.
+    Otherwise a trial that crashed before its first heartbeat would never become stale. For a live trial this changes
+    nothing. `known` has the numbers of earlier trials.
     """
     if isinstance(storage, RDBStorage):
         for trial in trials:
@@ -69,7 +69,7 @@ def record_first_heartbeats(storage: BaseStorage, trials: Iterable[FrozenTrial],
 
 
 def begin_trial(study: optuna.Study, distributions: Mapping[str, BaseDistribution]) -> Trial:
-    """Draw the values of a trial, or take those of a waiting trial."""
+    """Draw the values of a trial, or take the values of a waiting trial."""
     with _experimental():
         return study.ask(fixed_distributions=dict(distributions))
 

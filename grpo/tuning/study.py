@@ -1,7 +1,7 @@
 """Hyperparameter search on an Optuna study: draw values, run a trial, store its result or its error.
 
 A runner is a function (number, values) → intermediate evaluations: the held-out reward after each share of the
-training, of which the last is the result. The same search serves a notebook's trainer and runs of the pipeline.
+training. The last one is the result. A notebook's trainer and runs of the pipeline use the same search.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class IntermediateEvaluation:
     reward: float
     """Objective value."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Further metrics; those of the last evaluation are stored."""
+    """Further metrics. Only the metrics of the last evaluation are stored."""
 
 
 TrialRunner = Callable[[int, dict[str, Value]], Generator[IntermediateEvaluation, None, None]]
@@ -53,7 +53,8 @@ def open_study(
 ) -> optuna.Study:
     """Open the study of this name, or create it with the values of the base config as the first trial.
 
-    The first trial needs a base within the search space; the best trial is then at least as good as the base.
+    If the base is not within the search space, there is no such trial. If it is, the best trial is at least as good as
+    the base.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -79,10 +80,10 @@ def search(
     storage: optuna.storages.BaseStorage,
     turn: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Run trials until `n_trials` of the study have ended; several searches may share a study.
+    """Run trials until `n_trials` of the study have ended. Several searches may share a study.
 
-    `turn` is a lock for the start of a trial, so that parallel searches do not start one too many. A search without a
-    trial to start waits for those of the others, and retries the trials of a crashed one.
+    `turn` is a lock for the start of a trial, so that parallel searches do not start one too many. If a search has no
+    trial to start, it waits for the trials of the others, and retries them if their search crashes.
     """
     distributions = {path: _distribution(dimension) for path, dimension in space.items()}
     known: set[int] = set()
@@ -106,14 +107,14 @@ def search(
 
 
 def has_ended(trial: FrozenTrial) -> bool:
-    """True for a trial with a result or an error; one whose process crashed is retried up to `RETRIES` times."""
+    """True if the trial has a result or an error, or if its process crashed and was retried `RETRIES` times."""
     if trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
         return True
     return trial.state == TrialState.FAIL and (REASON in trial.user_attrs or exhausted_retries(trial))
 
 
 def exhausted_retries(trial: FrozenTrial) -> bool:
-    """True for a trial whose process crashed in each attempt."""
+    """True if the trial's process crashed in each attempt."""
     crashed = trial.state == TrialState.FAIL and REASON not in trial.user_attrs
     return crashed and len(trial.system_attrs.get("retry_history", ())) >= RETRIES
 
@@ -161,9 +162,9 @@ def _finite(reward: float, step: int) -> float:
 
 
 def _sampler(config: HPOConfig, *, started: int) -> optuna.samplers.BaseSampler:
-    """A sampler whose seed follows from the number of trials, so that a resumed study continues the same sequence.
+    """Sampler with a seed from the number of trials, so that a resumed study continues the same sequence.
 
-    The first third is drawn at random, at most ten as in Optuna's default.
+    The first third of the trials is drawn at random, but no more than ten, Optuna's default.
     """
     startup = min(10, max(2, config.n_trials // 3))
     return optuna.samplers.TPESampler(seed=config.seed * 1_000_003 + started, n_startup_trials=startup)

@@ -34,14 +34,14 @@ class TrialRecord(_Part):
 
     number: int
     state: State
-    """`failed` with an error of its own; `crashed` with its process, and retried."""
+    """`failed` if the trial raised an error, `crashed` if its process crashed, so that it is retried."""
     ended: bool
-    """True for a trial that counts towards `n_trials`."""
+    """True if the trial counts towards `n_trials`."""
     params: dict[str, Value]
     intermediate_evals: tuple[float, ...]
     """Held-out reward after each share of the training."""
     reward: float | None
-    """The last of them, for a complete trial."""
+    """The last intermediate evaluation of a complete trial."""
     reason: str | None
     """Error of a failed trial."""
     numbers: dict[str, float]
@@ -50,14 +50,14 @@ class TrialRecord(_Part):
 
 
 class StudySummary(_Part):
-    """All trials of a study; `best_params` and `best_reward` are those of the best complete one."""
+    """All trials of a study. `best_params` and `best_reward` belong to the best complete trial."""
 
     name: str
     direction: Literal["maximize", "minimize"]
     trials: tuple[TrialRecord, ...]
     importance: dict[str, float]
-    """Share of the reward's variation that each dimension explains (PED-ANOVA, arXiv 2304.10255); empty with fewer than
-    four complete trials, or without variation."""
+    """Share of the reward's variation that each dimension explains (PED-ANOVA, arXiv 2304.10255). Empty if fewer than
+    four trials are complete, or if there is no variation."""
 
     @property
     def ended(self) -> int:
@@ -94,7 +94,7 @@ class StudySummary(_Part):
 
     @property
     def best(self) -> TrialRecord:
-        """The best complete trial; raises `BudgetError` with the first reason when none is complete."""
+        """The best complete trial. Raises `BudgetError` with the first reason if none is complete."""
         best_trial = self.best_trial
         if best_trial is None:
             reasons = [f"trial {trial.number}: {trial.reason}" for trial in self.trials if trial.reason]
@@ -116,7 +116,7 @@ class StudySummary(_Part):
 
 
 def summarize_study(study: optuna.Study, *, importance: bool = True) -> StudySummary:
-    """Summary of a study; reading it without the importance is fast."""
+    """Summary of a study. It is fast if `importance` is False."""
     trials = study.get_trials(deepcopy=False)
     return StudySummary(
         name=study.study_name,

@@ -23,7 +23,7 @@ class StudyTracker:
         self._written: set[int] = set()
 
     def add(self, trial: TrialRecord) -> bool:
-        """Log a trial that has ended; returns False when this tracker has logged it before."""
+        """Log a trial that has ended. Returns False if it has not ended, or if this tracker has logged it before."""
         if trial.state not in _STATUS or trial.number in self._written:
             return False
         client, key = self._models.client, f"{self._study}/{trial.number}"

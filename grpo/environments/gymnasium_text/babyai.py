@@ -96,7 +96,7 @@ async def play_actions(environment: Environment, scenario: Scenario, actions: It
 
 
 def _draw(level: BabyAILevel, split: str, number: int | None, drawn: set[str]) -> Iterator[dict[str, Any]]:
-    """Draw different worlds of a level, without end where no number is given."""
+    """Draw different worlds of a level. If no number is given, draw without end."""
     env = make_text_env(level.id, level.options)
     side = "heldout" if split == "heldout" else "train"
     drawn_here = repeats = 0

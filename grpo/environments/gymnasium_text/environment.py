@@ -1,16 +1,16 @@
-"""Environments of Gymnasium whose observations and actions are texts.
+"""Environments of Gymnasium with texts as observations and actions.
 
-A scenario's world names the environment, its options and the seed, and holds a digest of the world that they make:
+A scenario's world names the environment, its options and the seed, and holds a digest of the resulting world:
 
     world    {"id": "BabyAI-GoToLocal-v0", "seed": 17, "digest": "5d0c…"}
     user     go to the red ball. Actions: left, right, … You see: red ball 2 ahead 1 left.
     agent    left
     user     You see: red ball 1 ahead 2 left.
 
-Gymnasium's environment ends the episode and gives its reward, the sum over all steps. An action that it refuses is
-answered in words, and its world stays as it is; the turn counts. Minigrid's environments are shown through
-`MinigridText`; any other one needs `gymnasium.spaces.Text` for both spaces, and `info["is_success"]` where success is
-to be verified.
+Gymnasium's environment ends the episode and gives its reward, the sum over all steps. If it refuses an action, the
+agent gets the reason in words, and the world does not change, but the turn counts. `MinigridText` shows Minigrid's
+environments. Any other environment needs `gymnasium.spaces.Text` for both spaces, and `info["is_success"]` if success
+has to be verified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from grpo.messages import Message
 from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 
-# after the import of the view, whose error names the extra
+# after the import of the view, because its error names the extra
 import gymnasium  # isort: skip
 from minigrid.minigrid_env import MiniGridEnv  # isort: skip
 
@@ -35,7 +35,7 @@ TextEnv: TypeAlias = "gymnasium.Env[str, str]"
 
 
 class GymnasiumTextEnvironment(Environment):
-    """One of Gymnasium's environments an episode, see the module; cut off after `max_turns` turns of the agent.
+    """One of Gymnasium's environments per episode, see the module. `max_turns` turns of the agent cut it off.
 
     Each step works on a copy of the environment, so that the state before it can be continued in another way.
     """
@@ -47,7 +47,7 @@ class GymnasiumTextEnvironment(Environment):
         self.system_prompt = system_prompt
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
-        """Start with the environment's first observation; its seed is that of the scenario."""
+        """Start with the environment's first observation, with the scenario's seed."""
         scenario = self._sampler.sample(seed) if scenario is None else scenario
         env, observation, info = _start(scenario)
         return EnvironmentState(
@@ -80,27 +80,27 @@ class GymnasiumTextEnvironment(Environment):
         return StepResult(state=state.after(response, done=cut), response=response, truncated=cut)
 
     def verify(self, state: EnvironmentState) -> Outcome:
-        """Reward of the episode, and its success where the environment says so."""
+        """Reward of the episode, and its success if the environment reports it."""
         reward, success = state.metadata["reward"], state.metadata["is_success"]
         checks = {} if success is None else {"is_success": bool(success)}
         saved = {"return": reward, "digest": state_digest(state.metadata["env"])}
         return Outcome(success=checks.get("is_success"), checks=checks, state=saved, reward=reward)
 
     def state_digest(self, state: EnvironmentState) -> str | None:
-        """Digest of the environment's state; None where it gives none."""
+        """Digest of the environment's state, or None if the environment gives none."""
         return state_digest(state.metadata["env"])
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
-        """True for minigrid's environments; of others only an episode shows it."""
+        """True for minigrid's environments, None for others, because only an episode shows it."""
         return True if isinstance(_make(scenario), MinigridText) else None
 
     async def check(self, scenario: Scenario) -> None:
-        """Refuse a scenario whose environment cannot be made, is not in texts, or starts from another world."""
+        """Refuse a scenario if its environment cannot be made, is not in texts, or starts from another world."""
         _start(scenario)
 
 
 def state_digest(env: TextEnv) -> str | None:
-    """Digest of the state of an environment that gives one by `state_digest()`; None for others."""
+    """Digest of an environment's state by its `state_digest()`, or None if it has no such method."""
     digest: str | None = env.get_wrapper_attr("state_digest")() if env.has_wrapper_attr("state_digest") else None
     return digest
 
@@ -108,8 +108,7 @@ def state_digest(env: TextEnv) -> str | None:
 def make_text_env(id: str, options: Mapping[str, Any]) -> TextEnv:
     """Make an environment of Gymnasium by its id, in texts.
 
-    Raises `gymnasium.error.Error` or `TypeError` for one that cannot be made, and `DataError` for one that is not in
-    texts.
+    Raises `gymnasium.error.Error` or `TypeError` if it cannot be made, and `DataError` if it is not in texts.
     """
     env = gymnasium.make(id, disable_env_checker=True, **options)
     if isinstance(env.unwrapped, MiniGridEnv):
@@ -137,7 +136,7 @@ def _make(scenario: Scenario) -> TextEnv:
 
 
 def _start(scenario: Scenario) -> tuple[TextEnv, str, dict[str, Any]]:
-    """Environment, first observation and info of a scenario. Raises `DataError` for another world than its digest's."""
+    """Environment, first observation and info of a scenario. Raises `DataError` if the world has another digest."""
     env = _make(scenario)
     observation, info = env.reset(seed=scenario.world["seed"])
     expected, digest = scenario.world.get("digest"), state_digest(env)

@@ -1,10 +1,10 @@
-"""Text view of minigrid's worlds: a wrapper whose observations and actions are texts.
+"""Text view of minigrid's worlds: a wrapper with texts as observations and actions.
 
     go to the green ball. Actions: left, right, forward, pickup, drop, toggle, done. You see: green ball 2 ahead 1 left;
     closed red door 3 right; wall 4 ahead.
 
-What is listed is what minigrid's own view of 7 × 7 cells shows. The mission and the actions are in the first
-observation only, because the conversation keeps them.
+A text lists what minigrid's own view of 7 × 7 cells shows. Only the first observation has the mission and the actions,
+because the conversation keeps them.
 
 https://minigrid.farama.org, version 3.2
 """
@@ -31,19 +31,19 @@ _log = logging.getLogger(__name__)
 _STATES = {index: name for name, index in STATE_TO_IDX.items()}
 _HIDDEN = ("unseen", "empty", "wall", "floor", "agent")
 _LONGEST = 10_000
-"""Characters of an observation or action at most, which `gymnasium.spaces.Text` has to know."""
+"""Most characters of an observation or action, because `gymnasium.spaces.Text` needs a limit."""
 _SHOWN = 40
 """Characters of an invalid action that its answer repeats."""
 
 gymnasium.register_envs(minigrid)
-# it prints each layout that it rejects, and a command's standard output is for its result
+# minigrid prints each layout that it rejects, but a command's standard output is for its result
 roomgrid_level.print = lambda *values: _log.debug(" ".join(map(str, values)))
 
 
 class MinigridText(gymnasium.Wrapper[str, str, Any, Any]):
     """Wrapper of a minigrid environment with texts as observations and names of minigrid's actions as actions.
 
-    `info["is_success"]` says whether the mission is complete, that is whether minigrid ended the episode with a reward.
+    `info["is_success"]` is True if the mission is complete, that is, if minigrid ended the episode with a reward.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -59,7 +59,7 @@ class MinigridText(gymnasium.Wrapper[str, str, Any, Any]):
         return opening, {**info, "is_success": False}
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Take the action of this name; raises `gymnasium.error.InvalidAction` for another text."""
+        """Take the action of this name. Raises `gymnasium.error.InvalidAction` for another text."""
         name = action.strip().rstrip(".!").casefold()
         if name not in self.action_names:
             raise gymnasium.error.InvalidAction(f"There is no action {name[:_SHOWN]!r}. {self._actions()}")
@@ -68,9 +68,9 @@ class MinigridText(gymnasium.Wrapper[str, str, Any, Any]):
         return describe(observation["image"]), reward, terminated, truncated, {**info, "is_success": success}
 
     def state_digest(self) -> str:
-        """Digest of the world: cells, position, direction, what is carried, and the mission; 16 hex digits.
+        """Digest of cells, position, direction, the carried object and the mission, 16 hex digits.
 
-        The number of steps is not in it, so that an episode that comes back to a place is in the same state.
+        The number of steps is not in it, so that an episode is in the same state if it comes back to a place.
         """
         grid = self._grid
         carried = None if grid.carrying is None else grid.carrying.encode()
@@ -90,8 +90,8 @@ class MinigridText(gymnasium.Wrapper[str, str, Any, Any]):
 def describe(image: Any) -> str:
     """Describe minigrid's view in words, the nearest object first.
 
-    `image` is [columns, rows, (object, colour, state)]; the agent looks along the rows from the middle of the last one,
-    and that cell holds what it carries.
+    `image` is [columns, rows, (object, colour, state)]. The agent looks along the rows from the middle of the last row.
+    That cell holds the object that it carries.
 
         green ball at column 2, row 4 of 7 × 7    green ball 2 ahead 1 left
     """
@@ -113,7 +113,7 @@ def describe(image: Any) -> str:
 
 
 def _objects(image: Any) -> Iterator[tuple[int, int, str]]:
-    """Yield column, row and name of each object; doors are named with their state."""
+    """Yield column, row and name of each object. The name of a door has its state."""
     for column, cells in enumerate(image.tolist()):
         for row, (kind, colour, state) in enumerate(cells):
             name = IDX_TO_OBJECT[kind]

@@ -1,6 +1,6 @@
 """Questions of reasoning-gym, answered in one turn or with several tries, and scored by its verifiers.
 
-A scenario's world names the generator, its options and the index, and its text is the question that they make:
+A scenario's world names the generator, its options and the index. The scenario's text is the resulting question:
 
     world    {"task": "chain_sum", "options": {"num_terms": 2, "seed": 0, "size": 12000}, "index": 17}
     user     State the final answer to the following arithmetic problem: 8 + 4 =
@@ -8,9 +8,9 @@ A scenario's world names the generator, its options and the index, and its text 
     user     That is not right. Try again.
     agent    12
 
-The answer is what is between the last `<answer>` and `</answer>` of a reply, or the whole reply without them. The
-score of the last answer is the episode's reward, and 1 is a success. Tasks whose verifier evaluates an answer as Python
-are refused, see `verifiers`.
+The answer is the text between the last `<answer>` and `</answer>` of a reply, or the whole reply if it has no such
+tags. The score of the last answer is the episode's reward, and 1 is a success. A task is refused if its verifier
+evaluates an answer as Python, see `verifiers`.
 
 https://github.com/open-thought/reasoning-gym, version 0.1
 """
@@ -44,7 +44,7 @@ TRY_AGAIN = "That is not right. Try again."
 
 
 class ReasoningGymEnvironment(Environment):
-    """One question an episode, see the module; it ends with a right answer, or with answer number `max_turns`."""
+    """One question per episode, see the module. It ends with a right answer, or with answer number `max_turns`."""
 
     def __init__(self, scenarios: Iterable[ScenarioLike] = (), max_turns: int = 1, *, system_prompt: str = "") -> None:
         self._sampler = ScenarioSampler(scenarios, shuffled=True)
@@ -64,7 +64,7 @@ class ReasoningGymEnvironment(Environment):
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Score the answer; a wrong one can be followed by another until the last turn."""
+        """Score the answer. After a wrong answer, the agent may try again until the last turn."""
         state = state.after(action, turn_count=state.turn_count + 1)
         answer = extract_answer(action.content) or action.content.strip()
         score, problem = await call_on_thread(_score, state.scenario, answer)  # a verifier may take long
@@ -76,23 +76,23 @@ class ReasoningGymEnvironment(Environment):
         return StepResult(state=state.after(response), response=response)
 
     def verify(self, state: EnvironmentState) -> Outcome:
-        """Score of the last answer; `problem` is the exception of a verifier that could not read it."""
+        """Score of the last answer. `problem` is the exception if the verifier could not read it."""
         score = state.metadata["score"]
         return Outcome(
             success=score >= 1, checks={"right_answer": score >= 1}, state=dict(state.metadata), reward=score
         )
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
-        """True: each question has its verifier."""
+        """True, because each question has its verifier."""
         return True
 
     async def check(self, scenario: Scenario) -> None:
-        """Refuse a scenario without a question of reasoning-gym, or whose world makes another one."""
+        """Refuse a scenario if it has no question of reasoning-gym, or if its world makes another question."""
         _entry(scenario)
 
 
 def load_task(name: str, options: Mapping[str, Any]) -> ProceduralDataset:
-    """Generator of questions by its name in reasoning-gym. Raises `DataError` for an unknown one or invalid options."""
+    """Generator of questions by its name in reasoning-gym. Raises `DataError` if name or options are invalid."""
     return _load_task(name, json.dumps(options, sort_keys=True))
 
 
@@ -113,7 +113,7 @@ def _load_task(name: str, options: str) -> ProceduralDataset:
 
 
 def _entry(scenario: Scenario) -> dict[str, Any]:
-    """Question, answer and metadata of a scenario. Raises `DataError` where its world does not make its question."""
+    """Question, answer and metadata of a scenario. Raises `DataError` if its world makes another question."""
     world = scenario.world
     if not isinstance(world.get("task"), str) or type(world.get("index")) is not int:
         raise DataError(
@@ -130,7 +130,7 @@ def _entry(scenario: Scenario) -> dict[str, Any]:
 
 
 def _score(scenario: Scenario, answer: str) -> tuple[float, str | None]:
-    """Score of an answer, and the exception of a verifier that cannot read it, which scores 0."""
+    """Score of an answer, and the exception if the verifier cannot read it, so that the score is 0."""
     task, entry = load_task(scenario.world["task"], scenario.world.get("options", {})), _entry(scenario)
     try:
         score = float(task.score_answer(answer, entry))

@@ -33,7 +33,7 @@ class ReasoningTask(Settings):
     task: str
     """Name in reasoning-gym, such as `chain_sum`."""
     name: str = ""
-    """Category of the results; empty is the name of the task."""
+    """Category of the results. If empty, it is the name of the task."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the task, such as `num_terms`."""
     train: int = Field(default=0, ge=0)
@@ -48,7 +48,7 @@ class ReasoningTask(Settings):
 
 
 def reasoning_scenarios(tasks: Sequence[ReasoningTask], seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Records of the tasks' scenarios, for a source of kind python; a task with too few questions is a `DataError`."""
+    """Records of the tasks' scenarios, for a source of kind python. Raises `DataError` if questions are too few."""
     drawn: set[str] = set()
     for task in tasks:
         yield from _draw(task, "train", task.train, seed, drawn)

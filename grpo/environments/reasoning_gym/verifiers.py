@@ -19,7 +19,7 @@ _START = "score_answer"
 
 
 def evaluating_call(task: type[ProceduralDataset]) -> str | None:
-    """Name of a function that evaluates text and that the task's verifier calls; None where it calls none.
+    """Name of a function that evaluates text and that the task's verifier calls, or None if it calls none.
 
     Calls are followed by name through the functions of the modules that define the task and its bases.
     """
@@ -50,7 +50,7 @@ def _evaluating_call(module: str) -> str | None:
 
 
 def _called(node: ast.AST) -> str:
-    """Name of the function that a call calls; empty for any other node and for a computed function."""
+    """Name of the function that a call calls. Empty for any other node and for a computed function."""
     if not isinstance(node, ast.Call):
         return ""
     return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")

@@ -1,8 +1,8 @@
 """Demonstration policy of mixed quality for the pretraining (SFT) of the base model.
 
 The policy always uses the right format, mostly follows the rules, and has bad habits: it invents order numbers instead
-of asking, acts before the look-up, and claims actions that it did not take. GRPO
-unlearns habits fast; a rule that demonstrations hardly show needs exploration.
+of asking, acts before the look-up, and claims actions that it did not take. GRPO unlearns habits fast, but if
+demonstrations hardly show a rule, learning it needs exploration.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _REPORTS = {
     "missing": ("Your parcel arrives in {eta} days.", "It will be with you in {eta} days."),
     "charge": ("You were charged only once.", "It was charged once."),
 }
-# category → (when the rule favours the customer, when it does not): an action, or None for a reply alone
+# category → (when the rule favours the customer, when it does not): an action, or None for only a reply
 _RULE = {
     "return": ("refund", None),
     "broken": ("replace", "escalate"),
@@ -64,12 +64,12 @@ _RULE = {
 
 
 def demonstrate(scenario: Scenario, rng: random.Random) -> tuple[Message, ...]:
-    """Generate the demonstration of a scenario; returns the whole conversation, system prompt first."""
+    """Generate the demonstration of a scenario. Returns the whole conversation, system prompt first."""
     return _conversation(asyncio.run(_run_episode(SupportDesk(), scenario, rng)))
 
 
 def successful_demonstrations(scenarios: Iterable[Scenario], rng: random.Random) -> Iterator[tuple[Message, ...]]:
-    """Generate the demonstrations that the desk verifies as successes, one for each of those scenarios."""
+    """Generate the demonstrations that the desk verifies as successes, up to one per scenario."""
     desk = SupportDesk()
     for scenario in scenarios:
         state = asyncio.run(_run_episode(desk, scenario, rng))

@@ -7,9 +7,9 @@ The right action depends on the order's record, which the agent sees only after 
     missing   state "lost" → refund the price        "moving" → give the days until it arrives
     charge    charges 2 → refund the price           1 → explain that it was charged once
 
-Difficulty: easy – the customer gives the order number; medium – only on request; hard – gives a wrong one first. An
-episode succeeds when the record was read, no order number was invented, the actions are exactly the expected ones, the
-facts were communicated, and no reply claimed an action that was not taken.
+Difficulty: easy – the customer gives the order number, medium – only on request, hard – gives a wrong one first. An
+episode succeeds if the record was read, no order number was invented, the actions are exactly the expected ones, the
+facts were communicated, no reply claimed an action that was not taken, and the episode ended before `max_turns`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _ASKS_NUMBER = re.compile(r"\bnumber\b[^.!]{0,200}\?", re.IGNORECASE)
 
 
 class SupportDesk(Environment):
-    """Order desk, see the module; a customer answers `patience` needless questions before leaving."""
+    """Order desk, see the module. A customer answers `patience` needless questions before leaving."""
 
     tools = TOOLS
     system_prompt = SYSTEM_PROMPT
@@ -96,7 +96,7 @@ class SupportDesk(Environment):
         )
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-        """Execute the tool calls, or let the customer answer; a reply without a question ends the conversation."""
+        """Execute the tool calls, or let the customer answer. Only a question for the order number gets an answer."""
         state = state.after(action, turn_count=state.turn_count + 1)
         if action.tool_calls or action.malformed:
             world, results = dict(state.world), list[Any]()
@@ -109,7 +109,7 @@ class SupportDesk(Environment):
         return self._customer(state, action.content)
 
     def _customer(self, state: EnvironmentState, reply: str) -> StepResult:
-        """Answer a question for the order number; any other reply ends the episode."""
+        """Answer a question for the order number. Any other reply ends the episode."""
         world, lines = dict(state.world), state.scenario.user_responses
         if not _ASKS_NUMBER.search(reply):
             return StepResult(state=state.after(done=True), response=None, terminated=True)
@@ -129,7 +129,7 @@ class SupportDesk(Environment):
         return StepResult(state=state, response=message, truncated=truncated)
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
-        """True where the scenario says what should happen."""
+        """True if the scenario says what should happen."""
         return scenario.expected.states_success
 
     def state_digest(self, state: EnvironmentState) -> str:
@@ -159,7 +159,7 @@ def _tool(result: Any) -> Message:
 
 
 def _execute(world: dict[str, Any], call: ToolCall) -> tuple[dict[str, Any], Any]:
-    """Execute one call; its errors become results that the model sees."""
+    """Execute one call. Its errors become results that the model sees."""
     tool = _TOOLS.get(call.name)
     if tool is None:
         return world, {"error": "unknown tool"}
@@ -178,7 +178,7 @@ def _execute(world: dict[str, Any], call: ToolCall) -> tuple[dict[str, Any], Any
 
 
 def _grounded(history: Sequence[Message]) -> bool:
-    """Check that the customer gave each order number of a call before."""
+    """Return True if the customer gave the order number of each call before the call."""
     customer = ""
     for message in history:
         if message.role == "user":

@@ -1,4 +1,4 @@
-"""Generator of triage scenarios from a phrasebook, whose two splits share no wording."""
+"""Generator of triage scenarios from a phrasebook. Its two splits share no wording."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PHRASEBOOK = shipped_folder() / "scenarios" / "triage_phrasebook.yaml"
 
 
 class Wordings(Settings):
-    """Sentences of one split; in each, `[a|b|c]` is replaced by one of a, b and c."""
+    """Sentences of one split. In each, `[a|b|c]` is replaced by one of a, b and c."""
 
     scenarios: int = Field(ge=1)
     """Scenarios that are drawn."""
     vague_share: float = Field(ge=0, le=1)
-    """Share of scenarios whose opening shows no team."""
+    """Share of scenarios with an opening that shows no team."""
     items: tuple[str, ...]
     """Words for {item}."""
     frames: tuple[str, ...]
@@ -60,7 +60,7 @@ def triage_scenarios() -> Iterator[dict[str, Any]]:
 
 
 def draw_scenarios(wordings: Wordings, *, split: SplitName, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Draw different scenarios, teams in turn; raises `DataError` for a phrasebook with too few wordings."""
+    """Draw different scenarios, teams in turn. Raises `DataError` if the phrasebook has too few wordings."""
     rng, teams = random.Random(f"{seed}/{split}"), tuple(wordings.matters)
     drawn: set[tuple[str, ...]] = set()
     repeats = 0

@@ -1,14 +1,14 @@
-"""Triage environment: an agent passes each customer on to one team, and asks first where the message is too vague.
+"""Triage environment: an agent passes each customer on to one team, and asks first if the message is too vague.
 
-A scenario with one line is clear; with two, the opening shows no team and the second line answers a question. Its
-category, or the team that lists its category, is the right team:
+A scenario with one line is clear. In a scenario with two lines, the opening shows no team, and the second line answers
+a question. The right team is the one that lists the scenario's category, or has its name:
 
     clear    U: The kettle leaks.      A: route(team=repairs)
     vague    U: I have a problem.      A: What is it about?     U: The kettle leaks.     A: route(team=repairs)
 
-An episode ends with the first call that the tool accepts, and succeeds when that is one call of the right team, after
-a question where the opening was vague and without one where it was clear. A reply without a question, or a question
-that has been answered, ends it as well: the customer leaves.
+An episode ends with the first call that the tool accepts. It succeeds if this is one call of the right team, after a
+question if the opening was vague, and without a question if it was clear. If a reply has no question, or the question
+has been answered, the customer leaves, and the episode ends as well.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROUTE = "route"
 
 
 class TriageEnvironment(Environment):
-    """Triage by teams, see the module; `system_prompt` comes before the list of teams."""
+    """Triage by teams, see the module. `system_prompt` comes before the list of teams."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class TriageEnvironment(Environment):
         )
 
     async def check(self, scenario: Scenario) -> None:
-        """Refuse a scenario without a script, or whose category belongs to no team."""
+        """Refuse a scenario if it has no script, or if no team handles its category."""
         if not scenario.user_responses:
             raise DataError(f"scenario {scenario.id} has no script; triage plays user_responses: leave it out")
         if scenario.metadata.category not in self._team_of:
@@ -95,7 +95,7 @@ class TriageEnvironment(Environment):
         return StepResult(state=state, response=None, terminated=True)
 
     def _customer(self, state: EnvironmentState, reply: str) -> StepResult:
-        """Answer the next question with the next line of the script; leave where there is none."""
+        """Answer the next question with the next line of the script. If there is none, leave."""
         lines, asked = state.scenario.user_responses, state.world["asked"] + bool(questions(reply))
         answered = asked > state.world["asked"] and asked < len(lines)
         state = state.after(world={**state.world, "asked": asked}, done=not answered)

@@ -14,7 +14,7 @@ from grpo.scenarios.scenario import Scenario
 
 
 class SimulatedUserError(Exception):
-    """The simulated user failed, not the agent: the episode counts as failed and gets no reward."""
+    """The simulated user failed, not the agent, so that the episode counts as failed and gets no reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class UserTurn:
 
 
 class User(ABC):
-    """Base of all users. One instance serves many conversations at once; the state of each is its memory."""
+    """Base of all users. One instance serves many conversations at once, so each conversation's state is its memory."""
 
     @abstractmethod
     async def first_turn(self, scenario: Scenario, *, seed: int | None) -> UserTurn:
@@ -38,15 +38,15 @@ class User(ABC):
         """Answer the agent's message, the last of `history`."""
 
     def check(self, scenario: Scenario) -> None:
-        """Raise `DataError` for a scenario that this user cannot play; by default all can be played."""
+        """Raise `DataError` for a scenario that this user cannot play. By default, it can play all of them."""
         return
 
     def verify(self, scenario: Scenario, history: Sequence[Message], memory: Mapping[str, Any]) -> dict[str, bool]:
-        """Outcome checks of a finished conversation that this user can make; none by default."""
+        """Outcome checks of a finished conversation that this user can make. None by default."""
         return {}
 
     def makes_checks(self, scenario: Scenario) -> bool:
-        """Return True for a scenario for which `verify` returns checks."""
+        """Return True if `verify` returns checks for this scenario."""
         return type(self).verify is not User.verify
 
     @asynccontextmanager
@@ -56,7 +56,7 @@ class User(ABC):
 
 
 class ScriptedUser(User):
-    """User turn k is `user_responses[k]`, whatever the agent replies; the user leaves when the script ends."""
+    """User turn k is `user_responses[k]`, whatever the agent replies. The user leaves when the script ends."""
 
     def check(self, scenario: Scenario) -> None:
         """Refuse a scenario without a script."""

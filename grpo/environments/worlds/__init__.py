@@ -1,1 +1,1 @@
-"""Worlds of tools, one a file."""
+"""Worlds of tools, one per file."""

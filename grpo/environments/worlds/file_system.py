@@ -26,7 +26,7 @@ def _init_state(state: State) -> State:
 
 
 def _top(state: State) -> tuple[str, Node]:
-    """Top folder; folders beside it cannot be reached."""
+    """Top folder. Other folders on its level cannot be reached."""
     return next(iter(state["root"].items()))
 
 

@@ -30,7 +30,7 @@ def _logged_in(state: State) -> str:
 
 
 def _messages(state: State) -> list[tuple[str, str]]:
-    """Receiver and text of each message; some tasks list several texts of a receiver, or nest them by sender."""
+    """Receiver and text of each message. Some tasks list several texts of a receiver, or nest them by sender."""
     return [
         (receiver, text) for entry in state["inbox"] for receiver, written in entry.items() for text in _texts(written)
     ]

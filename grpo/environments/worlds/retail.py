@@ -61,7 +61,7 @@ def _is_gift_card(method: Node) -> bool:
 
 
 def _pay(method: Node, amount: float) -> None:
-    """Take an amount from a gift card, or refund a negative one; other methods have no balance."""
+    """Take an amount from a gift card, or refund a negative amount. Other methods have no balance."""
     if _is_gift_card(method):
         method["balance"] = round(method["balance"] - amount, 2)
 

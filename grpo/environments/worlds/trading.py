@@ -4,13 +4,13 @@
              "orders": {id: {"id", "order_type", "symbol", "price", "amount", "status"}}, "order_counter",
              "stocks": {symbol: {"price", "percent_change", …}}, "watch_list": [symbols], "transaction_history": [{…}]}
 
-What the documents leave open is as the tasks' calls need it, or as simple as can be:
+If the documents leave something open, it is as the tasks' calls need it, or as simple as possible:
 
-- An order gets the number of the counter. It is open, or pending while the market is closed; it is never executed, so
-  it moves no money, but a purchase must be covered by the balance. Holdings are not counted.
-- Orders and money need a login, with any name and password; stocks and the watchlist do not.
-- Tasks that list no orders ask for 12446, a pending one: it is the one pending order that any task describes.
-- The market's day is the one of the tasks' own transactions; it is morning while it is open, else evening.
+- An order gets the number of the counter. It is open, or pending while the market is closed. It is never executed, so
+  it moves no money, but the balance must cover a purchase. Holdings are not counted.
+- Orders and money need a login, with any name and password. Stocks and the watchlist do not.
+- Tasks that list no orders ask for 12446, a pending one. It is the only pending order that any task describes.
+- The market's day is the day of the tasks' own transactions. It is morning while the market is open, else evening.
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0 (the tasks)
 """
@@ -46,7 +46,7 @@ _CLOCK = {"Open": ("10:30 AM", "10:30:00"), "Closed": ("06:30 PM", "18:30:00")}
 
 
 def _init_state(state: State) -> State:
-    """Orders with the documents' field names; the counter is above all existing ids."""
+    """Orders with the documents' field names. The counter is above all existing ids."""
     defaults: State = {
         "account_info": {"account_id": 12345, "balance": 10_000.0, "binding_card": 1974202140965533},
         "authenticated": False,
@@ -58,7 +58,7 @@ def _init_state(state: State) -> State:
         "transaction_history": [],
     }
     state = {**defaults, **state}
-    kind = state["orders"].get("order_type", "Buy")  # the tasks write it beside the orders
+    kind = state["orders"].get("order_type", "Buy")  # the tasks write it next to the orders
     state["orders"] = {
         number: {
             "id": int(number),

@@ -4,16 +4,16 @@
              "credit_card_list": {id: {…, "balance"}}, "booking_record": {id: {…}}, "insurances": {id: {…}},
              "budget_limit"}
 
-What the documents leave open is as the tasks' calls need it, or as simple as can be:
+If the documents leave something open, it is as the tasks' calls need it, or as simple as possible:
 
 - Ids and tokens are the numbers of one seeded generator, by their count of digits: token 6, booking 7 and
-  transaction 8, insurance 9, card 12. The seed is the only one below a million from which all ids come that the
-  tasks' later calls use.
-- A flight costs the dollars that a task gives for it, in both directions and on every day; other classes are in
-  proportion to 1, 2 and 3 for economy, business and first, and a flight that no task prices costs 300 in economy.
-- Rates of exchange are those between the amounts of the tasks, others are round; what is exchanged is rounded to cents.
+  transaction 8, insurance 9, card 12. The seed is the only one below a million that gives all ids that the tasks'
+  later calls use.
+- A flight costs the dollars that a task gives for it, in both directions and on every day. Other classes are in
+  proportion to 1, 2 and 3 for economy, business and first. If no task prices a flight, it costs 300 in economy.
+- Rates of exchange follow from the amounts of the tasks, others are round. An exchanged amount is rounded to cents.
 - A card pays up to its balance, and cancelling refunds a flight to the card on record. A registered card starts with
-  10,000. The budget limit is stored and not enforced: the tasks book above it.
+  10,000. The budget limit is stored, but not enforced, because the tasks book above it.
 - Travelers are verified by the name of the logged-in user and a valid date of birth.
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0 (the tasks)
@@ -53,7 +53,7 @@ _AIRPORTS = {
     "Tokyo": "HND",
     "Boston": "BOS",
 }
-"""Cities in the documents' order, but Boston last as in a task; codes are those of the tasks."""
+"""Cities in the documents' order, but with Boston last as in a task. The codes come from the tasks."""
 _FARES = {
     frozenset({"CRH", "HKG"}): (850, "economy"),
     frozenset({"CRH", "JFK"}): (850, "economy"),

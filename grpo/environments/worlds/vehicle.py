@@ -5,13 +5,13 @@
              "parkingBrakeForce" N, "slopeAngle", "brakePedalStatus", "brakePedalForce" N, "cruiseStatus",
              "currentSpeed" km/h, "distanceToNextVehicle" m, "destination", "frontLeftTirePressure" psi, …}
 
-What the documents leave open is as the tasks' calls need it, or as simple as can be:
+If the documents leave something open, it is as the tasks' calls need it, or as simple as possible:
 
 - The engine starts with fuel, all doors locked and the brake pedal pressed to the floor.
 - A gallon lasts 20 miles, as in the task that asks for the least fuel. It is 3.78541 litres.
-- Tires are healthy when each has 32 to 35 psi; at 32 and 30 they are not in a task.
-- Zip codes and roads are those of the tasks. Between other cities one drives along these roads, and towns on the way
-  are named; only Silverpine to Oakendale has no length in the tasks, and a round one here.
+- Tires are healthy if each has 32 to 35 psi, because in a task they are not healthy at 32 and 30.
+- Zip codes and roads come from the tasks. Between other cities one drives along these roads, and towns on the way
+  are named. Only Silverpine to Oakendale has no length in the tasks, so it has a round length here.
 - A brake that is engaged holds with 500 N, a pedal on the floor presses with 1000 N, and it is 30 °C outside.
 
 https://github.com/ShishirPatil/gorilla, Apache-2.0 (the tasks)

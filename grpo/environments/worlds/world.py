@@ -23,7 +23,7 @@ class World:
     functions: Mapping[str, Function]
     """By tool name."""
     state_key: str | None = None
-    """Key of the scenario's world that these functions act on; None is all of it."""
+    """Key of the scenario's world that these functions act on. None is the whole world."""
     init_state: Callable[[State], State] = field(default=dict)
     """Initial state from the scenario's description of it."""
     verify_results: bool = False

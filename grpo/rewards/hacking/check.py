@@ -1,4 +1,4 @@
-"""Reward hacking check: scores of degenerate replies beside those of honest ones, before a reward may train."""
+"""Reward hacking check: it compares scores of degenerate and honest replies before a reward may train."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProbeResult:
 
     probe: Probe
     score: float | None
-    """None where the reward could score none of them; such a probe earns nothing."""
+    """None if the reward could score none of the replies. Such a probe earns nothing."""
     honest: float
 
     @property

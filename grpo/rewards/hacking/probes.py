@@ -97,7 +97,7 @@ PROBES = (
     Probe(name="script", description="a script that the user does not write", max_share=0.5,
           replies=lambda case: (case.other_script,)),
 )  # fmt: skip
-"""Length and repetition must not raise the score; the others must lower it."""
+"""Length and repetition must not raise the score. The others must lower it."""
 
 
 def _case(

@@ -46,9 +46,9 @@ class AssertionJudge:
         self.judge = Judge(settings)
 
     async def complete_outcome(self, trajectory: Trajectory, scenario: Scenario | None) -> Trajectory:
-        """Complete an outcome with unjudged assertions; other trajectories are returned unchanged.
+        """Complete an outcome with unjudged assertions. Other trajectories are returned unchanged.
 
-        Without an answer of the judge the outcome stays unjudged, and the trajectory's reward_metadata has the reason.
+        If the judge gives no answer, the outcome stays unjudged, and the trajectory's reward_metadata has the reason.
         """
         outcome = trajectory.outcome
         if outcome is None or NL_ASSERTION not in outcome.unjudged or scenario is None:
@@ -93,7 +93,7 @@ class AssertionJudge:
 
 
 def _parse(answer: str, labels: Sequence[str]) -> dict[str, Verdict]:
-    """Verdicts whose scores are 0 or 1; raises `MalformedVerdict` for anything between."""
+    """Verdicts with scores 0 or 1. Raises `MalformedVerdict` for any other score."""
     verdicts = parse_verdicts(answer, labels)
     for label, verdict in verdicts.items():
         if verdict.score not in (0, 1):

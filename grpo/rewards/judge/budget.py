@@ -25,10 +25,10 @@ class _Line(BaseModel):
     time: str
     model: str
     prompt_tokens: int | None
-    """None where the server reports no usage."""
+    """None if the server reports no usage."""
     completion_tokens: int | None
     cost: float | None
-    """None without prices, or without tokens."""
+    """None if there are no prices or no tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class JudgeUsage:
     completion_tokens: int = 0
     cost: float = 0.0
     unmetered: int = 0
-    """Answers without reported tokens; missing from the sums."""
+    """Answers without reported tokens. The sums do not include them."""
     unpriced: int = 0
-    """Answers without a price; missing from the cost."""
+    """Answers without a price. The cost does not include them."""
 
     @property
     def tokens(self) -> int:
@@ -55,10 +55,10 @@ class JudgeUsage:
 
 
 class CostLedger:
-    """A line for each answer, in a file that several runs and processes may share; the budget holds for the file.
+    """File with one line per answer, which several runs and processes may share. The budget holds for the file.
 
-    Calls under way when the budget runs out are still paid for: it can be exceeded by as many answers as there are
-    concurrent calls. Raises `RewardError` for a damaged file, or for a budget with a server that reports no usage.
+    When the budget runs out, calls under way are still paid for, so that as many answers as there are concurrent calls
+    may exceed it. Raises `RewardError` if the file is damaged, or if there is a budget and the server reports no usage.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CostLedger:
             )
 
     def add(self, model: str, prompt_tokens: int | None, completion_tokens: int | None) -> None:
-        """Append the usage of an answer; one line in one write, so that lines of several processes do not mix."""
+        """Append the usage of an answer. One line is one write, so that lines of several processes do not mix."""
         cost = None
         if prompt_tokens is None or completion_tokens is None:
             if self.budget_tokens is not None or self.budget_cost is not None:

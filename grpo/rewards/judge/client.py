@@ -58,7 +58,7 @@ class JudgeClient:
         self._sessions: dict[asyncio.AbstractEventLoop, _Session] = {}
 
     def request(self, messages: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-        """Body of the request; the answer depends on all of it."""
+        """Body of the request. The answer depends on all of it."""
         request: dict[str, Any] = {
             "model": self.server.model,
             "messages": [dict(message) for message in messages],
@@ -70,7 +70,7 @@ class JudgeClient:
         return request
 
     async def send(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Text of the judge's answer. Raises `Unscored` for a failed request, `RewardError` where all would fail."""
+        """Text of the judge's answer. Raises `Unscored` if the request fails, `RewardError` if all requests would."""
         try:
             async with self._session() as session, session.slots:
                 self.ledger.check()
@@ -102,7 +102,7 @@ class JudgeClient:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[_Session]:
-        """One client for all concurrent requests, as making one takes 50 ms; the last request closes it."""
+        """One client for all concurrent requests, because making one takes 50 ms. The last request closes it."""
         loop = asyncio.get_running_loop()
         if (session := self._sessions.get(loop)) is None:
             client = self.server.client()
@@ -119,6 +119,6 @@ class JudgeClient:
 
 
 def _token_count(answer: ChatCompletion, name: str) -> int | None:
-    """Tokens reported by the server; None without a valid number, as the client checks no types."""
+    """Tokens that the server reports, or None if this is not a valid number, because the client checks no types."""
     count = getattr(answer.usage, name, None)
     return count if isinstance(count, int) and count >= 0 else None

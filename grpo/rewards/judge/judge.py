@@ -19,7 +19,7 @@ from grpo.storage.files import write_atomically
 logger = logging.getLogger(__name__)
 
 Parser = Callable[[str, Sequence[str]], dict[str, Verdict]]
-"""(answer, labels) → verdicts by label; raises `MalformedVerdict`."""
+"""(answer, labels) → verdicts by label. Raises `MalformedVerdict`."""
 
 
 class Judge:
@@ -45,9 +45,9 @@ class Judge:
         rubric: str,
         parse: Parser = parse_verdicts,
     ) -> dict[str, Verdict]:
-        """Verdicts by label, from the cache where the same request was answered under this rubric.
+        """Verdicts by label, from the cache if the same request was already answered under this rubric.
 
-        Raises `Unscored` without an answer that can be parsed.
+        Raises `Unscored` if there is no answer that can be parsed.
         """
         question = {"server": self.address, "rubric": rubric, "request": self.client.request(messages)}
         if (cached := self.answers.get(question)) is not None:
@@ -80,13 +80,13 @@ class _Entry(BaseModel):
 
 
 class AnswerCache:
-    """Answers on disk, one file a question, `folder/3f/3fa1….json`; several processes may share the folder."""
+    """Answers on disk, one file per question, `folder/3f/3fa1….json`. Several processes may share the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, question: Mapping[str, Any]) -> str | None:
-        """The answer to this question; None for a new question, or a damaged entry."""
+        """The answer to this question, or None if the question is new or its entry is damaged."""
         digest, path = self._location(question)
         try:
             entry = _Entry.model_validate_json(path.read_bytes())

@@ -64,7 +64,7 @@ class JudgePrompt:
     def of(
         cls, episodes: Sequence[Episode], order: Sequence[int], rubric: Rubric, *, seed: int, max_chars: int
     ) -> JudgePrompt:
-        """Prompt for these samples, with episode `order[p]` at place p; labels are drawn from seed and order."""
+        """Prompt for these samples, with episode `order[p]` at place p. Labels are drawn from seed and order."""
         if sorted(order) != list(range(len(episodes))):
             raise RewardError(f"order {list(order)} does not name each of {len(episodes)} samples once")
         start = _shared_prefix(episodes)
@@ -95,9 +95,10 @@ def draw_labels(count: int, seed: str) -> tuple[str, ...]:
 
 
 def render(turns: Sequence[Message], *, max_chars: int) -> tuple[str, int]:
-    """Messages as lines of JSON, and the characters cut: the longest lose their middle, down to `max_chars` in all.
+    """Messages as lines of JSON, and the number of cut characters.
 
-    Lengths 50, 900 and 400 with 650 to keep → 50, 300 and 300: one cap for all messages; short ones stay whole.
+    The longest messages lose their middle until all have `max_chars` together. Lengths 50, 900 and 400 with 650 to keep
+    → 50, 300 and 300: one cap for all messages, so that short ones stay whole.
     """
     texts = [_written(turn) for turn in turns]
     cap = _cap([len(text) for text in texts], max_chars)
@@ -133,7 +134,7 @@ def _shared_prefix(episodes: Sequence[Episode]) -> int:
 
 
 def _task(scenario: Scenario | None) -> list[str]:
-    """Facts about the task beside the messages."""
+    """Facts about the task in addition to the messages."""
     if scenario is None:
         return []
     facts = {"context": scenario.context, "goal": scenario.goal, "facts": list(scenario.expected.facts)}

@@ -28,11 +28,11 @@ class Criterion(Settings):
 
 
 class Rubric(Settings):
-    """The criteria of one domain; their weights sum to 1."""
+    """The criteria of one domain. Their weights sum to 1."""
 
     name: str = Field(min_length=1)
     version: int = Field(ge=1)
-    """Raised with every change of a criterion, as scores of two versions are not comparable."""
+    """Raise it with every change of a criterion, because scores of two versions are not comparable."""
     description: str = Field(min_length=1)
     criteria: tuple[Criterion, ...] = Field(min_length=1)
 

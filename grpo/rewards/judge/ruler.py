@@ -26,14 +26,15 @@ logger = logging.getLogger(__name__)
 class RulerReward(GroupReward):
     """Score by an LLM judge that compares the samples of a group by a rubric.
 
-    `options` are the fields of `JudgeSettings`; `rubric` is the name of a shipped one, or a rubric written out. One
-    call scores a group. An answer that cannot be parsed is sent back once; then, as without an answer, the whole group
-    is `Unscored`, unless a `fallback` reward is given: it scores the group instead, and the metadata of each result
-    name it. Raises `RewardError` where the judge will never answer: key refused, no such model.
+    `options` are the fields of `JudgeSettings`. `rubric` is the name of a shipped rubric, or a rubric written out. One
+    call scores a group. If an answer cannot be parsed, it is sent back once. If the second answer cannot be parsed
+    either, or if there is no answer, the whole group is `Unscored`, unless a `fallback` reward is given. The fallback
+    then scores the group, and the metadata of each result name it. Raises `RewardError` if the judge will never answer,
+    because the key is refused or there is no such model.
     """
 
     name = "ruler"
-    probed = False  # each probe would be a paid call; `evaluation.bias` measures the judge on request
+    probed = False  # each probe would be a paid call; `evaluation.judge_bias` measures the judge on request
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class RulerReward(GroupReward):
         self.judge = Judge(self.settings)
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
-        """Score the group in one call; the judge reads it in an order drawn for the scenario."""
+        """Score the group in one call. The judge reads it in an order drawn for the scenario."""
         scenario_id = episodes[0].context.scenario_id
         results = await self.compare(
             episodes, shuffled_order(len(episodes), seed=self.settings.seed, scenario_id=scenario_id)
@@ -67,7 +68,7 @@ class RulerReward(GroupReward):
         return [_by_fallback(result, reasons[0], self.fallback.name) for result in scored]
 
     async def compare(self, episodes: Sequence[Episode], order: Sequence[int]) -> list[RewardResult | Unscored]:
-        """Scores in the order of `episodes`, when the judge reads episode `order[p]` at place p."""
+        """Scores in the order of `episodes`. The judge reads episode `order[p]` at place p."""
         prompt = JudgePrompt.of(
             episodes, order, self.rubric, seed=self.settings.seed, max_chars=self.settings.max_chars
         )
@@ -97,7 +98,7 @@ class RulerReward(GroupReward):
 def create_customer_service_ruler(
     model: str, *, weight: float = 0.6, fallback: RewardFunction | None = None, **options: Any
 ) -> RulerReward:
-    """RULER with the customer service rubric, as a component of a composite; for `model` see `JudgeSettings`."""
+    """RULER with the customer service rubric, as a component of a composite. For `model` see `JudgeSettings`."""
     return RulerReward(weight=weight, rubric="customer_service", fallback=fallback, model=model, **options)
 
 

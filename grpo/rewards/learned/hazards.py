@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 
 _JOINS = 8
-"""Hyphens and apostrophes within a word at most, as in "mother-in-law's"."""
+"""Most hyphens and apostrophes within a word, as in "mother-in-law's"."""
 _SEPARATOR = r"[\s,'’\"-]"
 _WORD = rf"\w++(?:['’-]++\w++){{0,{_JOINS}}}['’-]*+[\s,\"]{_SEPARATOR}*+"
-"""A word and all separators after it, among which white space, a comma or a quotation mark comes first."""
+"""A word and all separators after it. The first separator is white space, a comma or a quotation mark."""
 _PREFIX = rf"(?:\w++['’-]++){{1,{_JOINS}}}?"
 """Beginning of a word that ends with the target, e.g. "step-" of "step-brother"."""
 _NEAR = rf"\b{_SEPARATOR}++(?:{_WORD}){{0,4}}?(?:{_WORD}|{_PREFIX})??"
@@ -159,11 +159,11 @@ _NEGATED = re.compile(
 )
 
 _NEGATION = 80
-"""Characters before a danger in which its negation begins; `_NEGATED` matches 54 of them at most."""
+"""Characters before a danger in which its negation must begin. `_NEGATED` matches up to 54 characters."""
 
 
 def find_hazards(text: str, *, unless_negated: bool = False) -> tuple[str, ...]:
-    """Names of the dangers in a text; `unless_negated` leaves out those that it warns of."""
+    """Names of the dangers in a text. `unless_negated` leaves out dangers that the text warns of."""
     plain = text.replace("’", "'")
     names = []
     for name, pattern in _PATTERNS:

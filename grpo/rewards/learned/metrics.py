@@ -34,7 +34,7 @@ class HeldOutMetric(BaseModel):
 
 
 def pair_accuracy(better: NDArray[np.floating], worse: NDArray[np.floating]) -> HeldOutMetric:
-    """Share of pairs whose better side scores higher; a tie counts half."""
+    """Share of pairs in which the better side scores higher. A tie counts half."""
     if not len(better):
         raise DataError("no pair to measure accuracy on; hold some out")
     right = float(np.sum(better > worse) + np.sum(better == worse) / 2)
@@ -43,7 +43,7 @@ def pair_accuracy(better: NDArray[np.floating], worse: NDArray[np.floating]) -> 
 
 
 def auc(scores: NDArray[np.floating], labels: Sequence[bool] | NDArray[np.bool_]) -> HeldOutMetric:
-    """Probability that a good reply scores above a bad one, ties half; interval by DeLong et al. (1988).
+    """Probability that a good reply scores above a bad one, ties half. The interval is by DeLong et al. (1988).
 
     Scores .9 .6 of good and .7 .1 of bad replies: three of the four pairs are in order → .75.
     """
@@ -62,7 +62,7 @@ def auc(scores: NDArray[np.floating], labels: Sequence[bool] | NDArray[np.bool_]
 
 
 def wilson_interval(right: float, count: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson score interval (1927) of the share right / count, within [0, 1]; `right` may hold halves for ties.
+    """Wilson score interval (1927) of the share right / count, within [0, 1]. `right` may hold halves for ties.
 
     8 of 10 → .4902 to .9433.
     """

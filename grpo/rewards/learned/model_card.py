@@ -42,14 +42,14 @@ class ModelCard(BaseModel):
     seed: int
     weights_sha256: str = ""
     head_sha256: str = ""
-    """Digest of the head on sentence vectors, where the reward has one."""
+    """Digest of the head on sentence vectors, if the reward has one."""
     encoder_sha256: str = ""
     """Digest of the encoder that the head was trained on."""
     sure: SureRegion | None = None
-    """Scores at which a safety reward judges a reply; without them it judges none."""
+    """Scores at which a safety reward judges a reply. If None, it judges no reply."""
 
     def require_above_chance(self, place: str) -> ModelCard:
-        """The card itself. Raises `RewardError` for a reward that was not measured, or not better than chance."""
+        """The card itself. Raises `RewardError` if the reward was not measured, or is not better than chance."""
         if self.heldout is None:
             raise RewardError(f"the reward in {place} was never measured on held-out data; measure it first")
         if not self.heldout.beats_chance:

@@ -26,7 +26,7 @@ from grpo.rewards.learned.model_card import CARD, WEIGHTS, ModelCard
 
 
 class Network(torch.nn.Module):
-    """Scores of replies from their features; weights are drawn by `seed`, and every reply scores 0 at first."""
+    """Scores of replies from their features. `seed` draws the weights, and every reply scores 0 before training."""
 
     def __init__(self, *, buckets: int, embedding_dim: int, hidden_dim: int, seed: int = 0) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Network(torch.nn.Module):
         return np.asarray(self(features).sigmoid().numpy())
 
     def adamw(self, *, learning_rate: float, weight_decay: float = 0.0) -> torch.optim.AdamW:
-        """AdamW (Loshchilov & Hutter 2019) over all weights; `shift` is not decayed."""
+        """AdamW (Loshchilov & Hutter 2019) over all weights, without weight decay for `shift`."""
         decayed = [weight for name, weight in self.named_parameters() if name != "shift"]
         groups: list[dict[str, Any]] = [{"params": decayed}, {"params": [self.shift], "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=learning_rate, weight_decay=weight_decay)
@@ -79,12 +79,12 @@ def pair_loss(better: Tensor, worse: Tensor) -> Tensor:
 
 
 def reward_loss(scores: Tensor, rewards: Sequence[float]) -> Tensor:
-    """(σ(score) − reward)², mean over replies; rewards lie in [0, 1]."""
+    """(σ(score) − reward)², mean over replies. Rewards lie in [0, 1]."""
     return mse_loss(scores.sigmoid(), torch.tensor(rewards))
 
 
 def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
-    """One optimizer step; returns the loss before it."""
+    """Take one optimizer step, and return the loss before it."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
@@ -92,7 +92,7 @@ def gradient_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
 
 
 def write_network(folder: Path, network: Network, card: ModelCard) -> ModelCard:
-    """Write weights and model card; returns the card with the digest of the weights."""
+    """Write weights and model card. Returns the card with the digest of the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = save(network.state_dict())
     signed = card.model_copy(update={"weights_sha256": hashlib.sha256(weights).hexdigest()})
@@ -102,7 +102,7 @@ def write_network(folder: Path, network: Network, card: ModelCard) -> ModelCard:
 
 
 def read_network(folder: Path) -> tuple[Network, ModelCard]:
-    """Read weights and model card. Raises `ArtifactError` where one is missing or damaged, or they do not match."""
+    """Read weights and model card. Raises `ArtifactError` if one is missing or damaged, or if they do not match."""
     try:
         card = ModelCard.model_validate_json((folder / CARD).read_bytes())
         stored = (folder / WEIGHTS).read_bytes()

@@ -48,8 +48,8 @@ class NeuralReward(RewardFunction):
 class OnlineReward(RewardFunction):
     """A reward in (0, 1) that learns online to predict another one.
 
-    `observe` keeps the last `capacity` (reply, reward in [0, 1]) pairs; after every `update_frequency` conversations
-    the network is trained on random minibatches of them. Scoring changes nothing.
+    `observe` keeps the last `capacity` (reply, reward in [0, 1]) pairs. After every `update_frequency` conversations,
+    it trains the network on random minibatches of them. Scoring changes nothing.
     """
 
     name = "neural"
@@ -81,7 +81,7 @@ class OnlineReward(RewardFunction):
         self.seed = seed
         self.observed = 0
         self.losses: list[float] = []
-        """Mean squared error of each update; a constant ½ gets .25 on rewards of 0 and 1."""
+        """Mean squared error of each update. For comparison, a constant ½ gets .25 on rewards of 0 and 1."""
         self._random = np.random.default_rng(seed)
         self._replay: deque[tuple[PromptedReply, float]] = deque(maxlen=capacity)
 
@@ -99,7 +99,7 @@ class OnlineReward(RewardFunction):
         return _mean_score(self.network, turns)
 
     def save(self, folder: Path) -> ModelCard:
-        """Write the current network; its card has no held-out metric."""
+        """Write the current network. Its card has no held-out metric."""
         from grpo.rewards.learned.network import write_network
 
         split = f"the last of {self.observed} conversations"
@@ -107,7 +107,7 @@ class OnlineReward(RewardFunction):
         return write_network(folder, self.network, card)
 
     def load(self, folder: Path) -> None:
-        """Continue from a saved network. Raises `ArtifactError` where it is damaged or of other sizes."""
+        """Continue from a saved network. Raises `ArtifactError` if it is damaged or has other sizes."""
         from grpo.rewards.learned.network import read_network
 
         stored, _ = read_network(folder)

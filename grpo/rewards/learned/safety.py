@@ -1,6 +1,7 @@
-"""Safety reward: a head on sentence vectors and a network on hashed features, trained on human labels; English only.
+"""Safety reward: a head on sentence vectors and a network on hashed features, trained on human labels, English only.
 
-Unlike a judge it reads the last request and the first 128 tokens of the reply; docs/rewards.md has its error rates.
+Unlike a judge, it reads only the last request and the first 128 tokens of the reply. docs/rewards.md has its error
+rates.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ if TYPE_CHECKING:
 SHIPPED = shipped_folder() / "models" / "safety"
 
 _HEAD, _NETWORK = 0.9, 0.1
-"""Shares of the log-odds. The network knows insults by their words; alone it takes unknown words for unsafe ones."""
+"""Shares of the log-odds. The network knows insults by their words, but takes unknown words for unsafe ones."""
 _REFUSED, _ASKED, _TAUGHT = 2.0, -2.0, -1.0
-"""Log-odds added for a refusal, for help with a listed danger of the request, for one that the reply teaches."""
+"""Log-odds added if a reply refuses, if it helps with a listed danger in the request, and if it teaches one itself."""
 _MADE = frozenset({"toxic mixtures", "weapons", "drugs"})
 _MOST_MADE = 0.1
-"""Greatest score of a reply that teaches to make one of these: it is unsafe for any request."""
+"""Greatest score of a reply that teaches to make one of these, because it is unsafe for any request."""
 _HARMFUL = 0.1
-"""Log-odds from which a request counts as one for harm."""
+"""If the log-odds of a request are above this, it counts as a request for harm."""
 _DISAGREE = (0.4, 0.98)
-"""Scores between which the model of the request contradicts that of a reply that complies with a request for harm."""
+"""If a reply complies with a request for harm and scores between these, the two models contradict each other."""
 JUDGE_NEEDED = "an LLM judge is needed"
-"""In the reason of an episode that the reward leaves unscored because it is not sure."""
+"""Part of the reason if the reward leaves an episode unscored because it is not sure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class SafetyScore:
     learned: float
     dangers: tuple[str, ...] = ()
     uncertain: bool = False
-    """The score is in the region where the model was wrong too often on replies of makers that it did not know."""
+    """The score is in a region in which the model was wrong too often on replies of makers that it did not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class SafetyModel:
 
     @classmethod
     def read(cls, folder: Path) -> SafetyModel:
-        """Read and verify it. Raises `ArtifactError` for a damaged folder, `RewardError` for one not above chance."""
+        """Read and verify it. Raises `ArtifactError` if it is damaged, `RewardError` if it is not above chance."""
         from grpo.rewards.learned.network import read_network  # torch takes a second to import
 
         network, card = read_network(folder)
@@ -73,12 +74,13 @@ class SafetyModel:
 
 
 class SafetyReward(RewardFunction):
-    """Score of the least safe reply, see `score_safety`; `model` is a folder with a learned reward.
+    """Score of the least safe reply, see `score_safety`. `model` is a folder with a learned reward.
 
-    A conversation with an uncertain reply, and without one that is surely unsafe, has no score: it needs an LLM judge.
+    If a reply is uncertain and the least safe reply is not surely unsafe, the conversation has no score, because it
+    needs an LLM judge.
 
-    Raises `ConfigError` without the extra `safety`, `ArtifactError` for a damaged folder, `RewardError` for a model
-    that is not better than chance.
+    Raises `ConfigError` if the extra `safety` is missing, `ArtifactError` if the folder is damaged, and `RewardError`
+    if the model is not better than chance.
     """
 
     name = "safety"
@@ -94,7 +96,7 @@ class SafetyReward(RewardFunction):
         weights_folder()
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Score of the least safe reply. Raises `Unscored` without a reply, or where an LLM judge is needed."""
+        """Score of the least safe reply. Raises `Unscored` if there is no reply, or if an LLM judge is needed."""
         scores = score_safety(self.model, prompted_replies(turns))
         if not scores:
             raise Unscored("the conversation has no reply of the agent")
@@ -121,8 +123,8 @@ def score_safety(model: SafetyModel, replies: Sequence[PromptedReply]) -> list[S
     a reply that teaches a listed danger, and does not refuse                  − 1
     a reply that teaches to make or get a toxic mixture, weapon or drug        at most a score of .1
 
-    A reply is uncertain where the model's card does not say that such a score is judged, and where it complies with a
-    request that seems to ask for harm at a score in (.4, .98).
+    A reply is uncertain if the model's card does not say that such a score is judged, or if it complies with a request
+    that seems to ask for harm and its score is in (.4, .98).
     """
     if not replies:
         return []

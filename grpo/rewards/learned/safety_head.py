@@ -73,7 +73,7 @@ def request_vectors(features: Floats) -> Floats:
 
 
 def last_request(prompted: PromptedReply) -> str:
-    """Last message of the user; the last message of any role in a prompt without a user."""
+    """Last message of the user, or the last message of any role if the prompt has no user."""
     users = [message.content for message in prompted.prompt if message.role == "user"]
     return users[-1] if users else prompted.prompt[-1].content if prompted.prompt else ""
 
@@ -90,7 +90,7 @@ def _flags(asked: str, reply: str) -> tuple[bool, bool, bool, bool]:
 
 
 def write_head(folder: Path, head: SafetyHead, card: ModelCard) -> ModelCard:
-    """Write the weights beside the network of a learned reward; returns its card with their digests."""
+    """Write the weights next to the network of a learned reward. Returns its card with their digests."""
     weights = save({field.name: getattr(head, field.name) for field in fields(head)})
     signed = card.model_copy(
         update={"head_sha256": hashlib.sha256(weights).hexdigest(), "encoder_sha256": WEIGHTS_SHA256}
@@ -101,7 +101,7 @@ def write_head(folder: Path, head: SafetyHead, card: ModelCard) -> ModelCard:
 
 
 def read_head(folder: Path, card: ModelCard) -> SafetyHead:
-    """Read the weights. Raises `ArtifactError` where they are missing, damaged, not the card's, or of another size."""
+    """Read the weights. Raises `ArtifactError` if they are missing, damaged, not the card's, or of another size."""
     try:
         stored = (folder / HEAD).read_bytes()
     except FileNotFoundError as error:

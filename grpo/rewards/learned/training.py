@@ -90,9 +90,9 @@ def train_on_pairs(
 
 
 def held_out_mask(groups: Sequence[str], *, parts: int = 5, part: int = 0) -> NDArray[np.bool_]:
-    """True for examples that are held out: those whose group's SHA-256 is `part` modulo `parts`.
+    """True for held-out examples. An example is held out if its group's SHA-256 is `part` modulo `parts`.
 
-    Raises `DataError` when one side stays empty.
+    Raises `DataError` if one side stays empty.
     """
     sides = {group: int(hashlib.sha256(group.encode()).hexdigest(), 16) % parts for group in set(groups)}
     heldout = np.array([sides[group] == part for group in groups], dtype=bool)

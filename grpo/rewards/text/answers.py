@@ -31,7 +31,7 @@ _DENIED_AFTER = re.compile(
 
 
 def numbers(text: str) -> list[Fraction]:
-    """Numbers that a text asserts, in order; "not 42" asserts none."""
+    """Numbers that a text asserts, in order. "not 42" asserts none."""
     asserted = []
     for match in _NUMBER.finditer(text):
         before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 30]
@@ -44,7 +44,7 @@ def final_answer(text: str) -> Fraction | None:
     r"""Final number of a worked solution.
 
     After `####`, else in the last `\boxed{}`, else in the last sentence with "answer", else after the last = of the
-    last line, else the last number. None without a number, or where that place denies it: "the answer is not 42".
+    last line, else the last number. None if there is no number, or if that place denies it: "the answer is not 42".
     """
     plain = _FRACTION.sub(r"\1/\2", _CALCULATOR.sub("", text))
     for pattern in (_MARKED, _BOXED):
@@ -64,7 +64,7 @@ def final_answer(text: str) -> Fraction | None:
 
 
 def parse_quantity(text: str) -> Fraction | None:
-    """Value of a text that is a number, at most with a currency sign or a unit; None for any other text.
+    """Value of a text that is only a number with an optional currency sign or unit, or None for any other text.
 
     "$1,200.00" → 1200; "#### 72" → 72; "5 km" → 5; "Delivery takes 5 days" → none
     """

@@ -19,7 +19,7 @@ class CorrectnessReward(RewardFunction):
     """Share of the scenario's expected facts that the agent states, times the fluency of its replies.
 
     A denied fact, or one with other numbers, does not count. A fact that is a number ("72", "$1,200.00") is compared
-    with the final answer of a reply; where all facts are numbers, grammar is not checked.
+    with the final answer of a reply. If all facts are numbers, grammar is not checked.
     """
 
     name = "correctness"

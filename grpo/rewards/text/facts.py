@@ -10,7 +10,7 @@ from grpo.rewards.text.answers import final_answer, numbers, parse_quantity
 from grpo.rewards.text.language import content, sentences
 
 _ENOUGH = 0.6
-"""Share of a fact's content words that one or two sentences need; a reply paraphrases."""
+"""Share of a fact's content words that one or two sentences need. It is below 1, because a reply may paraphrase."""
 _NEGATION = re.compile(
     r"\b(?:not|never|no(?:ne|body|thing)?|neither|nor|without|cannot|false|untrue|wrong|incorrect)\b|n['’]t\b",
     re.IGNORECASE,

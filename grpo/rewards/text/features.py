@@ -12,14 +12,14 @@ from grpo.rewards.text.reply import AgentReply
 
 _RELEVANT_SHARE = 0.4  # of the IDF weight of the request; no reply repeats all of it
 _ENOUGH_NEW = 8  # content words that are not in the request
-_UNRELATED_SHARE = 0.25  # of `information` is left to a reply that repeats no word of the request: it may paraphrase
+_UNRELATED_SHARE = 0.25  # of `information`, for a reply that repeats no word of the request, because it may paraphrase
 _ENOUGH_STEPS = 3
 _CACHED = 2048  # replies
 _MOST_MARKS = 2  # exclamation marks, and question marks, without a penalty
 
 
 def _any(alternatives: str) -> re.Pattern[str]:
-    """Whole words and phrases, from patterns with commas between."""
+    """Pattern of whole words and phrases, from alternatives separated by commas."""
     return re.compile(r"\b(?:" + "|".join(split_list(alternatives)) + r")\b")
 
 
@@ -144,7 +144,7 @@ _IDENTIFIER = re.compile(r"(?<![\w.,$€£])#?([a-z]{0,4}-?\d{4,}[a-z0-9-]*)(?![
 def relevance(reply: AgentReply) -> float:
     """Relevance to the request: the share of its content words that the reply repeats, by IDF over the user's turns.
 
-    A word of this turn alone weighs more than one of every turn. 1 for a request without content words.
+    A word that is only in this turn weighs more than a word of every turn. 1 if the request has no content words.
     """
     asked = content(reply.request)
     if not asked:
@@ -156,9 +156,9 @@ def relevance(reply: AgentReply) -> float:
 
 
 def answer(reply: AgentReply) -> float:
-    """The kind of answer asked for: a time for "when", steps for "how do I", a reason for "why"; an action otherwise.
+    """The kind of answer that the user asked for: a time for "when", steps for "how do I", a reason for "why".
 
-    A deferral ("someone will look into it") counts a third.
+    If the user asked no question, it is an action. A deferral ("someone will look into it") counts a third.
     """
     questions = [part for part in sentences(reply.request) if "?" in part]
     scores = [_answered(question, reply) for question in questions] or [action(reply)]
@@ -188,7 +188,7 @@ def action(reply: AgentReply) -> float:
 
 
 def steps(reply: AgentReply) -> float:
-    """Instructions one after the other: 1 at three verbs of action; steps out of order count half."""
+    """Instructions one after the other: 1 at three verbs of action. Steps out of order count half."""
     text = normalize(reply.text)
     verbs = _ACTION_VERB_SET & {*words(reply.text)} - {*words(reply.request)}
     numbered = [int(number) for number in _NUMBERED.findall(text)]
@@ -198,7 +198,7 @@ def steps(reply: AgentReply) -> float:
 
 
 def empathy(reply: AgentReply) -> float:
-    """Acknowledges the trouble of an upset user; 1 for any other user."""
+    """Acknowledges the trouble of an upset user. 1 if the user is not upset."""
     upset = _matches(_UPSET, reply.request)
     return float(not upset or _matches(_EMPATHY, reply.text))
 
@@ -213,7 +213,7 @@ def professional(reply: AgentReply) -> float:
 
 
 def moderate_punctuation(reply: AgentReply) -> float:
-    """At most two exclamation and two question marks; each one more takes a quarter."""
+    """Up to two exclamation marks and two question marks are free. Each further mark costs a quarter."""
     excess = sum(max(0, reply.text.count(mark) - _MOST_MARKS) for mark in "!?")
     return clamp(1 - excess / 4)
 
@@ -262,9 +262,9 @@ def vocabulary(reply: AgentReply) -> float:
 
 
 def identifiers(reply: AgentReply) -> float:
-    """Correct order numbers and the like: the share of those in the reply that the agent was given.
+    """Correct order numbers and the like: the share of the numbers in the reply that user or context gave.
 
-    1 where neither user nor context gave one; an amount of money does not count.
+    1 if neither user nor context gave one. An amount of money does not count.
     """
     given = {*_IDENTIFIER.findall(normalize(f"{reply.user_text}\n{reply.context}"))}
     used = {*_IDENTIFIER.findall(normalize(reply.text))}
@@ -278,4 +278,4 @@ FEATURES: dict[str, Callable[[AgentReply], float]] = {
         explanation, encouragement, invitation, second_person, novelty, vocabulary, identifiers,
     )
 }  # fmt: skip
-"""By name, as rewards weigh them and breakdowns show them; cached, as several rewards read the same reply."""
+"""Features by name, for the weights of rewards and for breakdowns. Cached, because several rewards read one reply."""

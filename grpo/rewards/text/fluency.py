@@ -1,6 +1,6 @@
-"""Filter for degenerate replies (gibberish, repetition, copying, refusal); it multiplies every text reward.
+"""Filter for degenerate replies (gibberish, repetition, copying, refusal). It multiplies every text reward.
 
-Each check is 1 for ordinary prose and falls to 0; the least of them counts.
+Each check is 1 for ordinary prose and falls to 0. Only the lowest check counts.
 
     words        look like words, not like random keys
     grammar      function words between content words: a list of keywords has none
@@ -28,15 +28,15 @@ _LETTERS = re.compile(r"[a-zß-öø-ÿ'-]{1,20}")
 _NOISE = re.compile(r"(.)\1\1|[bcdfghjklmnpqrstvwxz]{6}")
 _VOWEL = re.compile(r"[aeiouyß-öø-ÿ]")
 _ABBREVIATION = 4  # letters: usb, html
-_ENGLISH = 0.15  # share of function words from which a text is taken for English
-_GRAMMAR_FROM = 5  # words; "Yes, it is." is too short to check
+_ENGLISH = 0.15  # a text with at least this share of function words is taken for English
+_GRAMMAR_FROM = 5  # words, because "Yes, it is." is too short to check
 _REFUSED = 0.05
 """Value for a refusal: below a poor answer, above noise."""
 
 
 @lru_cache(2048)
 def fluency(reply: AgentReply) -> Mapping[str, float]:
-    """Checks by name, see the module; all 0 for an empty reply."""
+    """Checks by name, see the module. All are 0 for an empty reply."""
     written = words(reply.text)
     if not written:
         return dict.fromkeys(("words", "grammar", "variety", "script", "original", "length", "not_refused"), 0.0)
@@ -52,7 +52,7 @@ def fluency(reply: AgentReply) -> Mapping[str, float]:
 
 
 def variety(text: tuple[str, ...]) -> float:
-    """1 while nine in ten runs of three words are new, and two in five words; 0 for a text repeated in full."""
+    """1 if nine in ten runs of three words are new, and two in five words. 0 for a text that repeats itself in full."""
     runs = ngrams(text, 3)
     phrases = clamp((len(set(runs)) / len(runs) - 0.5) / 0.4) if len(runs) > 3 else 1.0
     return min(phrases, clamp(len(set(text)) / (0.4 * min(len(text), 120))))
@@ -69,7 +69,7 @@ def _looks_like_a_word(word: str) -> bool:
 
 
 def _grammar(text: tuple[str, ...], asked: tuple[str, ...]) -> float:
-    """Share of function words and longest run without one; 1 where the user's text has none either."""
+    """Share of function words and longest run without one. 1 if the text is short or the user's text is not English."""
     if len(text) < _GRAMMAR_FROM or (len(asked) >= _GRAMMAR_FROM and _function_share(asked) < _ENGLISH):
         return 1.0
     share = _function_share(text)
@@ -82,7 +82,7 @@ def _function_share(text: tuple[str, ...]) -> float:
 
 
 def _script(reply: AgentReply) -> float:
-    """Share of letters in a script that the user writes, 0 at a half."""
+    """Share of letters in a script that the user writes. It is 0 if half of the letters or fewer are."""
     if reply.text.isascii() and reply.user_text.isascii():
         return 1.0
     asked, replied = _scripts(reply.user_text), _scripts(reply.text)
@@ -101,7 +101,7 @@ def _script_of(character: str) -> str:
 
 
 def _original(text: tuple[str, ...], asked: tuple[str, ...]) -> float:
-    """1 while at most half of all runs of four words are the user's, 0 where all are."""
+    """1 if at most half of all runs of four words are the user's, 0 if all are."""
     if not asked:
         return 1.0
     runs = ngrams(text, 4)

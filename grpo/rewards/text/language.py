@@ -1,4 +1,4 @@
-"""Words, stems and sentences of a text; the word lists are English."""
+"""Words, stems and sentences of a text. The word lists are English."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _SUFFIXES = ("ingly", "edly", "ing", "ied", "ies", "ed", "es", "ly", "s", "e", "y")
 _MIN_STEM = 3
-_CACHED = 4096  # texts; several rewards read each of a group's replies and requests
+_CACHED = 4096  # texts, because several rewards read each of a group's replies and requests
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Split at commas a list written on several lines."""
+    """Split a list that is written on several lines at its commas."""
     return tuple(" ".join(text.split()).split(", "))
 
 
@@ -32,7 +32,7 @@ FUNCTION_WORDS = frozenset(
         your, yours, yourself"""
     )
 )
-"""Function words: about half of the words of ordinary sentences, none of a list of keywords."""
+"""Function words. They are about half of the words of ordinary sentences, and none of a list of keywords."""
 
 _PLEASANTRIES = frozenset(
     split_list(
@@ -92,7 +92,7 @@ def content(text: str) -> frozenset[str]:
 
 
 def ngrams(text: tuple[str, ...], size: int) -> list[tuple[str, ...]]:
-    """Runs of `size` words, in order; empty for a shorter text."""
+    """Runs of `size` words, in order. Empty if the text is shorter."""
     return list(zip(*(text[start:] for start in range(size)), strict=False))
 
 

@@ -16,7 +16,7 @@ _MIN_CONTENT_LETTERS = 4
 
 
 class ConcisenessReward(RewardFunction):
-    """1 for replies of up to `target` words, falling linearly to 0 at twice that; an empty reply scores 0."""
+    """1 for replies of up to `target` words, falling linearly to 0 at twice that. An empty reply scores 0."""
 
     name = "conciseness"
 
@@ -45,7 +45,7 @@ class KeywordReward(RewardFunction):
         self.enough = enough
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Mean over replies of min(1, shared content words / enough); words of under four letters do not count."""
+        """Mean over replies of min(1, shared content words / enough). Words of under four letters do not count."""
         asked: set[str] = set()
         scores: list[float] = []
         for turn in turns:
@@ -72,14 +72,14 @@ class VarietyReward(RewardFunction):
 class SimilarityAwareReward(GroupReward):
     """1 − mean overlap with the other samples of the group, times the variety of the conversation's own words.
 
-    Overlap is the Jaccard index of runs of up to three words: identical samples score 0, ones without a common phrase
-    1. A group of one is scored by its variety alone.
+    Overlap is the Jaccard index of runs of up to three words: identical samples score 0, samples without a common
+    phrase 1. A group of one is scored only by its variety.
     """
 
     name = "similarity_aware"
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
-        """Compare the agent's words of each episode with those of every other one."""
+        """Compare the agent's words of each episode with the agent's words of every other episode."""
         texts = [tuple(word for reply in reply_texts(episode.turns) for word in words(reply)) for episode in episodes]
         phrases = [frozenset(run for size in (1, 2, 3) for run in ngrams(text, size)) for text in texts]
         results: list[RewardResult | Unscored] = []

@@ -22,11 +22,11 @@ class QualityReward(RewardFunction):
     """
 
     shares: ClassVar[dict[str, float]]
-    """Weights of features; they add up to 1."""
+    """Weights of features. They add up to 1."""
     gates: ClassVar[tuple[str, ...]] = ("identifiers", "novelty", "professional")
 
     async def compute_reward(self, turns: Sequence[Message], context: RewardContext) -> RewardResult:
-        """Mean over replies; 0 for a conversation without one."""
+        """Mean over replies, or 0 if the conversation has none."""
         scored = [self._score(reply) for reply in agent_replies(turns, context)]
         if not scored:
             return RewardResult(score=0.0)

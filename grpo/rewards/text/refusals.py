@@ -11,8 +11,9 @@ A frame is a sentence in which the agent declines, built from small vocabularies
 
 A frame does not count in a quotation, in a sentence that goes on with an answer ("I can't say for your case, but in
 general a lease ends after three months"), before an announcement of an answer ("However, here are some ideas"), as a
-disclaimer beside one ("I can't give medical advice. Most adults take …"), and after `PREAMBLE` words of other text. A
-warning ("I wouldn't recommend it") and a reply that contests the premise of a question answer it. English only.
+disclaimer with an answer ("I can't give medical advice. Most adults take …"), and after `PREAMBLE` words of other text.
+A warning ("I wouldn't recommend it") is an answer, and so is a reply that contests the premise of a question. English
+only.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import re
 from grpo.rewards.text.language import normalize, words
 
 PREAMBLE = 60
-"""Words that may stand before a refusal."""
+"""If a sentence has more words than this before it, it does not count as a refusal."""
 _ENOUGH_ANSWER = 6
-"""Words after "but" from which a sentence goes on with an answer."""
+"""If at least this many words follow "but", the sentence goes on with an answer."""
 _ENOUGH_BESIDE = 12
-"""Words beside a disclaimer from which the reply has an answer."""
+"""If a reply has at least this many other words with a disclaimer, it has an answer."""
 
 _I = r"(?:i|we|(?:the|this|your) assistant)"
 _HOW = (
@@ -236,7 +237,7 @@ _DISCLAIMER = re.compile(
 
 
 def is_refusal(reply: str) -> bool:
-    """True for a reply that declines the request, see the module."""
+    """Return True if the reply declines the request, see the module."""
     sentences = [part for part in _SENTENCE.split(_QUOTED.sub(" ", normalize(reply)).strip()) if part]
     lengths = [len(words(sentence)) for sentence in sentences]
     before = 0
@@ -252,13 +253,13 @@ def is_refusal(reply: str) -> bool:
 
 
 def _announces(sentence: str) -> bool:
-    """The sentence announces an answer to the request, not to another matter."""
+    """Return True if the sentence announces an answer to the request, not to another matter."""
     match = _ANNOUNCEMENT.search(sentence)
     return match is not None and _ELSEWHERE.search(sentence) is None
 
 
 def _answers(sentences: list[str], lengths: list[int]) -> bool:
-    """At least `_ENOUGH_BESIDE` words beside disclaimers that neither decline, nor redirect, nor lecture."""
+    """Return True if sentences that do not decline, redirect or lecture have at least `_ENOUGH_BESIDE` words."""
     beside = (
         length
         for sentence, length in zip(sentences, lengths, strict=True)
@@ -268,7 +269,7 @@ def _answers(sentences: list[str], lengths: list[int]) -> bool:
 
 
 def _declines(sentence: str) -> bool:
-    """A frame matches, and the sentence does not go on with an answer."""
+    """Return True if a frame matches, and the sentence does not go on with an answer."""
     if _EMPHASIS.search(sentence):
         return False
     for frame in _FRAMES:

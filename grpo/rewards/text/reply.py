@@ -14,7 +14,7 @@ class AgentReply:
     """One reply of the agent in its context."""
 
     user_turns: tuple[str, ...]
-    """User turns so far; the reply answers the last one."""
+    """User turns so far. The reply answers the last one."""
     text: str
     previous: tuple[str, ...] = ()
     """Earlier replies of the agent."""
@@ -33,7 +33,7 @@ class AgentReply:
 
 
 def agent_replies(turns: Sequence[Message], context: RewardContext) -> list[AgentReply]:
-    """Replies of a conversation in order; a turn that only calls a tool is not a reply."""
+    """Replies of a conversation in order. A turn that only calls a tool is not a reply."""
     given = [context.scenario.context] if context.scenario is not None and context.scenario.context else []
     users: list[str] = []
     previous: list[str] = []

@@ -20,7 +20,7 @@ OPENINGS = re.compile(r"(what|who|how|where|whether|which|when)\b", re.IGNORECAS
 WORDS = {
     "say, tell, speak": r"\b(say|says|said|saying|tell|tells|told|telling|speak|speaks|spoke|spoken|speaking)\b",
     "nobody, somebody, whoever": r"\b([Nn]obody|[Ss]omebody|[Ww]hoever)\b",
-    "is no": r"\b([Ii]s|[Aa]re) no\b(?! longer)",
+    "is no": r"(?<![Tt]here )\b([Ii]s|[Aa]re) no\b(?! longer)",
 }
 """Words that plain technical prose does without."""
 VAGUE = {"found", "told", "one", "said"}

@@ -23,7 +23,7 @@ class RegisterResult(StageResult):
     version: ModelVersion
 
     def verify(self, store: ArtifactStore) -> None:
-        """Raise `ArtifactError` if the registry has no version of this run any more."""
+        """Raise `ArtifactError` if the version of this run is gone."""
         super().verify(store)
         if registry().find(self.version.name, self.version.tags["run_key"]) != self.version:
             raise ArtifactError(f"version {self.version.version} of {self.version.name} is not in the registry")
@@ -46,8 +46,7 @@ def register(
 ) -> RegisterResult:
     """Register the candidate, whatever the verdict.
 
-    `sources` and `model` are digests of what the run read. `external_digests` are the digests of the user's code and
-    files, see `grpo.identity.code`. `policies` are the hashes of the base and of the policy after each iteration.
+    Digests are of what the run read. `policies` are the hashes of the base and of each iteration's policy.
     """
     from grpo.learner.checkpoints import load_policy, read_state  # torch: to look at the registry needs none
 

@@ -87,7 +87,7 @@ def read_part(document: ReportDocument, part: Side | int) -> list[Trajectory]:
 def matched_episodes(
     sides: Sequence[Sequence[Trajectory]], selects: EpisodeFilter
 ) -> Iterator[tuple[Trajectory | None, ...]]:
-    """Episodes of the same scenario and sample, one per side, if at least one of them is selected.
+    """Pairs of episodes of the same scenario and sample, one per side, if at least one of the two is selected.
 
     before a/0 b/0, after a/0 b/0   →   (a/0, a/0), (b/0, b/0)
 

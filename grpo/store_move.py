@@ -28,11 +28,11 @@ from grpo.storage.objects import open_uri
 _ARTIFACT = re.compile(r"(?P<name>[^/]+/[0-9a-f]{20}(?:\.\w+)?)(?:/.*)?")
 _STAGING = ".staging"
 _PASSES = 3
-"""Times that the source is listed: after that the move does not wait for a run that still writes to it."""
+"""Times that the source is listed. After that, the move no longer waits for a run that still writes to it."""
 
 
 class StoreMove(Document):
-    """What a move has done, or what a dry run found to do."""
+    """Result of a move, or of a dry run that only lists what a move would do."""
 
     source: str
     target: str
@@ -42,9 +42,9 @@ class StoreMove(Document):
     """Artifacts that the target had."""
     documents: int
     damaged: tuple[str, ...]
-    """Artifacts and documents that do not match their digests: they stay, and their stages compute them again."""
+    """Artifacts and documents that do not match their digests. They stay, and their stages compute them again."""
     left: tuple[str, ...]
-    """Files in the source that are not of a store."""
+    """Files in the source that do not belong to a store."""
 
 
 @dataclass(slots=True)

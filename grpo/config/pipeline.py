@@ -138,8 +138,8 @@ class PipelineConfig(Settings):
     compute: ComputeSettings = ComputeSettings()
     """Placement of the stages."""
     import_from: LocalPlace | None = None
-    """Folder of your own modules, so that they can be imported. The default is the folder of the YAML file, if the
-    config names any. On other machines, install them or put them in a folder of PYTHONPATH."""
+    """Folder of your own modules, so that they can be imported. By default the folder of the YAML file, if it has a
+    module that the config names. On other machines, install the modules or put them in a folder of PYTHONPATH."""
 
     @property
     def objects(self) -> tuple[str, ...]:

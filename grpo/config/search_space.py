@@ -26,7 +26,7 @@ class _Range(Settings):
         return self
 
     def boundary_values(self) -> tuple[Value, ...]:
-        """Values that stand for the whole range: if the config accepts them, it accepts those between."""
+        """Values that stand for the whole range: if the config accepts them, it accepts all values between them."""
         raise NotImplementedError
 
 
@@ -131,8 +131,8 @@ def with_values(config: S, values: Mapping[str, Value]) -> S:
 def check_space(space: SearchSpace, config: S) -> None:
     """Check that the ends of every dimension fit the config.
 
-    Raises `ConfigError` for an empty space, an unknown field, and an end outside the field's bounds or in conflict with
-    another setting.
+    Raises `ConfigError` if the space is empty, if a field is unknown, or if an end is outside the field's bounds or in
+    conflict with another setting.
     """
     if not space:
         raise ConfigError("the search space is empty; name at least one field and its range")

@@ -34,8 +34,9 @@ class ReplayEnvironment(ToolCallingEnvironment):
     Any other call gets an error that names the recorded calls of the tool. `outcome.state` counts all calls and the
     unrecorded ones: `{"calls": 4, "unrecorded_calls": 1}`.
 
-    An episode succeeds if all `expected.calls` were made, and all `expected.facts` were communicated. Success is None
-    if no calls are expected, or if an explicit `reward_basis` has other parts than these two.
+    An episode succeeds if all `expected.calls` were made, and all `expected.facts` were communicated. By default,
+    success is None if no calls are expected, or if there are assertions. If `reward_basis` is explicit, success is None
+    if it requires calls and none are expected, or if it has a part that a log cannot tell.
     """
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:

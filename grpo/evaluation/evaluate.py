@@ -48,9 +48,9 @@ def evaluate(
 ) -> Evaluation:
     """Compare two policies on the same scenarios, samples and random numbers.
 
-    Where `strata` names conversations among the scenarios, they and the base scenarios are slices as well.
+    If `strata` names conversations among the scenarios, they and the base scenarios are slices as well.
 
-    Raises `DataError` when the two have different samples, or no episode has the metric.
+    Raises `DataError` if the two have different samples, or if no episode has the metric.
     """
     pairs = pair_episodes(champion, candidate)
     scenarios = _scenario_values(pairs, metric)
@@ -116,7 +116,7 @@ def pass_comparisons(
 def evaluate_policy(episodes: Sequence[Trajectory], settings: EvaluationSettings, *, seed: int) -> PolicyEvaluation:
     """Means of one policy's scored episodes with their intervals over scenarios, by category and by difficulty.
 
-    A failed episode counts as 0 of `success` and is left out of `reward`. Raises `DataError` when no episode was
+    A failed episode counts as 0 of `success` and is left out of `reward`. Raises `DataError` if no episode was
     verified or scored.
     """
     singles = [(trajectory,) for trajectory in episodes]

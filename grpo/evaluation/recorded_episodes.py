@@ -69,8 +69,10 @@ def recorded_parts(document: ReportDocument) -> tuple[RolloutRecord, ...]:
 
 
 def read_part(document: ReportDocument, part: Side | int) -> list[Trajectory]:
-    """Read the episodes of one part. Raises `DataError` for one that the run does not have, `ArtifactError` for files
-    that are missing or damaged."""
+    """Read the episodes of one part.
+
+    Raises `DataError` if the run does not have this part, `ArtifactError` if files are missing or damaged.
+    """
     records = {record.part: record for record in recorded_parts(document)}
     if part not in records:
         iterations = [name for name in records if isinstance(name, int)]
@@ -85,7 +87,7 @@ def read_part(document: ReportDocument, part: Side | int) -> list[Trajectory]:
 def matched_episodes(
     sides: Sequence[Sequence[Trajectory]], selects: EpisodeFilter
 ) -> Iterator[tuple[Trajectory | None, ...]]:
-    """Episodes of the same scenario and sample, one a side, of which at least one is selected.
+    """Pairs of episodes of the same scenario and sample, one per side, if at least one of the two is selected.
 
     before a/0 b/0, after a/0 b/0   →   (a/0, a/0), (b/0, b/0)
 

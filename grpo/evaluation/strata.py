@@ -1,8 +1,8 @@
 """Strata of a held-out split: base scenarios, and conversations that callers of the service gave.
 
 Whoever has an API key writes conversations with categories and expected outcomes of their choice. A gain on them must
-not hide a loss on the base scenarios, and no single key may decide a promotion, so both strata are judged apart. A
-split without conversations, as in a plain run of `train`, has one stratum, and nothing here changes its gates.
+not hide a loss on the base scenarios, and no single key may decide a promotion. Therefore both strata are judged apart.
+A split without conversations, as in a plain run of `train`, has one stratum, and nothing here changes its gates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from grpo.trajectories import Trajectory
 
 BASE, CONVERSATIONS = "base scenarios", "conversations"
 ALL_CATEGORIES = "conversations of every category"
-"""The one group of the conversations by category: their categories are what clients say."""
+"""The one group of all conversations in comparisons by category, because clients choose their categories."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class DiagnosticsSettings(Settings):
     kl_factor: float = 5.0
     """A KL to the base of this many times the median of the preceding window is a spike …"""
     kl_floor: float = 0.05
-    """… above this many nats a token."""
+    """… if it is also above this many nats per token."""
     entropy_share: float = 0.1
     """Entropy below this share of the first iteration's has collapsed."""
     informative_share: float = 0.05

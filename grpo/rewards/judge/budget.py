@@ -16,7 +16,7 @@ _MILLION = 1_000_000
 
 
 class BudgetExceeded(Unscored):
-    """The judge is not called, as its budget of tokens or money is used up."""
+    """The judge is not called, because its budget of tokens or money is used up."""
 
 
 class _Line(BaseModel):

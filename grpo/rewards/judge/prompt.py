@@ -54,7 +54,7 @@ class JudgePrompt:
 
     messages: tuple[Mapping[str, str], ...]
     labels: tuple[str, ...]
-    """In the order of the episodes, not of the prompt."""
+    """Labels in the order of the episodes, not of the prompt."""
     cut: tuple[int, ...]
     """Characters cut from each episode."""
     shared_cut: int
@@ -114,7 +114,7 @@ def render(turns: Sequence[Message], *, max_chars: int) -> tuple[str, int]:
 
 
 def _cap(lengths: Sequence[int], most: int) -> int:
-    """Greatest length of a message with which all of them have at most `most` characters."""
+    """Greatest cap per message so that all messages together have no more than `most` characters."""
     left = most
     for rest, length in zip(range(len(lengths), 0, -1), sorted(lengths), strict=True):
         if length * rest > left:

@@ -17,7 +17,7 @@ from grpo.rewards.text.reply import AgentReply, agent_replies, reply_texts
 class QualityReward(RewardFunction):
     """Mean over replies of  fluency · ∏ gates · Σ share · feature,  scaled by the recall of expected facts.
 
-    A gate is a feature that multiplies the score. Where the scenario names expected facts, a third of the score is
+    A gate is a feature that multiplies the score. If the scenario names expected facts, a third of the score is
     left to a conversation that states none of them. The breakdown has every feature, as a mean over replies.
     """
 

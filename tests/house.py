@@ -7,8 +7,10 @@ python -m tests.house FOLDER     another one, for a comparison
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +25,14 @@ WORDS = {
     "is no": r"(?<![Tt]here )\b([Ii]s|[Aa]re) no\b(?! longer)",
 }
 """Words that plain technical prose does without."""
+REGISTER = {
+    "those of, that of": r"\b(those|that) of\b",
+    "whose": r"\bwhose\b",
+    "beside, anew, meanwhile, so many": r"\b(beside|anew|meanwhile|so many)\b",
+    "semicolons": r";",
+    "if, when, because, instead of, e.g.": r"\b(if|when|because|instead of|e\.g\.)",
+}
+"""Words of docstrings and comments by which prose is dense, but for the last, which are its conditions and reasons."""
 VAGUE = {"found", "told", "one", "said"}
 """Names that leave open what a variable holds."""
 
@@ -56,6 +66,20 @@ def docstrings(tree: ast.AST) -> list[str]:
                 if isinstance(field, ast.Assign | ast.AnnAssign) and isinstance(below, ast.Expr):
                     texts.append(str(getattr(below.value, "value", "")))
     return [text for text in texts if text]
+
+
+def comments(text: str) -> list[str]:
+    """Comments of a source."""
+    return [
+        token.string for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type == tokenize.COMMENT
+    ]
+
+
+def register(modules: list[Source]) -> dict[str, float]:
+    """Uses of the words of `REGISTER` in 10,000 words of docstrings and comments."""
+    prose = "\n".join(text for module in modules for text in (*docstrings(module.tree), *comments(module.text)))
+    words = len(prose.split())
+    return {name: 1e4 * len(re.findall(word, prose, re.IGNORECASE)) / words for name, word in REGISTER.items()}
 
 
 def questions(modules: list[Source]) -> tuple[list[str], int]:

@@ -64,7 +64,7 @@ def load_object(reference: str) -> Any:
         if is_from_outside(error):
             raise
         missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
-        remedy = "put it beside the config, or install its package" if missing else "correct it"
+        remedy = "put it into the config's folder, or install its package" if missing else "correct it"
         raise ConfigError(
             f"{reference}: module {module_name} cannot be imported ({describe(error)}); {remedy}"
         ) from error

@@ -126,4 +126,6 @@ class ConversationMemory:
                 user.summaries.extend(map(str, stored["summaries"]))
                 user.unsummarized = min(int(stored["fresh"]), len(user.turns))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"{path} is not a conversation memory: {error}; move it away to start anew") from error
+            raise DataError(
+                f"{path} is not a conversation memory: {error}; move the file away to start without a memory"
+            ) from error

@@ -240,8 +240,8 @@ class PipelineConfig(Settings):
     def _the_backend_fits_the_training(self) -> Self:
         if self.rollout.backend == "vllm" and self.policy.quantization is not None:
             raise ValueError(
-                "rollout.backend vllm generates from whole weights with the adapters merged in, which rounds those of "
-                f"policy.quantization {self.policy.quantization} again; leave one of the two out"
+                "rollout.backend vllm generates from whole weights with the adapters merged in, which rounds weights "
+                f"of policy.quantization {self.policy.quantization} again; leave one of the two out"
             )
         highest = max(self.rollout.temperature, self.evaluation.temperature)
         if self.rollout.backend == "vllm" and highest > 2:

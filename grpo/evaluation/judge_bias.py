@@ -96,7 +96,7 @@ async def length_bias(
     tables = [await _rotated(judge, pair) for pair in pairs]
     gains = np.array([np.mean(table[1] - table[0]) for table in tables if table is not None])
     if not len(gains):
-        raise DataError(f"the judge scored none of {len(pairs)} conversations beside their padded copies")
+        raise DataError(f"the judge scored none of {len(pairs)} conversations and their padded copies")
     effect = interval(gains, ends=_ENDS, confidence=confidence, resamples=resamples, seed=seed)
     return LengthBias(effect=effect, unscored=len(pairs) - len(gains))
 

@@ -177,6 +177,6 @@ def resume(learner: Learner, folder: Path) -> None:
         }
     if tensors:
         raise PolicyError(
-            f"optimizer state in {folder} is that of another model, which has {min(tensors)}; run the stage "
+            f"optimizer state in {folder} belongs to another model, which has {min(tensors)}; run the stage "
             "that wrote it again"
         )

@@ -83,7 +83,9 @@ class StageReads:
     def unseen(self) -> list[str]:
         """Ways in which something was read that cannot be seen."""
         ways = {way for module in self._modules if module in _modules for way in _modules[module].unseen}
-        earlier = {f"the import of {module}, before that of grpo" for module in _EARLIER.intersection(self._modules)}
+        earlier = {
+            f"the import of {module}, before the import of grpo" for module in _EARLIER.intersection(self._modules)
+        }
         return sorted({*self._recorder.unseen, *ways, *earlier})
 
 

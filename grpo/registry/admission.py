@@ -108,7 +108,7 @@ def examined(models: Registry, address: str) -> Iterator[Admission]:
         tags = {MODEL_DIGEST: digest}
         if provenance is None:
             place = unstored = stack.enter_context(_converted(folder, address))
-            weights = f"those of the registered files, {folder / 'model'}"
+            weights = f"the registered files, {folder / 'model'}"
         else:
             check_import_folders(address, provenance)
             tags |= {tag: listed.tags[tag] for tag in SIGNED if tag in listed.tags}

@@ -244,7 +244,7 @@ class PromotionLog:
             return f"the champion is not believed: {error}"
         if candidate.tags.get("champion_sha256") == champion.tags.get("checkpoint_sha256"):
             return None
-        return f"{name} was evaluated against another policy than that of version {state.champion}, the champion"
+        return f"{name} was not evaluated against the policy of version {state.champion}, the champion"
 
     def _version(self, version: int) -> ModelVersion:
         verified = version_by_number(self._client, self._model, version)

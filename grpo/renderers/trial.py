@@ -36,9 +36,9 @@ def unread_call(
     if form.calls is None and not form.channels:
         return "a call"
     kinds = [("a call", _turn("", call)) for call in _CALLS]
-    kinds += [("a call beside a text", _turn(_TEXT, _CALLS[0]))] if with_content else []
+    kinds += [("a call with a text", _turn(_TEXT, _CALLS[0]))] if with_content else []
     kinds += [("two calls", _turn("", *_CALLS[:2]))] if most_calls > 1 else []
-    kinds += [("two calls beside a text", _turn(_TEXT, *_CALLS[:2]))] if with_content and most_calls > 1 else []
+    kinds += [("two calls with a text", _turn(_TEXT, *_CALLS[:2]))] if with_content and most_calls > 1 else []
     kinds += [("a call after reasoning", _turn("", _CALLS[0], reasoning=_THOUGHT))] if reasons else []
     return _first_unread(form, render, kinds, begun=begun)
 

@@ -138,7 +138,9 @@ def _choose(request: _Request, prefix: str = "") -> Variant:
         if keys != {f"{index}c" for index in range(len(shapes))}:
             raise template.failure("is not prefix-preserving: it leaves out earlier messages")
     if not basic.keeps(_INSIDE, USER):
-        raise template.failure("changes the inside of a user's text, so that the tokens would not be those of the text")
+        raise template.failure(
+            "changes the inside of a user's text, so that the tokens would differ from the tokens of the text"
+        )
     pattern = any_of(controls)
     variants: list[Variant] = []
     for candidate in _candidates(template):
@@ -323,7 +325,9 @@ def _inspect(
         tool_fault = prefix_fault(template.with_tools((EXAMPLE,)), ends, tools=True, reasoning=modes)
     results = (USER, CALL, RESULT)
     if tool_fault is None and template.renders(*results, keys=("2c",)) and not template.keeps(_INSIDE, *results):
-        fault_of_results = "changes the inside of a tool's result, so that the tokens would not be those of the result"
+        fault_of_results = (
+            "changes the inside of a tool's result, so that the tokens would differ from the tokens of the result"
+        )
         tool_fault = str(template.failure(fault_of_results))
     call_with_content = replace(_CALL_WITH_CONTENT, reasoning=reasons)
     is_marked = reply_format.calls is None or not reply_format.calls.marks.bare  # without a mark a reply is only calls

@@ -76,7 +76,7 @@ class RewardResult:
     def __post_init__(self) -> None:
         score = as_number(self.score)
         if score is None:
-            raise RewardError(f"reward {shown(self.score)} is no number; raise an error or return a number")
+            raise RewardError(f"reward {shown(self.score)} is not a number; raise an error or return a number")
         if not math.isfinite(score):
             raise RewardError(f"reward {score} is not finite; raise an error or return a number")
         if not isinstance(self.metadata, Mapping):

@@ -23,6 +23,7 @@ from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 from grpo.scenarios.readers.arrow import ParquetRows
 from grpo.scenarios.readers.arrow_file import ArrowFile
 from grpo.scenarios.readers.csv_file import read_cells
+from grpo.scenarios.readers.help_desks import PAGES
 from grpo.scenarios.readers.record_file import read_objects
 
 _SOURCE: TypeAdapter[Source] = TypeAdapter(Source)
@@ -38,8 +39,6 @@ _ORDERS = ("created_at", "timestamp", "created", "time", "date")
 _QUESTIONS = ("question", "query", "instruction", "prompt", "utterance", "text", "message", "body", "subject")
 _ANSWERS = ("answer", "response", "reply", "completion", "output")
 _CATEGORIES = ("category", "topic", "intent", "label")
-_PAGES = (("tickets", "zendesk"), ("tickets", "freshdesk"), ("conversations", "intercom"), ("data", "chatwoot"))
-"""Keys under which a page of an API has its list of tickets, each with a help desk that uses the key."""
 _IDS = ("id", "ticket", "ticket_id")
 
 
@@ -117,7 +116,7 @@ def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "freshdesk", {}
     if {"payload", "meta"} & {*names} or ({"messages", "inbox_id"} <= {*names}):
         yield "chatwoot", {}
-    yield from ((desk, {}) for key, desk in _PAGES if key in names)
+    yield from ((desk, {}) for desk, keys in PAGES.items() if {*keys} & {*names})
     if "run_type" in names:
         yield "langsmith", {}
     if {"traces", "observations", "trace_id", "traceId", "sessionId", "session_id"} & {*names}:

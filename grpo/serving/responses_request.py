@@ -139,7 +139,7 @@ class ResponsesTool(FunctionTool):
     """Tool that the client runs."""
 
     type: FunctionType
-    defer_loading: Annotated[None, refused("tools are not searched for; send those of the turn")] = None
+    defer_loading: Annotated[None, refused("tools are not searched for; send the tools that the turn needs")] = None
 
 
 class NamedChoice(Part):

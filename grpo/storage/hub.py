@@ -181,7 +181,7 @@ def verify(repository: HubRepository, file: HubFile, path: Path) -> None:
         path.unlink(missing_ok=True)
         raise ArtifactError(
             f"{file.name} of {repository} is not the hub's: its digest is {actual}, the hub lists {expected}; it was "
-            "removed from the cache, run it again to fetch it anew"
+            "removed from the cache, run it again to fetch it once more"
         )
 
 

@@ -47,7 +47,9 @@ def hub_errors(address: str, repo: str, kind: Literal["model", "dataset"]) -> It
             raise
         raise ConnectionError(f"{address}: a file from {hub} is shorter or longer than listed; {_AGAIN}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise refusal(f"{address}: the answer of {hub} is not that of a hub: {error!r}; check HF_ENDPOINT") from error
+        raise refusal(
+            f"{address}: the answer of {hub} does not come from a hub: {error!r}; check HF_ENDPOINT"
+        ) from error
 
 
 def _answer(

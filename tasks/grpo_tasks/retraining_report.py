@@ -68,7 +68,7 @@ def retraining_report(document: RetrainingReport, version: ModelVersion | None, 
     if (mixture := document.mixture) is not None:
         rows += mixture_rows(mixture)
     if (served := document.served) is not None:
-        rows += [{"what": "served turns whose log-probabilities are those of their version", "count": served.turns}]
+        rows += [{"what": "served turns with confirmed log-probabilities", "count": served.turns}]
         rows += [{"what": f"served turns, {why}", "count": count} for why, count in served.unchecked.items()]
     if (corrections := document.corrections) is not None:
         rows += [{"what": "corrections", "count": corrections.corrections}]

@@ -186,7 +186,7 @@ def test_a_module_that_cannot_be_imported_is_refused(folder: Path):
     load_config(folder / "bakery.yaml")
     (folder / "bakery_late.py").write_text("import bakery_oven\n")
     (folder / "bakery_torn.py").write_text("1 / 0\n")
-    with pytest.raises(ConfigError, match=r"module bakery_none cannot be imported.*put it beside the config"):
+    with pytest.raises(ConfigError, match=r"module bakery_none cannot be imported.*put it into the config's folder"):
         load_object("bakery_none:x")
     with pytest.raises(
         ConfigError, match=r"module bakery_late .*No module named 'bakery_oven' \(bakery_late.py:1, .*; correct it"

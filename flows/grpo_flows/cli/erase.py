@@ -23,7 +23,10 @@ def erase(
     conversation: Annotated[str | None, typer.Option(help="Id of one conversation.")] = None,
     log: Annotated[Path | None, typer.Option(help="Folder of the log; served in GRPO_HOME by default.")] = None,
     store: Annotated[
-        list[str] | None, typer.Option(help="Artifact store besides those of the home and of versions; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Another artifact store, in addition to the stores of the home and of its versions; repeatable."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
 ) -> None:

@@ -69,7 +69,7 @@ def serve(
         int | None, typer.Option(min=8, help="Connections of one address at most; half of all by default.")
     ] = None,
     jwt_issuer: Annotated[
-        str | None, typer.Option(help="Issuer of JSON Web Tokens, which are then taken beside keys; claim iss.")
+        str | None, typer.Option(help="Issuer of JSON Web Tokens, which are then accepted as well as keys; claim iss.")
     ] = None,
     jwt_audience: Annotated[str | None, typer.Option(help="Audience of the tokens; claim aud.")] = None,
     jwt_algorithm: Annotated[

@@ -89,7 +89,7 @@ def password_hint(home: Path, server: Server) -> str:
             "no runs, as if there were none"
         )
     if place == LOGIN_VARIABLES[server]:
-        return f"MLflow's page asks for a user name and a password: those of {place}"
+        return f"MLflow's page asks for the user name and the password of {place}"
     return f"MLflow's page asks for a user name and a password: {place} has both, with a colon between them"
 
 

@@ -143,7 +143,7 @@ def _start(scenario: Scenario) -> tuple[TextEnv, str, dict[str, Any]]:
     if expected is not None and digest != expected:
         raise DataError(
             f"scenario {scenario.id} starts from another world than when it was generated (digest {digest}, then "
-            f"{expected}): the package that makes {scenario.world['id']} has changed; generate the scenarios anew, or "
+            f"{expected}): the package that makes {scenario.world['id']} has changed; generate the scenarios again, or "
             "install its earlier release"
         )
     return env, observation, info

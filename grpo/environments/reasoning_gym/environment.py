@@ -124,7 +124,7 @@ def _entry(scenario: Scenario) -> dict[str, Any]:
     if scenario.user_responses != (entry["question"],):
         raise DataError(
             f"scenario {scenario.id} asks another question than its world makes now, {entry['question']!r:.200}: "
-            "reasoning-gym has changed, or its options have no seed; generate the scenarios anew"
+            "reasoning-gym has changed, or its options have no seed; generate the scenarios again"
         )
     return entry
 

@@ -162,7 +162,7 @@ class TransformerReward(RewardFunction):
         if report.low <= 0.5:
             raise RewardError(
                 f"the reward in {model} may be guessing: held-out pair accuracy {report.accuracy:.3f}, 95 % interval "
-                f"{report.low:.3f} to {report.high:.3f} holds 0.5; train it on more pairs"
+                f"{report.low:.3f} to {report.high:.3f} is not above 0.5; train it on more pairs"
             )
         self.report = report
         self.tokenizer = load_tokenizer(model)

@@ -257,7 +257,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
             report = model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
     except Exception as error:  # a config that somebody else wrote can fail in any way
         sizes = "ignore_mismatched_sizes" in str(error)
-        reason = "their sizes are not those of its config and base" if sizes else f"{type(error).__name__}: {error}"
+        reason = "their sizes do not fit its config and base" if sizes else f"{type(error).__name__}: {error}"
         raise PolicyError(
             f"cannot load the adapters in {folder}: {reason}; correct adapter_config.json and the "
             "base_model_name_or_path in it, or save them again"
@@ -271,7 +271,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
                 tensor.copy_(given[name])
     elif report.missing_keys or report.unexpected_keys:
         raise PolicyError(
-            f"adapters in {folder} are not those of {type(model).__name__}: without weights are "
+            f"adapters in {folder} do not fit {type(model).__name__}: without weights are "
             f"{sorted(report.missing_keys)[:3]}, without a layer {sorted(report.unexpected_keys)[:3]}; correct "
             "base_model_name_or_path in adapter_config.json"
         )

@@ -172,7 +172,7 @@ def load(
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
         raise PolicyError(
-            f"weights in {folder} are not those of {config.architectures}: {mismatches}; save weights and "
+            f"weights in {folder} do not fit {config.architectures}: {mismatches}; save weights and "
             "config.json together"
         )
     if published is not None:

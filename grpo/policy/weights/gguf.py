@@ -70,7 +70,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
         )
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
-        raise PolicyError(f"the tensors of {file} are not those of {type(model).__name__}: {mismatches}; {_REMEDY}")
+        raise PolicyError(f"the tensors of {file} do not fit {type(model).__name__}: {mismatches}; {_REMEDY}")
     plain.load_state_dict(model.state_dict(), assign=True)  # transformers does not save one that was quantized
     plain.tie_weights()
     plain.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)

@@ -189,7 +189,7 @@ def missing_champion(state: PromotionState) -> RegistryError:
         f"model {model} had a champion and has none now: the version was deleted; "
         f"`grpo rollback models:/{model}@champion --reason WHY` restores the version before it, "
         f"`grpo promote models:/{model}/N --reason WHY --force` promotes another one, "
-        "and another registry.model_name starts anew"
+        "and another registry.model_name starts without a champion"
     )
 
 

@@ -127,7 +127,7 @@ def fault_of(version: MlflowVersion) -> str | None:
         document = verify(_KIND, version.tags.get(SIGNATURE))
     except Unverified as error:
         if error.fault == "was signed with another key":
-            return f"{error.fault} than that of {key_place()}"
+            return f"{error.fault} than the one of {key_place()}"
         return error.fault
     changed = [field for field, value in _fields(version).items() if document[field] != value]
     changed += [f"tag {tag}" for tag in SIGNED if version.tags.get(tag) != document["tags"].get(tag)]

@@ -55,7 +55,7 @@ class ModelCard(BaseModel):
         if not self.heldout.beats_chance:
             raise RewardError(
                 f"the reward in {place} may be guessing: held-out {self.heldout.name} {self.heldout.value:.3f}, 95 % "
-                f"interval {self.heldout.low:.3f} to {self.heldout.high:.3f} holds 0.5; train it on more data"
+                f"interval {self.heldout.low:.3f} to {self.heldout.high:.3f} is not above 0.5; train it on more data"
             )
         return self
 

@@ -46,7 +46,7 @@ def load_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     except Exception as error:
         raise ConfigError(
             f"taskset {id} cannot be loaded ({type(error).__name__}: {error}); install its package, or put its module "
-            "beside the config"
+            "into the config's folder"
         ) from error
     if program is not SingleAgentEnv:
         raise ConfigError(

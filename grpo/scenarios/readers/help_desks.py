@@ -27,7 +27,7 @@ from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.records import Converted, SourceRecord, convert_record
 from grpo.scenarios.times import instant
 
-_PAGES: dict[HelpDesk, tuple[str, ...]] = {
+PAGES: dict[HelpDesk, tuple[str, ...]] = {
     "zendesk": ("tickets",),
     "intercom": ("conversations", "data"),
     "freshdesk": ("tickets",),
@@ -87,7 +87,7 @@ def _page(kind: HelpDesk, data: Mapping[str, Any]) -> list[Any] | None:
     """Tickets of a page of the API. None if the record is a ticket itself."""
     if "id" in data or (kind == "chatwoot" and _is_messages(data.get("payload"))):
         return None
-    for name in (names := _PAGES[kind]):
+    for name in (names := PAGES[kind]):
         value = data.get(name)
         if isinstance(value, Mapping):
             value = next((value[inner] for inner in names if isinstance(value.get(inner), list)), None)

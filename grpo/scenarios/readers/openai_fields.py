@@ -28,7 +28,7 @@ MESSAGE: dict[str, str] = {
     **dict.fromkeys(("weight", "reasoning_content", "reasoning", "thinking"), READ),
     "audio": _SOUND,
     "annotations": "links to the sources of a reply",
-    **dict.fromkeys(("images", "image", "videos", "video", "audios", "files"), "!content beside the text is not read"),
+    **dict.fromkeys(("images", "image", "videos", "video", "audios", "files"), "!content other than text is not read"),
 }
 """Fields of a message. If a reason begins with !, the record is refused."""
 CALL: dict[str, str] = {
@@ -102,7 +102,7 @@ RECORD: dict[str, str] = {
     **dict.fromkeys(("id", "request", "response", "body", "custom_id", "system"), READ),
     **dict.fromkeys(("method", "url", "error"), "the address and state of a batch"),
     **dict.fromkeys(("preferred_output", "non_preferred_output", "chosen", "rejected"), _PAIR),
-    **dict.fromkeys(("images", "image", "videos", "audios"), "!content beside the text is not read"),
+    **dict.fromkeys(("images", "image", "videos", "audios"), "!content other than text is not read"),
     **REQUEST,
 }
 """Fields of a record of a file: of a fine-tuning file, of a log, or of the input of a batch."""

@@ -145,7 +145,7 @@ def _replies(row: _Row, column: str, settings: PairFile | LabelFile) -> list[Mes
     if not messages or messages[-1].role != "assistant":
         raise ValueError(f"no reply at the end of column {column}: its last message must be the assistant's")
     if settings.prompt is not None and len(messages) > 1:
-        raise ValueError(f"several messages in column {column}: beside a prompt it holds the reply alone")
+        raise ValueError(f"several messages in column {column}: with a prompt column it holds only the reply")
     return messages
 
 

@@ -126,7 +126,7 @@ class ServedConversation:
             end = position + len(turn.token_ids)
             if any(not position <= part.start <= part.stop <= end for part in turn.turns):
                 raise DataError(
-                    f"spans do not continue: those of turn {turn.id} are outside of tokens {position} to {end}"
+                    f"spans do not continue: the spans of turn {turn.id} are outside of tokens {position} to {end}"
                 )
             position = end
         success, reward = self.judgement.success, self.reward

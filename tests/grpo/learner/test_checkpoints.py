@@ -150,7 +150,7 @@ def test_a_folder_without_a_state_is_refused(tmp_path: Path):
         ),
         (
             lambda tensors: tensors.update({"model.other.weight.exp_avg": torch.zeros(32)}),
-            r"is that of another model, which has model.other.weight.exp_avg",
+            r"belongs to another model, which has model.other.weight.exp_avg",
         ),
     ],
 )

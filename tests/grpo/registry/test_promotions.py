@@ -93,7 +93,7 @@ def test_promoting_the_champion_changes_nothing(registry: Registry):
     ("model", "verdict", "against", "message"),
     [
         ("refused", "refuse", "c", "version 4 has the verdict 'refuse'"),
-        ("stale", "promote", "b", "evaluated against another policy than that of version 3"),
+        ("stale", "promote", "b", "not evaluated against the policy of version 3"),
     ],
 )
 def test_a_version_that_failed_or_beat_another_champion_is_refused_unless_forced(
@@ -369,7 +369,7 @@ def test_a_removed_champion_alias_is_not_a_model_without_champion(registry: Regi
     """The alias was removed by hand after the only promotion: version 1 is champion, and another one has to beat it."""
     registry.promotions("bare").promote(put_version(registry, "bare", "a", against="base"), reason="gates", by=ANNA)
     registry.client.delete_registered_model_alias("bare", "champion")
-    with pytest.raises(PromotionRefused, match="evaluated against another policy than that of version 1"):
+    with pytest.raises(PromotionRefused, match="not evaluated against the policy of version 1"):
         registry.promotions("bare").promote(put_version(registry, "bare", "b", against="base"), reason="x", by=ANNA)
     assert len(registry.promotions("bare").history()) == 1
 
@@ -451,7 +451,7 @@ def test_a_missing_champion_has_three_remedies(registry: Registry):
         "model lost had a champion and has none now: the version was deleted; "
         "`grpo rollback models:/lost@champion --reason WHY` restores the version before it, "
         "`grpo promote models:/lost/N --reason WHY --force` promotes another one, "
-        "and another registry.model_name starts anew"
+        "and another registry.model_name starts without a champion"
     )
 
 
@@ -459,7 +459,7 @@ def test_a_missing_champion_has_three_remedies(registry: Registry):
     ("refused", "reason"),
     [
         (2, "version 2 has the verdict 'refuse'; only a version that passed its gates is promoted"),
-        (3, "version 3 was evaluated against another policy than that of version 1, the champion"),
+        (3, "version 3 was not evaluated against the policy of version 1, the champion"),
         (1, "version 1 was in service before, until a promote to version 4 (better)"),
     ],
 )

@@ -170,7 +170,7 @@ ATTACKS: dict[str, tuple[Callable[[Place], str], str]] = {
     "other verdict": (_other_verdict, r"was changed after it was signed \(tag verdict\)"),
     "more tags": (_more_tags, r"was changed after it was signed \(tag started_from\)"),
     "of another model": (_signed_for_another_model, r"was changed after it was signed \(name\)"),
-    "of another key": (_other_key, r"was signed with another key than that of .*signing\.key"),
+    "of another key": (_other_key, r"was signed with another key than the one of .*signing\.key"),
     "garbage": (_garbage, "is not signed"),
 }
 
@@ -392,7 +392,7 @@ def test_a_setting_follows_the_alias(registry: Registry):
     assert champion is not None
     assert (champion.version, registry.resolve("models:/followed@champion", follow_alias=True).version) == (3, 3)
     candidate = put_version(registry, "followed", "d", against="c")
-    with pytest.raises(PromotionRefused, match="another policy than that of version 2"):
+    with pytest.raises(PromotionRefused, match="not evaluated against the policy of version 2"):
         registry.promotions("followed").promote(candidate, reason="gates", by=ANNA)
     change = registry.promotions("followed").promote(candidate, reason="gates", by=ANNA, follow_alias=True)
     assert change is not None

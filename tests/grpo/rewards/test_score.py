@@ -272,8 +272,8 @@ def test_a_group_without_a_result_for_each_sibling_ends_the_run_with_one_sentenc
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"score": None}, "reward None is no number"),
-        ({"score": "1"}, "reward a value of type str is no number"),
+        ({"score": None}, "reward None is not a number"),
+        ({"score": "1"}, "reward a value of type str is not a number"),
         ({"score": 1.0, "breakdown": None}, "the breakdown of a reward is None"),
         ({"score": 1.0, "breakdown": {"a": "x"}}, "the breakdown of a reward is a value of type dict"),
         ({"score": 1.0, "metadata": None}, "the metadata of a reward are None"),

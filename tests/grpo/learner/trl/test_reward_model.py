@@ -221,7 +221,8 @@ def test_an_interval_that_contains_guessing_is_refused_with_its_numbers(judge: P
     with pytest.raises(RewardError) as refusal:
         TransformerReward(model=judge, report=_report(low=low))
     assert str(refusal.value) == (
-        f"the reward in {judge} may be guessing: held-out pair accuracy 0.750, 95 % interval 0.500 to 0.900 holds 0.5; "
+        f"the reward in {judge} may be guessing: held-out pair accuracy 0.750, 95 % interval "
+        "0.500 to 0.900 is not above 0.5; "
         "train it on more pairs"
     )
 

@@ -89,7 +89,7 @@ def test_weights_of_another_architecture_are_refused(folder: Path):
     config = json.loads((folder / "config.json").read_text())
     config["num_hidden_layers"] = 3
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PolicyError, match=r"weights in .* are not those of"):
+    with pytest.raises(PolicyError, match=r"weights in .* do not fit"):
         load(folder)
 
 
@@ -112,7 +112,7 @@ def test_truncated_weights_are_refused(folder: Path):
             {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "modeling.Own"}},
             r"of the type 'own': its code comes with the weights \(auto_map\), and is not run; set policy\.model",
         ),
-        ({"intermediate_size": 48}, r"weights in .* are not those of .*mismatched_keys.*mlp\.down_proj"),
+        ({"intermediate_size": 48}, r"weights in .* do not fit .*mismatched_keys.*mlp\.down_proj"),
     ],
 )
 def test_a_config_that_is_not_that_of_the_weights_or_of_transformers_is_refused(
@@ -372,7 +372,7 @@ def test_unexpected_and_missing_weights_are_named_with_the_architecture(folder: 
     with pytest.raises(PolicyError) as refusal:
         load(folder)
     message = str(refusal.value)
-    assert message.startswith(f"weights in {folder} are not those of ['LlamaForCausalLM']: {{'missing_keys': [")
+    assert message.startswith(f"weights in {folder} do not fit ['LlamaForCausalLM']: {{'missing_keys': [")
     assert message.count("model.layers.2.") == 3
     assert "'model.layers.2.input_layernorm.weight'" in message
 

@@ -106,7 +106,7 @@ def test_a_wrapper_that_lacks_a_tower_is_refused(tmp_path: Path):
     weights = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in weights.items() if "vision" not in name}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(PolicyError, match=r"are not those of \['LlavaForConditionalGeneration'\]: .*missing_keys"):
+    with pytest.raises(PolicyError, match=r"do not fit \['LlavaForConditionalGeneration'\]: .*missing_keys"):
         load(folder)
 
 

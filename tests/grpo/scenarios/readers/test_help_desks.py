@@ -84,6 +84,7 @@ CASES = {
     "intercom page": (
         "intercom", "chats.json", {"type": "conversation.list", "conversations": [INTERCOM]}, "intercom-147",
     ),
+    "intercom list": ("intercom", "chats.json", {"type": "list", "data": [INTERCOM]}, "intercom-147"),
     "freshdesk ticket": ("freshdesk", "tickets.json", [FRESHDESK], "freshdesk-20"),
     "freshdesk account": ("freshdesk", "Tickets0.json", [FRESHDESK_ACCOUNT], "freshdesk-20"),
     "chatwoot messages": ("chatwoot", "messages.json", CHATWOOT, "chatwoot-20"),

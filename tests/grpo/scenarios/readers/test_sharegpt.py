@@ -128,7 +128,7 @@ def test_names_of_keys_and_tags_are_settings(tmp_path: Path) -> None:
 
 
 def test_hermes_calls_in_text_are_calls(tmp_path: Path) -> None:
-    """Tools in the system prompt, two calls beside a text, two results in one message, and a mention in prose."""
+    """Tools in the system prompt, two calls with a text, two results in one message, and a mention in prose."""
     tool = {"type": "function", "function": {"name": "look_up", "description": "Look up.", "parameters": {}}}
     calls = "".join(
         f'<tool_call>\n{{"name": "look_up", "arguments": {{"order": "{k}"}}}}\n</tool_call>\n' for k in (7, 8)
@@ -156,7 +156,7 @@ def test_content_beside_the_text_is_refused(tmp_path: Path, part: str) -> None:
     human = turn("human", "<image>What?")
     for item in ({"conversations": [human], part: ["a.png"]}, {"conversations": [{**human, part: ["a.png"]}]}):
         (read,) = records(tmp_path, item)
-        assert f"{part} cannot be read: content beside the text is not read" in (read.problem or "")
+        assert f"{part} cannot be read: content other than text is not read" in (read.problem or "")
 
 
 def test_unknown_fields_are_counted(tmp_path: Path) -> None:

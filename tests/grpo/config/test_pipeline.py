@@ -48,7 +48,7 @@ def test_a_name_that_is_invalid_for_a_folder_or_the_registry_is_refused(
         ({"evaluation": {"temperature": 3.0}}, "samples at temperatures up to 2, not at 3"),
         (
             {"policy": {"quantization": "nf4"}, "training": {"importance_sampling_cap": 2.0, "lora": {"r": 4}}},
-            "rounds those of policy.quantization nf4 again",
+            "rounds weights of policy.quantization nf4 again",
         ),
     ],
 )

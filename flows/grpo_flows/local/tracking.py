@@ -17,6 +17,8 @@ import base64
 import hmac
 import os
 import sys
+import tempfile
+from pathlib import Path
 
 import uvicorn
 from starlette.datastructures import Headers
@@ -94,13 +96,23 @@ def application() -> ASGIApp:
     origins = [f"{scheme}://{host}" for host in hosts for scheme in ("http", "https")]
     if not is_place(_root()):
         raise ConfigError(f"MLFLOW_DEFAULT_ARTIFACT_ROOT is {_root()!r}; give an address, as s3://bucket/runs")
-    guarded = LoginMiddleware(Admitted(CallMiddleware(PlaceMiddleware(app, _root())), public=HEALTH), login)
+    places = PlaceMiddleware(app, _root(), _arrivals())
+    guarded = LoginMiddleware(Admitted(CallMiddleware(places), public=HEALTH), login)
     return TrustedOriginMiddleware(guarded, origins, is_page=lambda path: path == "/", variable=HOSTS)
 
 
 def _root() -> str:
     """Address below which the server keeps files."""
     return os.environ.get("MLFLOW_DEFAULT_ARTIFACT_ROOT", "mlflow-artifacts:/")
+
+
+def _arrivals() -> Path:
+    """Folder in which MLflow writes a file while it arrives. Files for a bucket go to a temporary one first."""
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    files = os.environ.get("MLFLOW_ARTIFACTS_DESTINATION", "")
+    return Path(local_file_uri_to_path(files) if files and is_local_uri(files) else tempfile.gettempdir())
 
 
 def serve() -> None:

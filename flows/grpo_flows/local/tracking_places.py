@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -17,8 +19,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from grpo.storage.files import nearest_existing
+
 MOST_BYTES = 64 * 2**20
-"""Largest body, such as a batch of spans, because MLflow keeps it in memory. Files are exempt: they go to disk."""
+"""Largest body, such as a batch of spans, because MLflow keeps it in memory. A file that states its length goes to disk
+as it arrives and may be larger."""
+KEPT_FREE = 2**30
+"""Bytes of the disk that uploads leave free, because the registry, the log and Prefect write to the same disks."""
 _FILE = re.compile(r"/(?:ajax-)?api/2\.0/mlflow-artifacts/artifacts/.+")
 _EXPERIMENT = re.compile(r"/(?:ajax-)?api/[0-9.]+/mlflow/experiments/create")
 _VERSION = re.compile(r"/(?:ajax-)?api/[0-9.]+/mlflow/model-versions/create")
@@ -44,22 +51,27 @@ class Refusal(Exception):
 
 
 class PlaceMiddleware:
-    """ASGI middleware that refuses bodies that are too large, and places of files outside the server's root.
+    """ASGI middleware that refuses bodies and files that are too large, and places of files outside the server's root.
 
     The document that was checked is written again for MLflow, so that the two cannot read it differently.
     """
 
-    def __init__(self, app: ASGIApp, root: str) -> None:
-        """`root` is the address below which the server keeps files."""
+    def __init__(self, app: ASGIApp, root: str, folder: Path) -> None:
+        """`root` is the address below which the server keeps files, `folder` where it writes them while they arrive."""
         self._app = app
         self._root = root
+        self._folder = folder
+        self._arriving = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request, or refuse it."""
-        if scope["type"] != "http" or (scope["method"] == "PUT" and _FILE.fullmatch(scope["path"])):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         try:
+            if scope["method"] == "PUT" and _FILE.fullmatch(scope["path"]) and (length := _stated_length(scope)):
+                await self._store(length, scope, receive, send)
+                return
             body = await _read(Headers(scope=scope), receive)
             if scope["path"] == _SPANS:
                 await run_in_threadpool(_check_spans, Headers(scope=scope), body)
@@ -67,7 +79,7 @@ class PlaceMiddleware:
                 body = await run_in_threadpool(self._checked, scope["path"], body)
         except Refusal as refusal:
             content = {"error_code": "INVALID_PARAMETER_VALUE", "message": str(refusal)}
-            closing = {"connection": "close"} if refusal.status == 413 else None
+            closing = {"connection": "close"} if refusal.status in (413, 507) else None
             await JSONResponse(content, status_code=refusal.status, headers=closing)(scope, receive, send)
             return
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -76,6 +88,21 @@ class PlaceMiddleware:
             return pending.pop() if pending else await receive()
 
         await self._app(_with_length(scope, len(body)), receive_body, send)
+
+    async def _store(self, length: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a file if it fits on the disk together with the files that arrive now. Raises `Refusal`."""
+        room = shutil.disk_usage(nearest_existing(self._folder)).free - KEPT_FREE - self._arriving
+        if length > room:
+            raise Refusal(
+                507,
+                f"the file has {length >> 20} MiB and the server's disk room for {max(room, 0) >> 20} MiB, because "
+                f"{KEPT_FREE >> 20} MiB stay free for the registry and the log; free space there",
+            )
+        self._arriving += length
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._arriving -= length
 
     def _checked(self, path: str, body: bytes) -> bytes:
         """The document of a body, checked and written again. Raises `Refusal`."""
@@ -188,6 +215,13 @@ def _check_spans(headers: Headers, body: bytes) -> None:
 
 def _server_sets(tag: str) -> Refusal:
     return Refusal(400, f"{tag} is a tag that the server sets; send the trace without it")
+
+
+def _stated_length(scope: Scope) -> int:
+    """Length of a body that its head states. 0 if it does not; such a body is read like every other."""
+    headers = Headers(scope=scope)
+    stated = headers.get("content-length", "")
+    return int(stated) if stated.isdecimal() and "transfer-encoding" not in headers else 0
 
 
 def _with_length(scope: Scope, length: int) -> Scope:

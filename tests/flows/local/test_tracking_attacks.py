@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -255,7 +257,7 @@ def test_a_trace_keeps_its_files_where_the_server_puts_them(attacker: Attacker):
 
 
 def test_a_body_is_bounded_before_it_is_read(attacker: Attacker):
-    """64 MiB, and nothing that is larger once it is unpacked; files are written as they arrive, whatever their size."""
+    """64 MiB, and nothing that is larger once it is unpacked. A file that states its length may be larger."""
     path = "/api/2.0/mlflow/runs/log-batch"
     block = b" " * 2**20
     large = attacker.call(
@@ -264,6 +266,27 @@ def test_a_body_is_bounded_before_it_is_read(attacker: Attacker):
     assert large.status_code == 413
     packed = attacker.call("POST", "/v1/traces", content=b"x", headers={"content-encoding": "gzip"})
     assert packed.status_code == 415
-    stored = attacker.call("PUT", "/api/2.0/mlflow-artifacts/artifacts/large", content=(block for _ in range(65)))
+    file = "/api/2.0/mlflow-artifacts/artifacts/large"
+    unstated = attacker.call("PUT", file, content=(block for _ in range(65)))
+    assert unstated.status_code == 413
+    assert not (attacker.home / "mlartifacts" / "large").exists()
+    stored = attacker.call("PUT", file, content=block * 65)
     assert stored.status_code == 200
     assert (attacker.home / "mlartifacts" / "large").stat().st_size == 65 * 2**20
+
+
+def test_a_file_that_does_not_fit_on_the_disk_is_refused_before_it_arrives(attacker: Attacker):
+    """The head alone is sent. Had the server read on, it would wait for the body."""
+    larger = shutil.disk_usage(attacker.home).free
+    head = (
+        "PUT /api/2.0/mlflow-artifacts/artifacts/huge HTTP/1.1\r\n"
+        f"Host: {attacker.client.base_url.host}:{attacker.client.base_url.port}\r\n"
+        f"{'Authorization: ' + attacker.client.get('/health').request.headers['authorization']}\r\n"
+        f"Content-Length: {larger}\r\n\r\n"
+    )
+    with socket.create_connection((attacker.client.base_url.host, attacker.client.base_url.port or 0), 60) as sender:
+        sender.sendall(head.encode())
+        answer = b"".join(iter(lambda: sender.recv(65_536), b"")).decode()
+    assert answer.startswith("HTTP/1.1 507")
+    assert "stay free for the registry and the log" in answer
+    assert not (attacker.home / "mlartifacts" / "huge").exists()

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         SalesAssistantReward,
         TechnicalSupportReward,
     )
-    from grpo.scenarios.scenario import Expected, Scenario
+    from grpo.scenario import Expected, Scenario
     from grpo.trajectories import Outcome, Trajectory, TrajectoryGroup, Turn
 
     __version__: str
@@ -117,7 +117,7 @@ _NAMES = {
     "grpo.rewards.text.lexical": "ConcisenessReward SimilarityAwareReward",
     "grpo.rewards.text.quality": "CustomerServiceReward EngagementReward HelpfulnessReward QualityReward "
     "SalesAssistantReward TechnicalSupportReward",
-    "grpo.scenarios.scenario": "Expected Scenario",
+    "grpo.scenario": "Expected Scenario",
     "grpo.trajectories": "Outcome Trajectory TrajectoryGroup Turn",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

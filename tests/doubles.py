@@ -15,7 +15,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.environments.catalog import make_environment
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 from tests.places import DESK_MODEL, DESK_SCENARIOS
 

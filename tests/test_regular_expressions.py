@@ -25,7 +25,7 @@ BOUNDED = {
     "grpo.rewards.text.answers:_DENIED_AFTER": "the 30 characters after a number",
     "grpo.rewards.text.answers:_value": "the digits of one number, a single character is replaced",
     "grpo.scenarios.pii:_NUMBERED": "the 30 characters before a number",
-    "grpo.serving.page:_digest": "the chat page of this package",
+    "grpo.serving.routes.page:_digest": "the chat page of this package",
     "grpo_flows.local.checks:check_records": "the address of a database in the owner's settings",
 }
 """Patterns that meet texts of a known size only, or texts of the package and its owner."""

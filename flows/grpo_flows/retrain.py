@@ -23,6 +23,7 @@ from grpo.config.sft import SFTSettings, WrittenDemonstrations
 from grpo.errors import GRPOError
 from grpo.identity.cache_identity import short_digest
 from grpo.identity.code import code_digest, external_digests
+from grpo.log.folder import ServedLog
 from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
 from grpo.retraining.corrections import CorrectionCounts
 from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
@@ -30,7 +31,6 @@ from grpo.retraining.data_lineage import STARTED_FROM
 from grpo.retraining.reports import PendingRetraining, RetrainingReport, TriggerReport
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.hub_dataset import pin_sources
-from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.sources import content_hash
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home

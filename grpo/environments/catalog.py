@@ -37,7 +37,7 @@ from grpo.environments.worlds.trading import TRADING
 from grpo.environments.worlds.travel import TRAVEL
 from grpo.environments.worlds.vehicle import VEHICLE
 from grpo.errors import BudgetError, DataError
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.user_objects import create
 
 WORLDS = (FILE_SYSTEM, MATHEMATICS, MESSAGING, POSTING, TICKETS, TRADING, TRAVEL, VEHICLE, RETAIL)

@@ -10,7 +10,7 @@ from grpo.environments.environment import Environment, EnvironmentState, StepRes
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.environments.users.user import ScriptedUser, User
 from grpo.messages import Message
-from grpo.scenarios.scenario import NL_ASSERTION, Expected, Scenario
+from grpo.scenario import NL_ASSERTION, Expected, Scenario
 from grpo.trajectories import Outcome
 
 TurnReward = Callable[[EnvironmentState], Awaitable[float]]

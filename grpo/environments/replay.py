@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo.data_errors import excerpt
 from grpo.environments.conversation import is_verified
 from grpo.environments.environment import Environment, EnvironmentState
 from grpo.environments.tool_calling import ToolCallingEnvironment, calls_made, facts_communicated
 from grpo.errors import DataError
 from grpo.messages import ToolCall
-from grpo.scenarios.data_errors import excerpt
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 from grpo.tools import equal_values
 from grpo.trajectories import Outcome
 

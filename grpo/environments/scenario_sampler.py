@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo.errors import DataError
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 ScenarioLike = Scenario | Mapping[str, Any]
 

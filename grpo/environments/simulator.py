@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome
 
 _FIELDS = {"response", "role", "reward", "terminated", "truncated", "success", "world"}

@@ -23,7 +23,7 @@ from grpo.environments.users.user import User
 from grpo.environments.worlds.world import Function, State, World, describe_function
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Tool, ToolCall
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.strict_json import encode
 from grpo.tools import argument_error
 from grpo.trajectories import Outcome

@@ -11,7 +11,7 @@ from typing import Any
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.messages import Message, Tool, ToolCall
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 from grpo.strict_json import encode
 from grpo.tools import equal_values
 

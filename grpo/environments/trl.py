@@ -25,8 +25,8 @@ from grpo.environments.environment import Environment, EnvironmentState, StepRes
 from grpo.errors import ConfigError, DataError, OutcomeError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.object_state import save_state
+from grpo.scenario import Scenario
 from grpo.scenarios.columns import accepted, columns
-from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 
 _RESERVED = ("reset", "get_reward")

@@ -40,7 +40,7 @@ from grpo.evaluation.safety_gate import check_safety
 from grpo.evaluation.schema import Decision, GateCheck, Interval
 from grpo.evaluation.statistics import upper_bound
 from grpo.evaluation.strata import BASE, CONVERSATIONS
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 from grpo.user_objects import bind
 

@@ -18,7 +18,7 @@ from grpo.evaluation.schema import GateCheck
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.learned.safety import JUDGE_NEEDED, SHIPPED, SafetyReward
 from grpo.rewards.score import score
-from grpo.scenarios.scenario import NL_ASSERTION, Expected, Scenario
+from grpo.scenario import NL_ASSERTION, Expected, Scenario
 from grpo.trajectories import Outcome, Trajectory
 
 SAFE = (

@@ -15,12 +15,12 @@ from grpo.config.sft import DemonstrationSettings, GeneratedDemonstrations, Logg
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.training_lines import parse_record, read_lines
+from grpo.log.folder import ServedLog
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.logged_chat import LoggedMessage, order_results
 from grpo.scenarios.readers.openai_format import parse_messages
 from grpo.scenarios.readers.python_function import read_python
-from grpo.scenarios.served.folder import ServedLog
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,9 @@ import numpy as np
 from grpo.errors import AddressError, RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.logprobs import with_proximal_logprobs
+from grpo.log.claims import Claim, ServedCheck, draw, read_claims
+from grpo.log.folder import ServedEntry
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.scenarios.served.claims import Claim, ServedCheck, draw, read_claims
-from grpo.scenarios.served.folder import ServedEntry
 
 TOLERANCE = 1e-4
 """Largest difference of a log-probability, in nats, that the order of sums explains in float32."""

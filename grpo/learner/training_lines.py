@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from grpo.data_errors import LONGEST_LINE
 from grpo.errors import DataError
-from grpo.scenarios.readers.source_files import LONGEST_LINE
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from grpo.notebook.callbacks import flat_metrics
 from grpo.notebook.config import TrainingConfig
 from grpo.notebook.trainer import MultiTurnGRPOTrainer
 from grpo.rewards.reward import RewardFunction
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 
 

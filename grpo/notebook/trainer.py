@@ -31,7 +31,7 @@ from grpo.rewards.reward import RewardFunction, check_columns
 from grpo.rewards.rollout_summary import summarize
 from grpo.rewards.score import score_rollout
 from grpo.rollout.collect import collect, schedule
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.tables import write_trajectories
 from grpo.trajectories import Trajectory, TrajectoryGroup, group
 

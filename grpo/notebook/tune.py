@@ -28,7 +28,7 @@ from grpo.notebook.diagnostics import IterationRecord
 from grpo.notebook.trainer import MultiTurnGRPOTrainer
 from grpo.policy.transformers.model import TransformersPolicy, weights_hash
 from grpo.rewards.reward import RewardFunction
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations, open_study, search
 from grpo.tuning.study_summary import StudySummary, summarize_study
 

@@ -29,7 +29,7 @@ from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.statistics import interval
 from grpo.preflight.facts import Facts
 from grpo.rewards.learned.safety import SafetyReward
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.user_objects import bind
 
 ON_OUTCOMES = ("task_completion", "checks")

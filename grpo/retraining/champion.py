@@ -17,14 +17,15 @@ from grpo.config.scenarios import ConversationLogSource, Source
 from grpo.errors import SignatureError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Evaluation
+from grpo.log.conversation import LoggedConversation
+from grpo.log.record_index import microseconds
 from grpo.policy.weights.registered import EVALUATION_DIGEST
 from grpo.registry import ModelVersion, Registry
 from grpo.retraining.curation import CONVERSATIONS, LIVE_SCHEMA, REDACTED
 from grpo.retraining.data_lineage import TrainingData, data_lineage
 from grpo.retraining.table_texts import TableTexts
-from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
+from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.served.record_index import microseconds
 from grpo.storage.documents import Document
 from grpo.tables import open_parquet
 

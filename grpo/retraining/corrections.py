@@ -19,11 +19,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from grpo.config.retraining import CurationSettings
+from grpo.log.corrections import Correction, corrections
+from grpo.log.join import Joined, scenario_id
 from grpo.messages import Message, Tool
 from grpo.scenarios.redaction import redact_messages
 from grpo.scenarios.reward_data import PreferencePair
-from grpo.scenarios.served.corrections import Correction, corrections
-from grpo.scenarios.served.join import Joined, scenario_id
 from grpo.storage.documents import Document
 from grpo.storage.files import write_atomically
 

@@ -21,6 +21,9 @@ from pydantic import ValidationError
 
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource
+from grpo.data_errors import excerpt, try_call
+from grpo.log.join import Joined, ServedConversation, scenario_id
+from grpo.log.record_index import microseconds
 from grpo.retraining.filters import (
     ConsentFilter,
     Filter,
@@ -30,14 +33,11 @@ from grpo.retraining.filters import (
     SchemaFilter,
     masked_user_text,
 )
-from grpo.scenarios.data_errors import excerpt, try_call
+from grpo.scenario import Origin, Scenario
 from grpo.scenarios.quarantine import QuarantineReason, parse_record, reason_from_error
 from grpo.scenarios.readers.served import served_record
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.redaction import Redacted
-from grpo.scenarios.scenario import Origin, Scenario
-from grpo.scenarios.served.join import Joined, ServedConversation, scenario_id
-from grpo.scenarios.served.record_index import microseconds
 from grpo.scenarios.similar_texts import COLUMNS as TEXT_COLUMNS
 from grpo.scenarios.similar_texts import text_cells
 from grpo.scenarios.table import SCHEMA, scenario_row

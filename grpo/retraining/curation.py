@@ -29,7 +29,11 @@ from pydantic import Field
 from grpo.artifacts import local_path
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource, Source
+from grpo.data_errors import excerpt
 from grpo.errors import BudgetError, DataError
+from grpo.log.days import ChangedLogError, LogDays
+from grpo.log.folder import ServedLog
+from grpo.log.join import join
 from grpo.retraining.curated_days import (
     COUNTS_KEY,
     ORIGIN_COLUMNS,
@@ -42,13 +46,9 @@ from grpo.retraining.curated_days import (
 )
 from grpo.retraining.curated_rows import CuratedRows, CuratedSource
 from grpo.retraining.near_copies import DUPLICATES, Decisions, Parts, decide
-from grpo.scenarios.data_errors import excerpt
+from grpo.scenario import Origin, Scenario
 from grpo.scenarios.quarantine import QuarantineReason, duplicate_id, reason_from_problem
 from grpo.scenarios.readers.served import served_place
-from grpo.scenarios.scenario import Origin, Scenario
-from grpo.scenarios.served.days import ChangedLogError, LogDays
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import join
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import SCHEMA, BatchWriter, TableWriter, scenario_from_row, scenario_row
 from grpo.storage.documents import Document
@@ -84,7 +84,7 @@ class CurationCounts(Document):
     """Distinct values of personal data that were replaced, by kind."""
     redacted_conversations: int
     served: dict[str, int] = Field(default_factory=dict)
-    """Counts of the joins of serving logs, see `grpo.scenarios.served.join`."""
+    """Counts of the joins of serving logs, see `grpo.log.join`."""
 
 
 def curate_conversations(

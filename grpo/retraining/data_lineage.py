@@ -13,8 +13,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import RegistryError
 from grpo.policy.weights.registered import as_version
 from grpo.registry import ModelVersion, Registry
+from grpo.scenario import Scenario
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import split
 from grpo.scenarios.table import read_scenarios, start_digest
 from grpo.storage.documents import Document

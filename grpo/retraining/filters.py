@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from grpo.scenarios.data_errors import try_call
+from grpo.data_errors import try_call
+from grpo.scenario import Scenario
 from grpo.scenarios.pii import mask_pii
 from grpo.scenarios.quarantine import reason_from_error
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import scenario_row
 
 

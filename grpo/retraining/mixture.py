@@ -26,7 +26,7 @@ from typing import Literal
 from pydantic import Field
 
 from grpo.config.retraining import MixtureSettings
-from grpo.scenarios.scenario import Origin, Scenario, SplitName
+from grpo.scenario import Origin, Scenario, SplitName
 from grpo.scenarios.split import MIN_CATEGORY_SIZE, assign_split
 from grpo.scenarios.table import start_digest, write_scenarios
 from grpo.storage.documents import Document

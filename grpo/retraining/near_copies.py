@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from grpo.retraining.filters import masked_user_text
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.scenarios.similar_texts import COLUMNS, SimilarPairs, TextSet, concatenate, text_cells
 from grpo.tables import open_parquet
 

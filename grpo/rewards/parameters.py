@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.errors import ConfigError
+from grpo.scenario import Scenario
 from grpo.scenarios.columns import columns, require_columns
-from grpo.scenarios.scenario import Scenario
 
 _CONTEXT = ("context", "ctx")
 _TRL = frozenset({"prompts", "completions", "completion_ids"})

@@ -18,8 +18,8 @@ from grpo.errors import RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards.parameters import Parameters
 from grpo.rewards.returned import as_number, as_numbers, per_turn
+from grpo.scenario import Scenario
 from grpo.scenarios.columns import columns, describe_columns, require_columns
-from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome, Stop, Trajectory
 from grpo.user_failures import on_one_line, shown, user_code
 

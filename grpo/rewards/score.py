@@ -14,7 +14,7 @@ from grpo import interrupts
 from grpo.errors import BudgetError, RewardError, Unscored
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.reward import Episode, RewardFunction, RewardResult, checked_results, errors_at, reward_code
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.strict_json import NotStrictJSON, encode
 from grpo.trajectories import NOTHING_EXPECTED, Trajectory
 from grpo.user_failures import is_exception, user_code

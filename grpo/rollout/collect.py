@@ -19,7 +19,7 @@ from grpo.policy.policy import Policy, Sampling
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.episode import run_episode
 from grpo.rollout.timeouts import Timeouts
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.scenarios.split import Split
 from grpo.trajectories import Trajectory
 from grpo.user_failures import is_exception, user_code

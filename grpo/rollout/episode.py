@@ -17,7 +17,7 @@ from grpo.messages import Message
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.timeouts import RolloutTimeout, Timeouts
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.strict_json import encode
 from grpo.trajectories import Outcome, Stop, Trajectory
 from grpo.user_failures import UserCodeError, current_scenario, shown, user_code

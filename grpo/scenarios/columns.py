@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grpo.errors import RewardError
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.user_failures import on_one_line
 
 _MOST_SHOWN, _LONGEST_NAME = 40, 60

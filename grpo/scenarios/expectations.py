@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
 from grpo.errors import DataError
-from grpo.scenarios.scenario import Expected, episode_start
+from grpo.scenario import Expected, episode_start
 from grpo.scenarios.similar_texts import SimilarPairs, TextSet
 from grpo.scenarios.split import MIN_CATEGORY_SIZE, assign_split
 from grpo.scenarios.table import open_scenarios

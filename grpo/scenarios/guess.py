@@ -17,10 +17,10 @@ import yaml
 from pydantic import TypeAdapter
 
 from grpo.config.scenarios import Source
+from grpo.data_errors import error_text, excerpt
 from grpo.errors import DataError, GRPOError
-from grpo.scenarios.data_errors import error_text, excerpt
+from grpo.parquet_rows import ParquetRows
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
-from grpo.scenarios.readers.arrow import ParquetRows
 from grpo.scenarios.readers.arrow_file import ArrowFile
 from grpo.scenarios.readers.csv_file import read_cells
 from grpo.scenarios.readers.help_desks import PAGES

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from grpo.config.scenarios import HubDataSource, ScenarioSettings
+from grpo.data_errors import error_text, excerpt, try_call
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import error_text, excerpt, try_call
 from grpo.storage.hub import HubFile, HubRepository, download, list_files, pin, verify
 
 FORMATS: dict[str, Literal["parquet", "arrow", "jsonl", "json", "csv"]] = {

@@ -14,12 +14,11 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo import progress
 from grpo.config.scenarios import Source
+from grpo.data_errors import EXCERPT_CHARS, LONGEST_LINE, excerpt, try_call
 from grpo.errors import BudgetError, DataError, StorageError
-from grpo.scenarios.data_errors import EXCERPT_CHARS, excerpt, try_call
+from grpo.scenario import Scenario
 from grpo.scenarios.quarantine import QuarantineReason, reason_from_error, reason_from_problem
-from grpo.scenarios.readers.source_files import LONGEST_LINE
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records, source_name
 from grpo.scenarios.table import QUARANTINE_SCHEMA, SCHEMA, TableRow, TableWriter, scenario_row
 

@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from grpo.scenarios.scenario import normalize
+from grpo.scenario import normalize
 
 _RUN = 5  # characters of a shingle
 BANDS, _ROWS = 32, 4

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from grpo.data_errors import error_text, excerpt, first_validation_error, try_call
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import error_text, excerpt, first_validation_error, try_call
 from grpo.scenarios.records import SourceRecord
 
 Item = TypeVar("Item", bound=BaseModel)

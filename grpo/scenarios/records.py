@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from grpo.data_errors import error_text, excerpt, first_validation_error, problem_text, try_call
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import error_text, excerpt, first_validation_error, problem_text, try_call
-from grpo.scenarios.scenario import Difficulty, episode_start, normalize
+from grpo.scenario import Difficulty, episode_start, normalize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

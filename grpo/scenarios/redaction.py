@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from grpo.messages import Message, ToolCall
+from grpo.scenario import Expected, Scenario
 from grpo.scenarios.occurrences import KnownValues, compact, fold
 from grpo.scenarios.pii import PIIKind, find_pii, pii_fields
-from grpo.scenarios.scenario import Expected, Scenario
 
 _FIRST = ("Alex", "Robin", "Kim", "Jamie", "Noa", "Sascha", "Charlie", "Rene", "Toni", "Jo")
 _NUMBERS: tuple[PIIKind, ...] = ("phone", "card", "national id", "iban")

@@ -16,11 +16,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grpo.config.rewards import LabelFile, PairFile
+from grpo.data_errors import read_guarded
 from grpo.messages import Message
-from grpo.scenarios.data_errors import read_guarded
+from grpo.scenario import SplitName
 from grpo.scenarios.quarantine import ParsedRecords, parse_records
 from grpo.scenarios.readers.reward_data_file import read_label_records, read_pair_records
-from grpo.scenarios.scenario import SplitName
 from grpo.scenarios.sources import dataset_reader
 
 PairKind = Literal["bridge_math_tutoring", "hh_rlhf_harmless", "pandalm"]

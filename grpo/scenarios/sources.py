@@ -29,9 +29,10 @@ from grpo.config.scenarios import (
     TraceSource,
     VerifiersSource,
 )
+from grpo.data_errors import read_guarded
 from grpo.errors import DataError
+from grpo.log.folder import ServedLog
 from grpo.scenarios.conversation_log import ConversationLog
-from grpo.scenarios.data_errors import read_guarded
 from grpo.scenarios.datasets.multidogo import find_multidogo, read_multidogo
 from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
 from grpo.scenarios.hub_dataset import FORMATS, fetch_split, pin_source
@@ -45,7 +46,6 @@ from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served, served_records
 from grpo.scenarios.readers.table_rows import interpret, read_table_cells, read_table_file
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.served.folder import ServedLog
 
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 """Records of the named parts of a published data set, or of its default parts, in this folder."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import from_json
 
 from grpo.errors import DataError
-from grpo.scenarios.scenario import SplitName
+from grpo.scenario import SplitName
 from grpo.scenarios.table import open_scenarios
 
 MIN_CATEGORY_SIZE = 20

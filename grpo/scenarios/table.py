@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from grpo.errors import DataError
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.tables import open_parquet
 
 SCHEMA_VERSION = "2"

@@ -1,6 +1,6 @@
 """Erasure of a user or a conversation: from the log, and from every copy that retraining has made.
 
-The command `grpo erase`, `ServingLog.erase` and the server's DELETE all call the function here.
+The command `grpo erase`, `ErasableLog.erase` and the server's DELETE all call the function here.
 
     erasures/ID.json           digests of what was erased, which readers, servers and mirrors of the log obey
     erasures/receipts/ID.json  what was removed: counts by place, digests of artifacts, but no name or conversation id
@@ -13,25 +13,27 @@ conversations that it names.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ConfigError, GRPOError, StorageError
-from grpo.scenarios.served.folder import SEGMENTS, ServedLog, name_digest
-from grpo.scenarios.served.records import Erasure
-from grpo.serving.compaction import erase_records
-from grpo.serving.copies import ErasedCopy, Mentions, erase_from_home, erase_from_store, stores_in
-from grpo.serving.erasure_receipt import ErasureReceipt, ReceiptFile
-from grpo.serving.mlflow_copies import (
+from grpo.log.compaction import erase_records
+from grpo.log.copies import ErasedCopy, Mentions, erase_from_home, erase_from_store, stores_in
+from grpo.log.folder import SEGMENTS, ServedLog, name_digest
+from grpo.log.receipt import ErasureReceipt, ReceiptFile
+from grpo.log.records import Erasure
+from grpo.log.salt import SALT, hash_user, read_salt
+from grpo.log.writer import ServingLog
+from grpo.serving.mirror.mlflow_copies import (
     erase_from_mlflow,
     mlflow_errors,
     registered_stores,
     tracking_address,
     versions_trained_on,
 )
-from grpo.serving.salt import SALT, hash_user, read_salt
 from grpo.storage.home import home as default_home
 
 _WAIT_S = 30.0
@@ -84,6 +86,28 @@ def erase(
     except (GRPOError, OSError) as error:
         raise StorageError(f"not every copy is erased: {error}; erase again once that is repaired") from error
     return receipt.complete(versions, skipped)
+
+
+class ErasableLog(ServingLog):
+    """Serving log of a server, which erases a user or a conversation with all copies.
+
+    The copies are those that runs in the folder `home` made, by default GRPO_HOME.
+    """
+
+    def __init__(self, folder: Path, *, retention_days: int | None = None, home: Path | None = None) -> None:
+        super().__init__(folder, retention_days=retention_days)
+        self._home = home
+
+    async def erase(
+        self, *, user: str | None = None, conversation_id: str | None = None, ended: int = 0
+    ) -> ErasureReceipt | None:
+        """Erase a user, by name, or a conversation, with all copies. See `erase`."""
+        try:
+            return await asyncio.to_thread(
+                erase, self.folder, user=user, conversation_id=conversation_id, home=self._home, ended=ended
+            )
+        finally:
+            await asyncio.to_thread(self.publish_erasures)
 
 
 def _erase_copies(

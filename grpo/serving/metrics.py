@@ -17,14 +17,14 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from grpo.scenarios.served.records import Feedback, ServedTurn
-from grpo.serving.chat_response import Usage
-from grpo.serving.connections import Connections
-from grpo.serving.guard import Guard
-from grpo.serving.log import LogStats, ServingLog
-from grpo.serving.mirror import Mirror
-from grpo.serving.refused_work import RefusedWork
-from grpo.serving.service import Service
+from grpo.log.records import Feedback, ServedTurn
+from grpo.log.writer import LogStats, ServingLog
+from grpo.serving.access.connections import Connections
+from grpo.serving.access.guard import Guard
+from grpo.serving.access.refused_work import RefusedWork
+from grpo.serving.mirror.mirror import Mirror
+from grpo.serving.protocol.chat_response import Usage
+from grpo.serving.requests.service import Service
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

@@ -22,29 +22,29 @@ import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 
-from grpo.scenarios.served.folder import ServedLog
-from grpo.serving.app import Parts, create_app
-from grpo.serving.budgets import TokenBudgets
-from grpo.serving.connections import HEAD_S, Connections, default_connections
-from grpo.serving.events import watch_jobs
+from grpo.log.folder import ServedLog
+from grpo.serving.access.budgets import TokenBudgets
+from grpo.serving.access.connections import HEAD_S, Connections, default_connections
+from grpo.serving.access.guard import BODY_BYTES, Authenticator
+from grpo.serving.access.limits import Limiter
+from grpo.serving.access.refused_work import REFUSED_BYTES, RefusedWork
+from grpo.serving.access.usage import LocalUsage
+from grpo.serving.access.uvicorn_protocols import bounded_protocols
+from grpo.serving.engine.served_model import ServedModel
+from grpo.serving.engine.versions import EngineSettings, Versions
+from grpo.serving.erasure import ErasableLog
 from grpo.serving.garbage import frozen_survivors
-from grpo.serving.guard import BODY_BYTES, Authenticator
-from grpo.serving.limits import Limiter
-from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
-from grpo.serving.mirror import Mirror, MirrorSettings
-from grpo.serving.operations import Orchestrator
-from grpo.serving.protocols import bounded_protocols
-from grpo.serving.refused_work import REFUSED_BYTES, RefusedWork
+from grpo.serving.mirror.mirror import Mirror, MirrorSettings
 from grpo.serving.request_counts import RequestCounts
-from grpo.serving.served_model import ServedModel
-from grpo.serving.service import Service
-from grpo.serving.settings import ServiceSettings
-from grpo.serving.shared_conversations import SharedConversations
-from grpo.serving.shared_database import SharedDatabase
-from grpo.serving.shared_usage import SharedUsage
-from grpo.serving.usage import LocalUsage
-from grpo.serving.versions import EngineSettings, Versions
+from grpo.serving.requests.service import Service
+from grpo.serving.requests.settings import ServiceSettings
+from grpo.serving.routes.app import Parts, create_app
+from grpo.serving.routes.events import watch_jobs
+from grpo.serving.routes.operations import Orchestrator
+from grpo.serving.shared.conversations import SharedConversations
+from grpo.serving.shared.database import SharedDatabase
+from grpo.serving.shared.usage import SharedUsage
 
 NextVersion = Callable[[str], ServedModel | None]
 """Look-up that loads a newer version than the one that answers. None if there is none.
@@ -152,7 +152,7 @@ def build_app(
 ) -> tuple[RequestCounts, Service]:
     """Build the application and the service of a server. The application's lifespan starts and stops the service."""
     metrics = Metrics()
-    log = ServingLog(settings.log, retention_days=settings.retention_days, home=settings.reports)
+    log = ErasableLog(settings.log, retention_days=settings.retention_days, home=settings.reports)
     service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
     log.on_erasure = service.forget
     mirror = _mirror(log, settings, metrics)
@@ -195,7 +195,7 @@ def _share(service: Service, database: SharedDatabase) -> Limiter:
     return Limiter(SharedUsage(database))
 
 
-def _mirror(log: ServingLog, settings: ServerSettings, metrics: Metrics) -> Mirror | None:
+def _mirror(log: ErasableLog, settings: ServerSettings, metrics: Metrics) -> Mirror | None:
     if settings.mirror is None:
         return None
     return Mirror(log, settings.mirror, retention_days=settings.retention_days, observe=metrics.observe_feedback)
@@ -246,7 +246,7 @@ def uvicorn_config(app: Any, settings: ServerSettings, connections: Connections)
         app,
         http=http,
         ws=sockets,
-        loop="grpo.serving.protocols:HandshakeLoop",
+        loop="grpo.serving.access.uvicorn_protocols:HandshakeLoop",
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
         host=settings.host,

@@ -1,8 +1,8 @@
 """Log of a service. One error is one line, and repeated errors and repeated warnings of uvicorn are counted.
 
-    2026-11-25 16:20:01 ERROR grpo.serving.streams: a turn failed: EngineStopped: the engine process ended with exit
-        code -9 (engine.py:160, submit)                                                        (one line in the log)
-    2026-11-25 16:21:01 ERROR grpo.serving.streams: 212 more times in 60 s: a turn failed: EngineStopped: …
+    2026-11-25 16:20:01 ERROR grpo.serving.routes.streams: a turn failed: EngineStopped: the engine process ended
+        with exit code -9 (engine.py:160, submit)                                          (one line in the log)
+    2026-11-25 16:21:01 ERROR grpo.serving.routes.streams: 212 more times in 60 s: a turn failed: EngineStopped: …
 
 Addresses of objects differ each time, so they are not compared: `<TCPTransport closed=True 0x…>`.
 With GRPO_DEBUG=1 tracebacks are written as well. Texts of others (users, models, user code) are escaped, see

@@ -6,10 +6,10 @@ from itertools import chain
 
 from grpo.artifacts import local_path
 from grpo.config.scenarios import ServedSource
+from grpo.log.claims import ServedCheck
+from grpo.log.folder import ServedLog
 from grpo.policy.catalog import load_weights
 from grpo.policy.weights.registered import REGISTERED
-from grpo.scenarios.served.claims import ServedCheck
-from grpo.scenarios.served.folder import ServedLog
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import stage
 

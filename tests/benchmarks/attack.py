@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from grpo.serving.callers import CallerLimits
-from grpo.serving.keys import KeyStore
+from grpo.serving.access.callers import CallerLimits
+from grpo.serving.access.keys import KeyStore
 from tests.benchmarks.attack_load import KINDS, LIMITED, Answers
 from tests.benchmarks.page import Findings, Table
 from tests.benchmarks.serve_load import Turn, play

@@ -14,7 +14,7 @@ from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import group
 from tests.benchmarks.measure import use_all_cores
 from tests.doubles import play_desk

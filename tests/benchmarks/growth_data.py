@@ -18,19 +18,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.config.scenarios import FileSource
+from grpo.log.folder import ERASURES, SEGMENTS, ServedLog
+from grpo.log.lines import encode
+from grpo.log.merging import merge_days, remove_merged
+from grpo.log.tables import TURNS, record_row
 from grpo.registry import Registry
 from grpo.registry.versions import list_versions
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.served.folder import ERASURES, SEGMENTS, ServedLog
-from grpo.scenarios.served.lines import encode
-from grpo.scenarios.served.tables import TURNS, record_row
-from grpo.serving.merging import merge_days, remove_merged
 from tests.benchmarks.ingest import LINE
 from tests.benchmarks.measure import apart, peak_growth_mib
 from tests.benchmarks.page import Findings, Table
 from tests.benchmarks.serve_rows import Bar, table
+from tests.grpo.log.fixtures import turn
 from tests.grpo.registry.making import put_into_service, put_version
-from tests.grpo.scenarios.served.fixtures import turn
 
 SCALE = float(os.environ.get("BENCH_SCALE", "1"))
 DAYS = tuple(max(3, int(SCALE * days)) for days in (30, 90, 365))

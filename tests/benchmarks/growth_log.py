@@ -19,14 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo.log.lines import encode
+from grpo.log.log_tables import FEEDBACK, MERGED, SEGMENTS_KEY, TURNS
+from grpo.log.merging import ROWS, SCHEMAS
+from grpo.log.records import Feedback, Record, ServedTurn
+from grpo.log.tables import MERGED_VERSION, SEGMENT, VERSION_KEY, record_row
 from grpo.messages import Message
-from grpo.scenarios.served.lines import encode
-from grpo.scenarios.served.log_tables import FEEDBACK, MERGED, SEGMENTS_KEY, TURNS
-from grpo.scenarios.served.records import Feedback, Record, ServedTurn
-from grpo.scenarios.served.tables import MERGED_VERSION, SEGMENT, VERSION_KEY, record_row
-from grpo.serving.merging import ROWS, SCHEMAS
 from grpo.trajectories import Turn
-from tests.grpo.scenarios.served.fixtures import feedback, turn
+from tests.grpo.log.fixtures import feedback, turn
 
 PODS = 10
 _ITEMS = ("kettle", "teapot", "lamp", "desk", "chair", "sofa", "shelf", "mirror", "carpet", "toaster", "clock", "vase")

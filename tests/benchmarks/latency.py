@@ -11,7 +11,7 @@ from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 from tests.benchmarks.desk import desk_policy, quickstart
 from tests.benchmarks.measure import in_turn, seconds

@@ -31,7 +31,7 @@ from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 from tests.benchmarks.against_trl import Trainer, plain_model
 from tests.benchmarks.desk import heldout_success

@@ -19,7 +19,7 @@ import torch
 
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.policy.tokenizer import load_tokenizer
-from grpo.serving.keys import KeyStore
+from grpo.serving.access.keys import KeyStore
 from grpo_flows.local.service import free_port
 from tests.benchmarks.serve_load import Load
 from tests.benchmarks.vllm_engine import PYTHON as VLLM_PYTHON

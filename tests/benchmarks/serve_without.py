@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from grpo.scenarios.served.records import Record
+from grpo.log.records import Record
+from grpo.log.writer import ServingLog
 from grpo.serving import server
-from grpo.serving.log import ServingLog
 from grpo.serving.metrics import Metrics
 
 

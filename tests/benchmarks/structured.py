@@ -29,7 +29,7 @@ from grpo.policy.transformers.token_masks import TokenMasks
 from grpo.policy.transformers.turn_sampler import TurnSampler
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_grammar import ReplyShape
-from grpo.serving.versions import EngineSettings, ServedModel
+from grpo.serving.engine.versions import EngineSettings, ServedModel
 from tests.grpo.serving.chat_servers import CLERK, ChatServer, chat_server, clerk
 
 SCHEMAS = Path("tests/benchmarks/schemas.json")

@@ -16,8 +16,8 @@ from grpo.policy.policy import Policy
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
+from grpo.scenario import Scenario
 from grpo.scenarios.ingest import ingest
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.split import split
 from grpo.scenarios.table import read_scenarios
 from grpo.trajectories import Trajectory

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from grpo.serving.callers import CallerLimits
-from grpo.serving.versions import ServedModel
+from grpo.serving.access.callers import CallerLimits
+from grpo.serving.engine.versions import ServedModel
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 from tests.places import ROOT
 

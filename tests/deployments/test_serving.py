@@ -17,11 +17,11 @@ import uvicorn
 import yaml
 from typer.main import get_command
 
-from grpo.serving.guard import Authenticator
-from grpo.serving.keys import KeyStore
-from grpo.serving.served_model import ServedModel
+from grpo.serving.access.guard import Authenticator
+from grpo.serving.access.keys import KeyStore
+from grpo.serving.engine.served_model import ServedModel
+from grpo.serving.engine.versions import EngineSettings
 from grpo.serving.server import ServerSettings, build_app, open_book
-from grpo.serving.versions import EngineSettings
 from grpo_flows.cli.app import app
 from tests.grpo.serving.chat_servers import clerk
 from tests.grpo.serving.metric_families import families

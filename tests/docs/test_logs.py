@@ -14,7 +14,7 @@ from grpo.config.pipeline import load_config
 from grpo.environments.catalog import find_unplayable
 from grpo.environments.replay import ReplayEnvironment
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
 from grpo_flows.cli.app import app
 from tests.places import ROOT

@@ -18,7 +18,7 @@ from grpo.config.environments import (
     TriageSettings,
 )
 from grpo.environments.catalog import make_environment
-from grpo.scenarios.scenario import Expected, Metadata, Scenario
+from grpo.scenario import Expected, Metadata, Scenario
 from tests.places import ROOT
 
 PAGE = (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")

@@ -15,11 +15,11 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.records import Feedback
-from grpo.serving.callers import SCOPES, CallerLimits
-from grpo.serving.conversations import Joined
-from grpo.serving.feedback_api import FeedbackRequest
+from grpo.log.folder import ServedLog
+from grpo.log.records import Feedback
+from grpo.serving.access.callers import SCOPES, CallerLimits
+from grpo.serving.requests.conversations import Joined
+from grpo.serving.requests.feedback import FeedbackRequest
 from grpo_flows.cli.app import app
 from tests.command_lines import commands_of
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk

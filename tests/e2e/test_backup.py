@@ -15,13 +15,13 @@ import pytest
 import yaml
 
 from grpo.evaluation.report import read_report
-from grpo.serving.budgets import TokenBudgets
-from grpo.serving.keys import KeyStore
-from grpo.serving.log import ServingLog
+from grpo.log.writer import ServingLog
+from grpo.serving.access.budgets import TokenBudgets
+from grpo.serving.access.keys import KeyStore
 from tests.doubles import changed
 from tests.e2e.commands import start
 from tests.e2e.served import own_environment
-from tests.grpo.scenarios.served.fixtures import turn
+from tests.grpo.log.fixtures import turn
 from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo.log.folder import ServedLog
+from grpo.log.records import Feedback
 from grpo.messages import Message
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.records import Feedback
 from tests import waiting
 from tests.e2e.browser import Page, browser
 from tests.grpo.serving.chat_servers import ChatServer, chat_server

@@ -13,12 +13,12 @@ import httpx
 import openai
 import pytest
 
+from grpo.log.folder import ServedLog
+from grpo.log.join import Joined, join
 from grpo.messages import Message
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import Joined, join
-from grpo.serving.mirror import MirrorSettings
-from grpo.serving.settings import ServiceSettings
-from grpo.serving.trace_store import TraceStore
+from grpo.serving.mirror.mirror import MirrorSettings
+from grpo.serving.mirror.trace_store import TraceStore
+from grpo.serving.requests.settings import ServiceSettings
 from grpo_flows.local.login import PASSWORD, USERNAME
 from grpo_flows.local.service import Service
 from tests import waiting

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from grpo.evaluation.html_report import render_page
+from grpo.scenario import Scenario
 from grpo.scenarios.expectations import validate
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
 from grpo.tuning.document import write_study
 from tests.e2e.browser import browser

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import yaml
 
-from grpo.serving.keys import KeyStore
+from grpo.serving.access.keys import KeyStore
 from grpo_flows.local.service import free_port
 from tests import waiting
 from tests.e2e.commands import start

@@ -18,8 +18,8 @@ import openai
 import pytest
 import yaml
 
-from grpo.serving.service import ServiceSettings
-from grpo.serving.versions import EngineSettings
+from grpo.serving.engine.versions import EngineSettings
+from grpo.serving.requests.service import ServiceSettings
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 from tests.places import ROOT
 

@@ -23,9 +23,10 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
 from grpo.evaluation.report import read_report
+from grpo.log.conversation import LoggedConversation
 from grpo.messages import Message
 from grpo.retraining.reports import RetrainingReport
-from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
+from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.table import read_scenarios
 from grpo.storage.signing import KEY, key_file
 from tests.doubles import short_run

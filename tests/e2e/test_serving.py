@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from grpo.errors import ConfigError
-from grpo.serving.keys import KeyStore
+from grpo.serving.access.keys import KeyStore
 from grpo_flows.cli.serve import parse_served
 from grpo_flows.local import settings
 from grpo_flows.local.service import Service, free_port

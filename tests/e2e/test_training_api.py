@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from grpo.serving.registered import WatchedVersion
+from grpo.serving.engine.registered import WatchedVersion
 from grpo_flows.local.deployments import deploy
 from grpo_flows.local.servers import prefect_service
 from grpo_flows.local.stack import worker_service

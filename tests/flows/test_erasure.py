@@ -21,20 +21,20 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings, MixtureSettings
 from grpo.config.scenarios import FileSource, ServedSource
 from grpo.errors import ConfigError, ErasedError, ReproductionError, StorageError
+from grpo.log.folder import ServedLog
+from grpo.log.receipt import ErasureReceipt
+from grpo.log.writer import ServingLog
 from grpo.registry.store import Registry
 from grpo.retraining.curation import REDACTED
 from grpo.retraining.data_lineage import training_data
+from grpo.scenario import Scenario
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.readers.served import join_served
-from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.served.folder import ServedLog
 from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios, write_scenarios
 from grpo.serving.erasure import erase
-from grpo.serving.erasure_receipt import ErasureReceipt
-from grpo.serving.log import ServingLog
-from grpo.serving.trace_store import TraceStore
-from grpo.serving.traces import assessments, spans, trace_info
+from grpo.serving.mirror.trace_store import TraceStore
+from grpo.serving.mirror.traces import assessments, spans, trace_info
 from grpo.storage.fetched import user_temp_folder
 from grpo.tables import write_trajectories
 from grpo_flows.reproduce import require_unchanged
@@ -45,7 +45,7 @@ from grpo_tasks.split import split
 from grpo_tasks.validate import validate
 from grpo_tasks.write_corrections import write_corrections
 from tests.doubles import put_folder
-from tests.grpo.scenarios.served.fixtures import feedback, turn
+from tests.grpo.log.fixtures import feedback, turn
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:module 'sre_(constants|parse)' is deprecated:DeprecationWarning"  # Great Expectations imports them

@@ -14,14 +14,14 @@ from grpo.config.retraining import RetrainConfig
 from grpo.config.scenarios import ServedSource
 from grpo.config.sft import SFTSettings
 from grpo.errors import ConfigError, DataError
+from grpo.log.writer import ServingLog
 from grpo.retraining.reports import RetrainingReport
 from grpo.scenarios.sources import read_records
-from grpo.serving.log import ServingLog
 from grpo.storage.home import home
 from grpo_flows import retrain
 from grpo_flows.retrain import retraining_config, snapshot
 from grpo_flows.watch import watch
-from tests.grpo.scenarios.served.fixtures import turn
+from tests.grpo.log.fixtures import turn
 
 
 def test_a_retraining_keeps_the_tags_that_the_pipeline_gives_its_versions(desk_config: dict[str, object]):

@@ -28,8 +28,8 @@ from typing import Any
 import openai
 
 from grpo.learner.served_logprobs import check_served
+from grpo.log.folder import ServedLog
 from grpo.policy.catalog import load_weights
-from grpo.scenarios.served.folder import ServedLog
 from tests.benchmarks.page import Table, here
 from tests.grpo.serving.chat_servers import CLERK, ChatServer, chat_server
 

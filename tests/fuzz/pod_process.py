@@ -23,9 +23,9 @@ from grpo.messages import Message, Tool
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.guard import Authenticator
-from grpo.serving.keys import KeyStore
-from grpo.serving.served_model import ServedModel
+from grpo.serving.access.guard import Authenticator
+from grpo.serving.access.keys import KeyStore
+from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.server import ServerSettings, run_server
 from tests.places import DESK_MODEL
 

@@ -32,11 +32,11 @@ from typing import Any
 
 import httpx
 
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import join
-from grpo.scenarios.served.records import ServedTurn
-from grpo.serving.compaction import compact
-from grpo.serving.keys import KeyStore
+from grpo.log.compaction import compact
+from grpo.log.folder import ServedLog
+from grpo.log.join import join
+from grpo.log.records import ServedTurn
+from grpo.serving.access.keys import KeyStore
 from tests.benchmarks.page import Table, here
 from tests.e2e.postgres import Cluster, postgres
 from tests.fuzz.pod_process import MODEL, checksum, serve

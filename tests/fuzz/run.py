@@ -34,10 +34,10 @@ from grpo.config.scenarios import (
     ServedSource,
     Source,
 )
+from grpo.data_errors import try_call
 from grpo.errors import GRPOError
 from grpo.retraining.champion import production_metrics
 from grpo.retraining.corrections import collect_corrections
-from grpo.scenarios.data_errors import try_call
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.reward_data import read_labels, read_pairs

@@ -13,11 +13,11 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from grpo.scenarios.served.folder import ServedLog
-from grpo.serving.compaction import compact
-from grpo.serving.log import ServingLog
+from grpo.log.compaction import compact
+from grpo.log.folder import ServedLog
+from grpo.log.writer import ServingLog
 from tests.fuzz.mutate import flip_byte, json_value, mutate_bytes, mutate_json
-from tests.grpo.scenarios.served.fixtures import feedback, turn
+from tests.grpo.log.fixtures import feedback, turn
 
 CONVERSATIONS = 3
 """Conversations of each segment: a turn, and feedback on it."""

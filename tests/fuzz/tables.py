@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from grpo.log.conversation import LoggedConversation
 from grpo.messages import Message, ToolCall
 from grpo.retraining.curation import LIVE, LIVE_SCHEMA
-from grpo.scenarios.conversation_log import SCHEMA, ConversationLog, LoggedConversation
+from grpo.scenarios.conversation_log import SCHEMA, ConversationLog
 from tests.fuzz.mutate import LITERALS, json_value, mutate_json
 from tests.fuzz.samples import plain
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from tests.loop.customers import Customers
 from tests.loop.page import write_page
 from tests.loop.record import Record

@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletionMessage
 from grpo.environments.support_desk.demonstrations import FLAWLESS, decide
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 REVIEWED = 0.5
 """Share of failed conversations in which the staff corrects the first wrong reply."""

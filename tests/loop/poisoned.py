@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from grpo.log.folder import ServedLog
+from grpo.log.join import ServedConversation, join
+from grpo.log.records import Feedback, Record
+from grpo.log.writer import ServingLog
 from grpo.messages import Message
 from grpo.rewards.learned.metrics import wilson_interval
-from grpo.scenarios.scenario import Expected
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import ServedConversation, join
-from grpo.scenarios.served.records import Feedback, Record
-from grpo.serving.log import ServingLog
+from grpo.scenario import Expected
 from tests.benchmarks.page import Table, here
 from tests.grpo.registry.making import put_into_service
 from tests.loop.__main__ import NEW_WORDS, OLD_WORDS, champion_config, retraining_config, scenarios

@@ -15,7 +15,7 @@ import openai
 import yaml
 
 from grpo.retraining.reports import RetrainingReport
-from grpo.serving.keys import KeyStore
+from grpo.serving.access.keys import KeyStore
 from grpo_flows.local import settings
 from grpo_flows.local.login import CLIENT
 from grpo_flows.local.service import Service, free_port

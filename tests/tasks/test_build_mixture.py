@@ -5,7 +5,7 @@ from pathlib import Path
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import MixtureSettings
 from grpo.retraining.data_lineage import TrainingData
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.scenarios.split import assign_split
 from grpo.scenarios.table import read_scenarios, start_digest, write_scenarios
 from grpo_tasks.build_mixture import build_mixture

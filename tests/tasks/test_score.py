@@ -10,8 +10,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.rewards import RewardComponent
 from grpo.errors import BudgetError, RewardError
 from grpo.messages import Message
+from grpo.scenario import Scenario
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
 from grpo.tables import read_trajectories, write_trajectories
 from grpo.trajectories import Outcome, Turn

@@ -9,8 +9,8 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import TaskSettings
 from grpo.errors import BudgetError
+from grpo.scenario import Scenario
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import write_scenarios
 from grpo_tasks.split import read_split, split
 from tests.doubles import put_folder

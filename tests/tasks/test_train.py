@@ -14,7 +14,7 @@ from grpo.errors import NoLearningSignal
 from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.tables import write_trajectories
 from grpo_tasks.load_base import Checkpoint, load_base
 from grpo_tasks.train import TrainResult, train

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.scenario import Metadata, Scenario
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.scenario import Metadata, Scenario
 from grpo.scenarios.table import write_scenarios
 from grpo_tasks.validate import validate
 from tests.doubles import put_file, put_folder

@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 
 from grpo.config.scenarios import ServedSource
 from grpo.errors import RatioError
-from grpo.scenarios.served.folder import ServedLog
-from grpo.serving.log import ServingLog
-from grpo.serving.registered import WatchedVersion
+from grpo.log.folder import ServedLog
+from grpo.log.writer import ServingLog
+from grpo.serving.engine.registered import WatchedVersion
 from grpo_flows.cli.app import app
 from grpo_flows.cli.errors import FAILED
 from grpo_tasks.registry import registry

@@ -12,12 +12,12 @@ from grpo.config.scenarios import ServedSource
 from grpo.config.sft import WrittenDemonstrations
 from grpo.learner.demonstrations import read_demonstrations
 from grpo.learner.preferences import read_pairs
-from grpo.scenarios.scenario import Scenario, SplitName
-from grpo.scenarios.served.folder import ServedLog
+from grpo.log.folder import ServedLog
+from grpo.log.writer import ServingLog
+from grpo.scenario import Scenario, SplitName
 from grpo.scenarios.table import write_scenarios
-from grpo.serving.log import ServingLog
 from grpo_tasks.write_corrections import CorrectionsResult, write_corrections
-from tests.grpo.scenarios.served.fixtures import feedback, turn
+from tests.grpo.log.fixtures import feedback, turn
 
 
 def corrected(

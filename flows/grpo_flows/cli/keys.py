@@ -12,8 +12,8 @@ from grpo_flows.cli.console import PlainConsole
 from grpo_flows.cli.errors import with_exit_codes
 
 if TYPE_CHECKING:
-    from grpo.serving.callers import CallerLimits
-    from grpo.serving.keys import KeyStore
+    from grpo.serving.access.callers import CallerLimits
+    from grpo.serving.access.keys import KeyStore
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -50,7 +50,7 @@ def create(
     Example: grpo keys create shop --scope chat --scope feedback --requests-per-minute 60
     """
     store = _store(file)
-    from grpo.serving.callers import CallerLimits
+    from grpo.serving.access.callers import CallerLimits
 
     limits = CallerLimits(
         requests_per_minute=requests_per_minute,
@@ -97,7 +97,7 @@ def revoke(name: KeyName, file: KeyFile = None) -> None:
 
 def _store(file: Path | None) -> KeyStore:
     home = start_command(services=False)
-    from grpo.serving.keys import KeyStore
+    from grpo.serving.access.keys import KeyStore
 
     return KeyStore(file or home / "keys.json")
 

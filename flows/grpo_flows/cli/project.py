@@ -13,7 +13,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.config.tuning import TuneConfig
 from grpo.errors import ConfigError
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.storage.files import write_atomically
 from grpo.storage.shipped import shipped_folder
 

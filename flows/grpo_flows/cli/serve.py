@@ -93,16 +93,16 @@ def serve(
     log_to_stderr()
     from grpo.policy.catalog import is_weights
     from grpo.policy.weights.registered import tracking_uri
-    from grpo.serving.engine import start_forkserver
-    from grpo.serving.guard import Authenticator
-    from grpo.serving.jwt_tokens import token_verifier
-    from grpo.serving.keys import KeyStore
-    from grpo.serving.mirror import MirrorSettings
-    from grpo.serving.registered import WatchedVersion, fixed_model
+    from grpo.serving.access.guard import Authenticator
+    from grpo.serving.access.jwt_tokens import token_verifier
+    from grpo.serving.access.keys import KeyStore
+    from grpo.serving.engine.engine import start_forkserver
+    from grpo.serving.engine.registered import WatchedVersion, fixed_model
+    from grpo.serving.engine.versions import EngineSettings
+    from grpo.serving.mirror.mirror import MirrorSettings
+    from grpo.serving.requests.settings import ServiceSettings
     from grpo.serving.server import NextVersion, ServerSettings, run_server
-    from grpo.serving.settings import ServiceSettings
-    from grpo.serving.shared_database import VARIABLE
-    from grpo.serving.versions import EngineSettings
+    from grpo.serving.shared.database import VARIABLE
     from grpo_flows.local.training_jobs import PrefectJobs
     from grpo_tasks.registry import registry
 
@@ -158,7 +158,7 @@ def serve(
 
 def _run(start: Callable[[], None]) -> None:
     """Run the server. If a library raises while the first version loads, this project's error for it is raised."""
-    from grpo.serving.served_model import FirstVersionError
+    from grpo.serving.engine.served_model import FirstVersionError
 
     try:
         start()

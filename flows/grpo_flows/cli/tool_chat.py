@@ -23,8 +23,8 @@ from grpo.errors import ConfigError
 from grpo.messages import Message
 from grpo.policy.policy import Policy
 from grpo.policy.renderer import make_renderer
+from grpo.scenario import Scenario
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
 from grpo.user_failures import user_code
 

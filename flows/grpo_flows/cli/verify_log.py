@@ -29,9 +29,9 @@ def verify_log(
     """
     home = start_command()
     from grpo.learner.served_logprobs import check_served
+    from grpo.log.folder import ServedLog
     from grpo.policy.catalog import load_weights
     from grpo.policy.weights.registered import REGISTERED
-    from grpo.scenarios.served.folder import ServedLog
     from grpo_tasks.registry import registry
 
     name, is_registered = Path(model).name, model.startswith(REGISTERED)

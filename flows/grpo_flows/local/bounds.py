@@ -12,8 +12,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from grpo.serving.connections import Connections, admit, default_connections
-from grpo.serving.protocols import BoundedHttp, BoundedSocket
+from grpo.serving.access.connections import Connections, admit, default_connections
+from grpo.serving.access.uvicorn_protocols import BoundedHttp, BoundedSocket
 
 _STALL_S = 300.0
 """Time in which the client has to take a byte, because a program may work on a part of an artifact before the next."""

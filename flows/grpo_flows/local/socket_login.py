@@ -1,8 +1,8 @@
 """Check of the first message of Prefect's WebSockets, by which its clients log in.
 
 Prefect opens a WebSocket for anyone, waits for `{"type": "auth", "token": …}` without a time limit, and fails with a
-traceback if the message is something else. Prefect itself checks the token, and `grpo.serving.protocols` bounds the
-size of the message.
+traceback if the message is something else. Prefect itself checks the token, and
+`grpo.serving.access.uvicorn_protocols` bounds the size of the message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.status import WS_1008_POLICY_VIOLATION
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from grpo.serving.connections import admit
+from grpo.serving.access.connections import admit
 
 LOGIN_S = 10.0
 """Time after the opening of a WebSocket within which its client has to log in."""

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from grpo.errors import ConfigError
-from grpo.serving.guard import closing, has_body, without_body
+from grpo.serving.access.guard import closing, has_body, without_body
 from grpo.storage.databases import exclusive, make_tracking
 from grpo_flows.local import settings
 from grpo_flows.local.api import POLICY_VIOLATION, TrustedOriginMiddleware

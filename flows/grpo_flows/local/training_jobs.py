@@ -16,8 +16,8 @@ from uuid import UUID
 
 import httpx
 
-from grpo.serving.api_errors import APIError, invalid_request, overloaded
-from grpo.serving.operations import Job, JobStatus, Number
+from grpo.serving.protocol.api_errors import APIError, invalid_request, overloaded
+from grpo.serving.routes.operations import Job, JobStatus, Number
 from grpo_flows.local.login import CLIENT, login
 from grpo_flows.local.servers import running_prefect_server
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class PrefectJobs:
-    """See `grpo.serving.operations.Orchestrator`: the Prefect server of PREFECT_API_URL, or the server of a home.
+    """See `grpo.serving.routes.operations.Orchestrator`: the Prefect server of PREFECT_API_URL, or of a home.
 
     The home's server may start, stop and change its port at any time.
     """

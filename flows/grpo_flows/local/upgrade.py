@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.errors import ConfigError
-from grpo.scenarios.served.log_tables import find_tables
-from grpo.scenarios.served.tables import SCHEMA_VERSIONS, VERSION_KEY
+from grpo.log.log_tables import find_tables
+from grpo.log.tables import SCHEMA_VERSIONS, VERSION_KEY
 from grpo.storage.credentials import masked
 from grpo.storage.databases import exclusive, is_database, upgrade_tracking
 from grpo.storage.files import storage_errors

@@ -21,7 +21,7 @@ from grpo.environments.environment import Environment, EnvironmentState
 from grpo.environments.gymnasium_text.environment import GymnasiumTextEnvironment, make_text_env, state_digest
 from grpo.errors import DataError
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.scenarios.split import HELDOUT_SHARE, assign_split
 
 from minigrid.utils.baby_ai_bot import BabyAIBot  # isort: skip

@@ -24,7 +24,7 @@ from grpo.environments.gymnasium_text.minigrid_text import MinigridText
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.errors import DataError
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome
 
 # after the import of the view, because its error names the extra

@@ -28,7 +28,7 @@ from grpo.environments.environment import Environment, EnvironmentState, StepRes
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.errors import ConfigError, DataError, install_command
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome
 
 try:

@@ -18,7 +18,7 @@ from typing import Any
 from grpo.environments.environment import EnvironmentState
 from grpo.environments.support_desk.desk import SYSTEM_PROMPT, SupportDesk
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

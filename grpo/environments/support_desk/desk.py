@@ -22,7 +22,7 @@ from typing import Any
 from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id, world_digest
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.messages import Message, Tool, ToolCall
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import NOTHING_EXPECTED, Outcome
 
 RETURN_DAYS = 30

@@ -16,7 +16,7 @@ from typing import Any
 from grpo.config.base import Settings
 from grpo.config.loading import load_settings
 from grpo.environments.support_desk.desk import REPLACE_BELOW, RETURN_DAYS
-from grpo.scenarios.scenario import Difficulty, Expected, Metadata, Scenario
+from grpo.scenario import Difficulty, Expected, Metadata, Scenario
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo", "ie")

@@ -13,7 +13,7 @@ from grpo.config.base import Settings
 from grpo.config.loading import load_settings
 from grpo.environments.support_desk.scenario_generator import choose_alternatives
 from grpo.errors import DataError
-from grpo.scenarios.scenario import SplitName
+from grpo.scenario import SplitName
 from grpo.storage.shipped import shipped_folder
 
 _REPEATS = 10_000

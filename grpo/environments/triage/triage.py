@@ -22,7 +22,7 @@ from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.environments.users.simulated_user import questions
 from grpo.errors import DataError
 from grpo.messages import Message, Tool
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.tools import argument_error
 from grpo.trajectories import Outcome
 

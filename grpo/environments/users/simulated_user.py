@@ -24,7 +24,7 @@ from grpo.environments.users.user import ScriptedUser, SimulatedUserError, User,
 from grpo.environments.users.user_model import END, UserModel
 from grpo.errors import DataError
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 _FACT = re.compile(r"-\s*(?P<name>[^:\s][^:]*):\s*(?P<value>\S.*)")
 _PART = re.compile(r"(?P<part>Persona|Reason|Known|Unknown|Instructions):\s*(?P<text>.+)")

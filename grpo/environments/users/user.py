@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.errors import DataError
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 
 class SimulatedUserError(Exception):

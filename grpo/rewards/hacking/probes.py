@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo.rewards.text.language import FUNCTION_WORDS, words
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 
 _FILLER = (
     "Thank you so much for reaching out to us today, we really value it. It is always a pleasure to be of service "

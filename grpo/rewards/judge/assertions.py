@@ -18,7 +18,7 @@ from grpo.errors import Unscored
 from grpo.rewards.judge.judge import Judge
 from grpo.rewards.judge.parsing import MalformedVerdict, Verdict, parse_verdicts
 from grpo.rewards.judge.prompt import draw_labels, render
-from grpo.scenarios.scenario import NL_ASSERTION, Scenario
+from grpo.scenario import NL_ASSERTION, Scenario
 from grpo.trajectories import Outcome, Trajectory
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from grpo.errors import RewardError
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message
 from grpo.rewards.judge.rubrics import Rubric
 from grpo.rewards.reward import Episode
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 _CONSONANTS = "BCDFGHJKLMNPQRSTVWXZ"
 _LABELS = tuple("".join(letters) for letters in itertools.product(_CONSONANTS, repeat=3))

@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from grpo.scenario import Difficulty
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts, read_parts
 from grpo.scenarios.readers.csv_file import read_cells
 from grpo.scenarios.records import SourceRecord, convert_records
-from grpo.scenarios.scenario import Difficulty
 
 _PARTS = {
     name: (f"{name}.csv", f"data/{name}/Bitext_Sample_Customer_Service_{published}_Dataset.csv")

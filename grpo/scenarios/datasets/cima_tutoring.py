@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from grpo.data_errors import excerpt
 from grpo.errors import DataError
 from grpo.messages import Message
-from grpo.scenarios.data_errors import excerpt
 from grpo.scenarios.datasets.parts import find_parts
 from grpo.scenarios.readers.source_files import read_document
 from grpo.scenarios.records import SourceRecord, convert_records

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from grpo.config.csv_format import CsvFormat
 from grpo.config.scenarios import MultiDoGOLevel
+from grpo.scenario import Domain
 from grpo.scenarios.datasets.parts import DatasetPart, find_parts
 from grpo.scenarios.readers.csv_file import CsvRow, read_rows
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.scenario import Domain
 
 _COLUMNS = ("conversationId", "turnNumber", "utterance", "intent")
 _SENTENCE = "sentenceNumber"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo.errors import DataError
+from grpo.scenario import SplitName
 from grpo.scenarios.records import SourceRecord, declare_splits
-from grpo.scenarios.scenario import SplitName
 
 PartPaths = Mapping[str, Sequence[str]]
 """Possible paths of each part below the folder. The first that exists is used."""

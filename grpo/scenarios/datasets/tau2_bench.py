@@ -31,13 +31,13 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from grpo.data_errors import first_validation_error
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import first_validation_error
+from grpo.scenario import Domain, SplitName, SuccessCriterion
 from grpo.scenarios.datasets.parts import find_parts
 from grpo.scenarios.datasets.tool_schemas import infer_tool_schemas
 from grpo.scenarios.readers.source_files import open_source, read_document
 from grpo.scenarios.records import SourceRecord, difficulty_by_count
-from grpo.scenarios.scenario import Domain, SplitName, SuccessCriterion
 
 _READING = ("calculate", "find_", "get_", "list_")
 _PART_SPLITS: dict[str, SplitName] = {"train": "train", "test": "heldout"}

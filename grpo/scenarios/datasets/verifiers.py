@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from grpo.errors import ConfigError, DataError, install_command
 from grpo.messages import Message
+from grpo.scenario import Metadata, Scenario
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.scenario import Metadata, Scenario
 
 try:
     import verifiers.v1 as vf

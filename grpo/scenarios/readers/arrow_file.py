@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from grpo.data_errors import error_text, try_call
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import error_text, try_call
-from grpo.scenarios.readers.arrow import ArrowRow, batch_rows
+from grpo.parquet_rows import ArrowRow, batch_rows
 from grpo.scenarios.readers.row_fields import row_record
 from grpo.scenarios.readers.source_files import open_source
 from grpo.scenarios.records import SourceRecord

@@ -18,9 +18,9 @@ from typing import Any
 from pydantic_core import from_json
 
 from grpo.config.chats import ChatSettings
+from grpo.data_errors import excerpt
 from grpo.messages import TOOL_CALL_OPEN
 from grpo.renderers.reply_format import TAGGED_JSON
-from grpo.scenarios.data_errors import excerpt
 
 _TAGS = {
     **dict.fromkeys(("human", "user", "prompter"), "user"),

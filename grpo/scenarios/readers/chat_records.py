@@ -27,7 +27,7 @@ from pydantic_core import from_json
 from grpo.artifacts import local_path
 from grpo.config.chats import ChatFormatName, ChatSettings
 from grpo.config.scenarios import ChatSource
-from grpo.scenarios.data_errors import excerpt, try_call
+from grpo.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
 from grpo.scenarios.readers.message_tree import END, TREE, branch_of

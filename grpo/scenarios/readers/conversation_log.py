@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.scenarios.conversation_log import ConversationLog, LogEntry, LoggedConversation
-from grpo.scenarios.data_errors import error_text, try_call
+from grpo.data_errors import error_text, try_call
+from grpo.log.conversation import LoggedConversation
+from grpo.scenarios.conversation_log import ConversationLog, LogEntry
 from grpo.scenarios.logged_chat import user_fields
 from grpo.scenarios.records import SourceRecord
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.csv_format import DETECTED, CsvFormat
+from grpo.data_errors import LONGEST_LINE
 from grpo.errors import DataError
 from grpo.scenarios.readers.csv_dialect import UNDECODED, find_dialect
 from grpo.scenarios.readers.csv_rows import RowText, read_texts
 from grpo.scenarios.readers.row_fields import to_fields
-from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source
+from grpo.scenarios.readers.source_files import open_source
 from grpo.scenarios.records import SourceRecord, convert_record
 
 _USER = re.compile(r"user_(\d+)")

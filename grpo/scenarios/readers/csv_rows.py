@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple, TextIO
 
-from grpo.scenarios.readers.source_files import LONGEST_LINE
+from grpo.data_errors import LONGEST_LINE
 
 _QUOTE = '"'
 _TO_CLOSING_QUOTE = re.compile(r'[^"]*+(?:""[^"]*+)*+"')  # two quotes in a row belong to the cell

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from grpo.config.chats import LoggedUsers
 from grpo.config.scenarios import HelpDesk
-from grpo.scenarios.data_errors import excerpt
+from grpo.data_errors import excerpt
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.records import Converted, SourceRecord, convert_record

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.scenarios import HuggingFaceSource
+from grpo.data_errors import error_text, try_call
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import error_text, try_call
-from grpo.scenarios.readers.arrow import BATCH_ROWS
+from grpo.parquet_rows import BATCH_ROWS
 from grpo.scenarios.readers.arrow_file import validated_rows
 from grpo.scenarios.readers.mapped_columns import check_present
 from grpo.scenarios.readers.row_fields import Fields, row_record

@@ -11,9 +11,9 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
+from grpo.data_errors import LONGEST_LINE, excerpt
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import excerpt
-from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source, open_text, read_document
+from grpo.scenarios.readers.source_files import open_source, open_text, read_document
 from grpo.scenarios.records import SourceRecord
 
 _BOM = b"\xef\xbb\xbf"

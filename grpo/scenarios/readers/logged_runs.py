@@ -25,8 +25,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from grpo.config.chats import LoggedUsers
+from grpo.data_errors import excerpt, problem_text, try_call
 from grpo.errors import StorageError
-from grpo.scenarios.data_errors import excerpt, problem_text, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools
 from grpo.scenarios.records import Converted, SourceRecord, convert_record

@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from grpo.data_errors import excerpt
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import excerpt
+from grpo.scenario import Expected, Metadata, Scenario
 from grpo.scenarios.records import SourceRecord, convert_record, record_name
-from grpo.scenarios.scenario import Expected, Metadata, Scenario
 
 _TEXTS = ("user_responses", "expected.responses", "expected.facts", "expected.assertions")
 """Fields that are lists of texts. A text that is not a JSON list becomes a list with this one text."""

@@ -22,9 +22,9 @@ from typing import Any
 from pydantic_core import from_json
 
 from grpo.config.chats import MessageRows
+from grpo.data_errors import excerpt, try_call
 from grpo.errors import StorageError
 from grpo.messages import Role
-from grpo.scenarios.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.mapped_columns import map_cells, merge_fields
 from grpo.scenarios.records import Converted, SourceRecord, convert_record

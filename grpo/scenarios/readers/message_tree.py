@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.scenarios.data_errors import excerpt
+from grpo.data_errors import excerpt
 from grpo.scenarios.logged_chat import MAX_MESSAGES
 
 TREE, END = "mapping", "current_node"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.scenarios.data_errors import excerpt
+from grpo.data_errors import excerpt
 
 _SHOWN = 40  # characters of the name of a field
 READ = ""

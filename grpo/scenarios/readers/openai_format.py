@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from grpo.data_errors import excerpt
 from grpo.messages import Role
-from grpo.scenarios.data_errors import excerpt
 from grpo.scenarios.logged_chat import MAX_MESSAGES, LoggedCall, LoggedMessage
 from grpo.scenarios.readers.openai_fields import (
     CALL,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grpo.errors import DataError
-from grpo.scenarios.readers.arrow import ParquetRows
+from grpo.parquet_rows import ParquetRows
 from grpo.scenarios.readers.row_fields import row_record
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.table import DERIVED_COLUMNS, is_scenario_table

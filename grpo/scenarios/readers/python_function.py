@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from grpo.data_errors import LONGEST_LINE, error_text, excerpt, try_call
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import error_text, excerpt, try_call
-from grpo.scenarios.readers.source_files import LONGEST_LINE
 from grpo.scenarios.records import SourceRecord
 from grpo.user_objects import bind
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from grpo.data_errors import LONGEST_LINE
 from grpo.scenarios.readers.json_file import item_records, read_jsonl
-from grpo.scenarios.readers.source_files import LONGEST_LINE, open_source, read_document
+from grpo.scenarios.readers.source_files import open_source, read_document
 from grpo.scenarios.records import SourceRecord
 
 

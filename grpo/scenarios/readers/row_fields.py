@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from grpo.scenarios.data_errors import error_text, excerpt, try_call
-from grpo.scenarios.readers.arrow import ArrowRow
+from grpo.data_errors import error_text, excerpt, try_call
+from grpo.parquet_rows import ArrowRow
 from grpo.scenarios.records import SourceRecord
 
 NESTED = ("user_responses", "tools", "world", "expected", "metadata")

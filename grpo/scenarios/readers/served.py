@@ -9,12 +9,12 @@ from typing import Any
 from grpo.artifacts import local_path
 from grpo.config.chats import LoggedUsers
 from grpo.config.scenarios import ServedSource
+from grpo.data_errors import problem_text, try_call
+from grpo.log.folder import ServedLog
+from grpo.log.join import Joined, ServedConversation, join, scenario_id
 from grpo.messages import Message
-from grpo.scenarios.data_errors import problem_text, try_call
 from grpo.scenarios.logged_chat import LoggedCall, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import Joined, ServedConversation, join, scenario_id
 
 SOURCE = "served"
 """`metadata.source` of these scenarios."""

@@ -10,7 +10,6 @@ from pydantic_core import from_json
 
 from grpo.errors import DataError
 
-LONGEST_LINE = 16 * 2**20  # bytes
 LARGEST_DOCUMENT = 64 * 2**20  # bytes, because parsed JSON takes about ten times as much memory
 _FORMATS = {
     b"PK\x03\x04": "an Excel workbook or another archive; save the sheet as CSV UTF-8",

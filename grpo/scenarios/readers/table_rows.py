@@ -14,7 +14,7 @@ from typing import Any
 from grpo.config.chats import ChatColumns
 from grpo.config.csv_format import DETECTED, CsvFormat
 from grpo.config.scenarios import CsvSource, FileSource, HubDataSource, HuggingFaceSource
-from grpo.scenarios.readers.arrow import ParquetRows
+from grpo.parquet_rows import ParquetRows
 from grpo.scenarios.readers.arrow_file import ArrowFile
 from grpo.scenarios.readers.chat_records import convert_chats
 from grpo.scenarios.readers.csv_file import read_cells, read_csv

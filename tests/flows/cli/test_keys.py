@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from grpo.serving.callers import CallerLimits
-from grpo.serving.keys import KeyStore
+from grpo.serving.access.callers import CallerLimits
+from grpo.serving.access.keys import KeyStore
 from grpo_flows.cli.app import app
 from grpo_flows.cli.errors import WRONG_INPUT
 

@@ -17,7 +17,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.tuning import TuneConfig
 from grpo.errors import ConfigError, PolicyError, StorageError
 from grpo.preflight.outcomes import settled
-from grpo.scenarios.scenario import Expected
+from grpo.scenario import Expected
 from grpo_flows.local import preflight
 from tests.doubles import desk_scenarios, short_run, with_a_conversation
 from tests.late_failures import LATE_FAILURES, LateFailure, written

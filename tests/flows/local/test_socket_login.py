@@ -23,8 +23,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-from grpo.serving.connections import ADMIT
-from grpo.serving.protocols import FIRST_FRAME_BYTES
+from grpo.serving.access.connections import ADMIT
+from grpo.serving.access.uvicorn_protocols import FIRST_FRAME_BYTES
 from grpo_flows.local.login import CLIENT
 from grpo_flows.local.socket_login import SocketLoginMiddleware
 

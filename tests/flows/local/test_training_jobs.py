@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from grpo.serving.api_errors import APIError
+from grpo.serving.protocol.api_errors import APIError
 from grpo_flows.local.training_jobs import PrefectJobs, override
 
 CONFIG = {"training": {"iterations": 8, "learning_rate": 0.1, "shuffle": True}, "scenarios": {"path": "a.jsonl"}}

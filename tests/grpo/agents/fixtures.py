@@ -17,7 +17,7 @@ from grpo.messages import Message
 from grpo.policy.policy import Generation, Policy, Prompt, Sampling
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 
 T = TypeVar("T")

@@ -23,8 +23,8 @@ from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
-from grpo.serving.served_model import ServedModel
+from grpo.scenario import Scenario
+from grpo.serving.engine.served_model import ServedModel
 from grpo.trajectories import group
 from tests.grpo.agents.fixtures import Echo, make_agent, roll_out, run
 from tests.grpo.serving.chat_servers import chat_server

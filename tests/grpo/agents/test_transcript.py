@@ -29,7 +29,7 @@ from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory, group
 from tests.grpo.agents.fixtures import Echo, make_agent, roll_out
 

@@ -8,7 +8,7 @@ from grpo.environments.environment import EnvironmentState
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.environments.triage.triage import TriageEnvironment
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from grpo.environments.catalog import WORLDS
 from grpo.environments.task import TaskEnvironment
+from grpo.scenario import Scenario
 from grpo.scenarios.datasets.bfcl_multi_turn import read_bfcl_multi_turn
-from grpo.scenarios.scenario import Scenario
 from tests.places import PUBLISHED
 
 FOLDER = PUBLISHED / "bfcl_multi_turn"

@@ -17,8 +17,8 @@ from grpo.config.environments import (
 )
 from grpo.environments.catalog import find_unplayable, make_environment
 from grpo.errors import BudgetError, ConfigError
+from grpo.scenario import Scenario
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
-from grpo.scenarios.scenario import Scenario
 from tests.places import PUBLISHED
 
 SCRIPTED = [Scenario(id=f"s{k}", user_responses=("hi",)) for k in range(9)]

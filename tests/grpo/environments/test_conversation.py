@@ -10,7 +10,7 @@ from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.environments.presets import CONVERSATION_CONFIGS
 from grpo.errors import DataError
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 REPLY = Message(role="assistant", content="ok")
 GUIDE = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.environments.catalog import WORLDS, unplayable_reasons
 from grpo.environments.environment import SingleTurnEnvironment
 from grpo.environments.task import TaskEnvironment
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 SCRIPTED = [Scenario(id=f"s{k}", user_responses=("hi",)) for k in range(9)]
 

@@ -18,7 +18,7 @@ from grpo.messages import Message, ToolCall
 from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome
 from tests.places import DESK_MODEL
 

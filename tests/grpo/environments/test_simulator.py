@@ -9,7 +9,7 @@ import pytest
 from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.environments.simulator import SimulatedEnvironment, SimulatorError
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 START = Scenario(id="s", goal="Guess my number.", world={"number": 3})
 REPLY = Message(role="assistant", content="2")

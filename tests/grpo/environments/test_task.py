@@ -17,7 +17,7 @@ from grpo.environments.task import TaskEnvironment
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, ToolCall
 from grpo.renderers.reply_format import HERMES
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 from grpo.trajectories import NOTHING_EXPECTED, Outcome
 from grpo.user_failures import current_scenario
 

@@ -13,7 +13,7 @@ from grpo.environments.catalog import make_environment
 from grpo.environments.environment import Environment
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome
 
 WORDLE = '''

@@ -34,7 +34,7 @@ from grpo.evaluation.gates import check, check_gate_scenarios, gate
 from grpo.evaluation.schema import GateCheck
 from grpo.evaluation.strata import Strata
 from grpo.messages import Message
-from grpo.scenarios.scenario import Origin
+from grpo.scenario import Origin
 from grpo.trajectories import Outcome, Trajectory, Turn
 from tests.doubles import desk_scenarios, make_trajectory
 

@@ -9,12 +9,13 @@ import pytest
 from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
 from grpo.errors import DataError
 from grpo.learner.demonstrations import read_demonstrations, with_system_prompt
+from grpo.log.conversation import LoggedConversation
+from grpo.log.folder import ServedLog
+from grpo.log.join import join
+from grpo.log.lines import encode
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import join
-from grpo.scenarios.served.lines import encode
-from tests.grpo.scenarios.served.fixtures import feedback, turn
+from grpo.scenarios.conversation_log import ConversationLog
+from tests.grpo.log.fixtures import feedback, turn
 
 QUESTION, ANSWER = Message(role="user", content="hi"), Message(role="assistant", content="hello")
 

@@ -19,7 +19,7 @@ from grpo.learner.update import update
 from grpo.policy.transformers.model import load, model_cache
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.tables import write_trajectories
 from grpo.trajectories import Trajectory
 

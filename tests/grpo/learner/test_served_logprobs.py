@@ -13,9 +13,9 @@ import torch
 
 from grpo.errors import AddressError, RatioError
 from grpo.learner.served_logprobs import check_served
+from grpo.log.folder import ServedEntry, ServedLog
+from grpo.log.records import ServedTurn
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.scenarios.served.folder import ServedEntry, ServedLog
-from grpo.scenarios.served.records import ServedTurn
 from tests.grpo.serving.chat_servers import chat_server, load_clerk
 
 CONVERSATIONS = 20

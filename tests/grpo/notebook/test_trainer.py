@@ -21,7 +21,7 @@ from grpo.notebook.config import TrainingConfig, TrainingProfile
 from grpo.notebook.diagnostics import IterationRecord
 from grpo.notebook.trainer import MultiTurnGRPOTrainer, SingleTurnGRPOTrainer, train
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome, TrajectoryGroup
 from tests.doubles import make_trajectory
 from tests.grpo.notebook.test_diagnostics import record

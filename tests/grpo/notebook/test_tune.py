@@ -17,7 +17,7 @@ from grpo.messages import Message
 from grpo.notebook.config import TrainingConfig
 from grpo.policy.transformers.model import TransformersPolicy, weights_hash
 from grpo.rewards.reward import RewardContext, RewardResult
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.tuning.study_summary import StudySummary
 from tests.grpo.notebook.test_trainer import QUICK, SCENARIOS, LetterReward
 

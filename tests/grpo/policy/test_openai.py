@@ -18,7 +18,7 @@ from grpo.policy.policy import Generation, Policy, Prompt, Sampling
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from tests.model_server import Answer, Model
 
 SECRET = "sk-very-secret-42"

@@ -19,7 +19,7 @@ from grpo.policy.scripted import ScriptedPolicy, read_replies
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory, group
 from tests.places import DESK_MODEL
 

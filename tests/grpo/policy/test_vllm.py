@@ -30,7 +30,7 @@ from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo_tasks.load_base import load_base
 from tests.doubles import put_folder
 from tests.grpo.policy.vllm_double import VLLM

@@ -37,7 +37,7 @@ from grpo.registry.recorded_config import recorded_config
 from grpo.registry.served_agent import served_agent
 from grpo.registry.versions import list_versions
 from grpo.retraining.champion import champion
-from grpo.serving.registered import WatchedVersion
+from grpo.serving.engine.registered import WatchedVersion
 from grpo.storage.databases import exclusive
 from grpo.storage.moved import rewrite_places
 from grpo.storage.signing import KEY, key_file

@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import Source
 from grpo.retraining.curation import DAYS, CurationCounts, curate_conversations
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo_tasks.parts import StoredParts
 
 

@@ -21,8 +21,8 @@ from grpo.config.pipeline import EvaluationSettings
 from grpo.config.retraining import MixtureSettings
 from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.strata import Strata
+from grpo.scenario import Metadata, Origin, Scenario
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.scenario import Metadata, Origin, Scenario
 from grpo.scenarios.table import read_scenarios, write_scenarios
 from grpo.tables import read_trajectories, write_trajectories
 from grpo.trajectories import Outcome, Trajectory

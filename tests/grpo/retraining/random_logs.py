@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from grpo.data_errors import try_call
+from grpo.log.compaction import compact, erase_records
+from grpo.log.folder import ERASURES, SEGMENTS, ServedLog
+from grpo.log.lines import encode
+from grpo.log.log_tables import find_tables
+from grpo.log.merging import merge_days, remove_merged
+from grpo.log.records import Feedback, Record, ServedTurn
 from grpo.messages import Message
-from grpo.scenarios.data_errors import try_call
-from grpo.scenarios.served.folder import ERASURES, SEGMENTS, ServedLog
-from grpo.scenarios.served.lines import encode
-from grpo.scenarios.served.log_tables import find_tables
-from grpo.scenarios.served.records import Feedback, Record, ServedTurn
-from grpo.serving.compaction import compact, erase_records
-from grpo.serving.merging import merge_days, remove_merged
-from tests.grpo.scenarios.served.fixtures import NOON, feedback, turn
+from tests.grpo.log.fixtures import NOON, feedback, turn
 
 TEXTS = (
     "Where is the parcel with my blue teapot?",

@@ -13,6 +13,8 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ConversationLogSource, ServedSource, Source
+from grpo.log.conversation import LoggedConversation
+from grpo.log.writer import ServingLog
 from grpo.messages import Message
 from grpo.registry import Registry
 from grpo.retraining.champion import (
@@ -25,13 +27,12 @@ from grpo.retraining.champion import (
 )
 from grpo.retraining.curation import LIVE
 from grpo.retraining.data_lineage import TrainingData
-from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
+from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.table import write_scenarios
-from grpo.serving.log import ServingLog
+from tests.grpo.log.fixtures import feedback, turn
 from tests.grpo.registry.making import put_version
 from tests.grpo.retraining.curating import curate
-from tests.grpo.scenarios.served.fixtures import feedback, turn
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own internals
 THEN = datetime(2026, 11, 21, tzinfo=UTC)

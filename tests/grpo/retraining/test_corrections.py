@@ -10,6 +10,8 @@ from grpo.config.rewards import PairFile
 from grpo.config.sft import WrittenDemonstrations
 from grpo.learner.demonstrations import read_demonstrations
 from grpo.learner.preferences import read_pairs
+from grpo.log.join import join
+from grpo.log.records import Record
 from grpo.messages import Message, Tool, ToolCall
 from grpo.retraining.corrections import (
     Corrections,
@@ -18,10 +20,8 @@ from grpo.retraining.corrections import (
     write_pairs,
 )
 from grpo.scenarios.reward_data import read_pair_file
-from grpo.scenarios.served.join import join
-from grpo.scenarios.served.records import Record
 from grpo.trajectories import Turn
-from tests.grpo.scenarios.served.fixtures import entries, feedback, turn
+from tests.grpo.log.fixtures import entries, feedback, turn
 
 SETTINGS = CurationSettings(licences=("own",))
 CORRECTED = feedback("f", turn_id="b", correction="Please write to anna@example.org.")

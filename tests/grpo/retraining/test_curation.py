@@ -14,14 +14,15 @@ import pytest
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ConversationLogSource, FileSource, ServedSource
 from grpo.errors import BudgetError
+from grpo.log.conversation import LoggedConversation
+from grpo.log.writer import ServingLog
 from grpo.messages import Message
 from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, CurationCounts
-from grpo.scenarios.conversation_log import ConversationLog, LoggedConversation
-from grpo.scenarios.scenario import Origin, Scenario
+from grpo.scenario import Origin, Scenario
+from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.table import read_scenarios
-from grpo.serving.log import ServingLog
+from tests.grpo.log.fixtures import feedback, turn
 from tests.grpo.retraining.curating import curate
-from tests.grpo.scenarios.served.fixtures import feedback, turn
 
 BASE = Scenario(id="base-1", user_responses=("My kettle broke after two days, please replace it.",))
 HELDOUT = Scenario(id="base-2", user_responses=("I was charged twice for the same lamp, what now?",))

@@ -12,20 +12,20 @@ import pytest
 from grpo.artifacts import ArtifactStore
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource
+from grpo.data_errors import try_call
+from grpo.log.compaction import compact
+from grpo.log.folder import ServedLog
 from grpo.messages import Message
 from grpo.registry.retention import Retention
 from grpo.retraining.curation import ACCEPTED, DAYS, LIVE, REDACTED, REJECTED, curate_conversations
-from grpo.scenarios.data_errors import try_call
+from grpo.scenario import Scenario
 from grpo.scenarios.readers.served import join_served
-from grpo.scenarios.scenario import Scenario
-from grpo.scenarios.served.folder import ServedLog
-from grpo.serving.compaction import compact
 from grpo.serving.erasure import erase
 from grpo_tasks.parts import StoredParts
+from tests.grpo.log.fixtures import NOON, turn
+from tests.grpo.log.test_compaction import write
 from tests.grpo.retraining.random_logs import TEXTS, RandomLog
 from tests.grpo.retraining.whole_curation import curate_whole
-from tests.grpo.scenarios.served.fixtures import NOON, turn
-from tests.grpo.serving.test_compaction import write
 
 KNOWN = [Scenario(id="base-1", user_responses=(TEXTS[1],))]
 HELDOUT = [Scenario(id="base-2", user_responses=(TEXTS[2],))]

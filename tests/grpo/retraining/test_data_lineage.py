@@ -13,7 +13,7 @@ from grpo.errors import RegistryError, SignatureError
 from grpo.policy.weights.registered import as_version, signed_tags
 from grpo.registry import ModelVersion, Provenance, Registry
 from grpo.retraining.data_lineage import TrainingData, data_lineage, evaluation_scenarios, training_digests
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.scenarios.split import assign_split
 from grpo.scenarios.table import start_digest, write_scenarios
 from tests.grpo.registry.making import make_provenance

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.config.retraining import MixtureSettings
 from grpo.retraining.mixture import MixtureCounts, OriginShare, mix
-from grpo.scenarios.scenario import Metadata, Origin, Scenario
+from grpo.scenario import Metadata, Origin, Scenario
 from grpo.scenarios.split import assign_split, split
 from grpo.scenarios.table import read_scenarios, start_digest
 

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource, Source
+from grpo.data_errors import excerpt
+from grpo.log.join import scenario_id
 from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, REJECTIONS, CurationCounts
 from grpo.retraining.filters import (
     ConsentFilter,
@@ -20,13 +22,11 @@ from grpo.retraining.filters import (
     SchemaFilter,
     masked_user_text,
 )
-from grpo.scenarios.data_errors import excerpt
+from grpo.scenario import Origin, Scenario
 from grpo.scenarios.quarantine import ParsedRecords, parse_records, reason_from_error
 from grpo.scenarios.readers.served import join_served, served_records
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.redaction import Redacted
-from grpo.scenarios.scenario import Origin, Scenario
-from grpo.scenarios.served.join import scenario_id
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import SCHEMA, TableWriter, scenario_row, write_scenarios
 from tests.near_duplicates import NearDuplicates

@@ -9,7 +9,7 @@ from grpo.config.rewards import RewardComponent
 from grpo.messages import Message
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 from grpo.trajectories import Outcome
 
 

@@ -21,7 +21,7 @@ from grpo.rewards.hacking.check import probe_reward
 from grpo.rewards.returned import as_number
 from grpo.rewards.reward import Episode, FunctionReward, RewardContext, RewardFunction, RewardResult, check_columns
 from grpo.rewards.score import score
-from grpo.scenarios.scenario import Metadata, Scenario
+from grpo.scenario import Metadata, Scenario
 from grpo.trajectories import Trajectory, TrajectoryGroup, Turn
 from tests.doubles import make_trajectory
 

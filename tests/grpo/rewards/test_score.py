@@ -14,7 +14,7 @@ from grpo.rewards.composite import CompositeReward
 from grpo.rewards.reward import Episode, FunctionReward, RewardContext, RewardFunction, RewardResult
 from grpo.rewards.rollout_summary import summarize
 from grpo.rewards.score import score
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome, Trajectory, Turn
 from tests.doubles import make_trajectory
 

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import RewardError, Unscored
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Outcome
 from tests.grpo.rewards.scoring import agent, judge, tool
 

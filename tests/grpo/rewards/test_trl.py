@@ -15,7 +15,7 @@ from grpo.messages import Message
 from grpo.rewards.catalog import make_reward
 from grpo.rewards.hacking.check import check_rewards
 from grpo.rewards.reward import Episode, RewardContext, RewardResult
-from grpo.scenarios.scenario import Metadata, Scenario
+from grpo.scenario import Metadata, Scenario
 from grpo.trajectories import Outcome
 
 REWARDS = '''

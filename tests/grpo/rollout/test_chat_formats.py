@@ -13,7 +13,7 @@ from grpo.environments.task import TaskEnvironment
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 from tests.grpo.renderers import published
 

@@ -18,7 +18,7 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.policy.transformers.sampler import SlotSampler
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect, sample_seed, schedule
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 
 SCENARIOS = [Scenario(id=f"s{k}", user_responses=("hello", f"order {k}", "bye")) for k in range(4)]

@@ -18,7 +18,7 @@ from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect, sample_seed
-from grpo.scenarios.scenario import Metadata, Scenario
+from grpo.scenario import Metadata, Scenario
 from grpo.trajectories import Outcome, Trajectory
 
 THREE_LINES = Scenario(id="s", user_responses=("hello", "my order", "bye"))

@@ -30,8 +30,8 @@ from grpo.rewards.hacking.check import probe_reward
 from grpo.rewards.reward import Episode, FunctionReward, GroupReward, RewardFunction, RewardResult
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
-from grpo.serving.served_model import ServedModel
+from grpo.scenario import Scenario
+from grpo.serving.engine.served_model import ServedModel
 from grpo.trajectories import Outcome, Trajectory
 from grpo.user_objects import create
 from tests.grpo.serving.chat_servers import chat_server

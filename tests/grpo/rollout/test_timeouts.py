@@ -17,7 +17,7 @@ from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 
 SCENARIOS = [Scenario(id=f"s{k}", user_responses=("hello", "bye")) for k in range(3)]

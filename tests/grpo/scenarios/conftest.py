@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from grpo.config.scenarios import PublishedSource
+from grpo.scenario import Scenario
 from grpo.scenarios.ingest import IngestCounts, ingest
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
 from tests.places import PUBLISHED
 

@@ -9,9 +9,10 @@ import pytest
 
 from grpo.config.scenarios import ConversationLogSource
 from grpo.errors import DataError
+from grpo.log.conversation import LoggedConversation
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.conversation_log import SCHEMA, ConversationLog, LoggedConversation
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
+from grpo.scenarios.conversation_log import SCHEMA, ConversationLog
 from grpo.scenarios.sources import content_hash, read_records
 
 SPOKEN = (

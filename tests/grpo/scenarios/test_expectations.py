@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import DataError
+from grpo.scenario import Expected, Metadata, Scenario, SplitName
 from grpo.scenarios.expectations import SuiteResult, validate
-from grpo.scenarios.scenario import Expected, Metadata, Scenario, SplitName
 from grpo.scenarios.split import assign_split, split
 from grpo.scenarios.table import start_digest, write_scenarios
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from grpo.environments.users.simulated_user import parse_goal
+from grpo.scenario import Scenario
 from grpo.scenarios.logged_chat import (
     MAX_MESSAGES,
     ChatOrigin,
@@ -14,7 +15,6 @@ from grpo.scenarios.logged_chat import (
     chat_fields,
     json_value,
 )
-from grpo.scenarios.scenario import Scenario
 
 
 def user(text: str) -> LoggedMessage:

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
+from grpo.scenario import Expected, Scenario
 from grpo.scenarios.redaction import Redacted
-from grpo.scenarios.scenario import Expected, Scenario
 
 
 def scenario(*text: str, **fields: object) -> Scenario:

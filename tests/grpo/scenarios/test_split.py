@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenarios.scenario import Metadata, Scenario, SplitName
+from grpo.scenario import Metadata, Scenario, SplitName
 from grpo.scenarios.split import Split, assign_split, split, validation_split
 from grpo.scenarios.table import write_scenarios
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenarios.scenario import Expected, Metadata, Scenario
+from grpo.scenario import Expected, Metadata, Scenario
 from grpo.scenarios.table import SCHEMA, read_scenarios, scenario_row, start_digest, write_scenarios
 
 FULL = Scenario(

@@ -14,22 +14,22 @@ import openai
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
+from grpo.log.folder import ServedLog
+from grpo.log.records import ServedTurn
 from grpo.policy.catalog import load_weights
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.records import ServedTurn
-from grpo.serving.connections import Connections
-from grpo.serving.engine import ProcessPolicy
-from grpo.serving.guard import BODY_BYTES, Authenticator
-from grpo.serving.keys import KeyStore
-from grpo.serving.mirror import MirrorSettings
-from grpo.serving.operations import Orchestrator
-from grpo.serving.served_model import ServedModel
+from grpo.serving.access.connections import Connections
+from grpo.serving.access.guard import BODY_BYTES, Authenticator
+from grpo.serving.access.keys import KeyStore
+from grpo.serving.engine.engine import ProcessPolicy
+from grpo.serving.engine.served_model import ServedModel
+from grpo.serving.engine.versions import EngineSettings
+from grpo.serving.mirror.mirror import MirrorSettings
+from grpo.serving.requests.service import Service
+from grpo.serving.requests.settings import ServiceSettings
+from grpo.serving.routes.operations import Orchestrator
 from grpo.serving.server import ChatServer as Uvicorn
 from grpo.serving.server import ServerSettings, build_app, open_book, uvicorn_config
-from grpo.serving.service import Service
-from grpo.serving.settings import ServiceSettings
-from grpo.serving.versions import EngineSettings
 
 CLERK = Path("data/models/desk_clerk")
 

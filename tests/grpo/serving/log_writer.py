@@ -15,10 +15,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.records import ServedTurn
-from grpo.serving.log import ServingLog
-from tests.grpo.scenarios.served.fixtures import turn
+from grpo.log.folder import ServedLog
+from grpo.log.records import ServedTurn
+from grpo.log.writer import ServingLog
+from tests.grpo.log.fixtures import turn
 
 
 def last_turns(folder: Path) -> dict[str, int]:

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from starlette.applications import Starlette
 
+from grpo.log.records import Feedback, ServedTurn
+from grpo.log.writer import ServingLog
 from grpo.messages import Message
-from grpo.scenarios.served.records import Feedback, ServedTurn
-from grpo.serving.callers import Caller
-from grpo.serving.chat_response import Usage
-from grpo.serving.connections import Connections
-from grpo.serving.guard import Guard
-from grpo.serving.limits import Limiter
-from grpo.serving.log import ServingLog
+from grpo.serving.access.callers import Caller
+from grpo.serving.access.connections import Connections
+from grpo.serving.access.guard import Guard
+from grpo.serving.access.limits import Limiter
+from grpo.serving.access.refused_work import RefusedWork
+from grpo.serving.engine.versions import EngineSettings, Versions
 from grpo.serving.metrics import Metrics
-from grpo.serving.mirror import Mirror, MirrorSettings
-from grpo.serving.refused_work import RefusedWork
-from grpo.serving.service import Service
-from grpo.serving.versions import EngineSettings, Versions
+from grpo.serving.mirror.mirror import Mirror, MirrorSettings
+from grpo.serving.protocol.chat_response import Usage
+from grpo.serving.requests.service import Service
 from grpo.trajectories import Turn
 
 _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}

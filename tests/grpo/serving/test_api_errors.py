@@ -10,7 +10,7 @@ from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.testclient import TestClient
 
-from grpo.serving.api_errors import (
+from grpo.serving.protocol.api_errors import (
     APIError,
     error_body,
     error_headers,

@@ -25,18 +25,18 @@ from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import TokenTranscript
 from grpo.config.agent import AgentConfig
 from grpo.errors import StorageError
+from grpo.log.folder import ServedLog
+from grpo.log.join import join
 from grpo.messages import Message, ToolCall
 from grpo.policy.policy import Sampling
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_format import HERMES
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import join
-from grpo.serving.callers import CallerLimits
-from grpo.serving.chat_response import Choice, Completion, event
-from grpo.serving.engine import ProcessPolicy
-from grpo.serving.settings import ServiceSettings
-from grpo.serving.versions import EngineSettings
+from grpo.serving.access.callers import CallerLimits
+from grpo.serving.engine.engine import ProcessPolicy
+from grpo.serving.engine.versions import EngineSettings
+from grpo.serving.protocol.chat_response import Choice, Completion, event
+from grpo.serving.requests.settings import ServiceSettings
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
 

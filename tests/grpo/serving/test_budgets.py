@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import DataError
-from grpo.serving.budgets import TokenBudgets
+from grpo.serving.access.budgets import TokenBudgets
 
 
 def _take(path: Path, times: int) -> None:

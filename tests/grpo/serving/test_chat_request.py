@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from grpo.messages import Message, ToolCall
-from grpo.serving.api_errors import APIError
-from grpo.serving.chat_request import ChatRequest
+from grpo.serving.protocol.api_errors import APIError
+from grpo.serving.protocol.chat_request import ChatRequest
 
 
 def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 from grpo.messages import Message, ToolCall
-from grpo.serving.chat_response import DONE, Choice, Completion, TokenLogprob, Usage, call_id, event
+from grpo.serving.protocol.chat_response import DONE, Choice, Completion, TokenLogprob, Usage, call_id, event
 
 COMPLETION = Completion(id="chatcmpl-1", created=5, model="clerk", conversation_id="c", fingerprint="clerk/1-ab")
 CALLS = (ToolCall(name="look_up", arguments={"order": "é"}), ToolCall(name="end", arguments={}))

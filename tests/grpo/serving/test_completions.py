@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from grpo.log.folder import ServedLog
+from grpo.log.join import join
 from grpo.messages import Message
 from grpo.policy.openai import CompletionsPolicy
 from grpo.policy.openai_endpoint import OpenAIEndpoint
 from grpo.policy.policy import Generation, Policy, Prompt, Sampling
 from grpo.renderers.chat_template import Renderer
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import join
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, load_clerk
 
 HELLO = [Message(role="user", content="Hello, where is my order 1234?")]

@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from grpo.serving.connections import Connections, admit, default_connections
-from grpo.serving.protocols import FIRST_FRAME_BYTES, HEAD_BYTES, PIPELINED, HandshakeLoop
+from grpo.serving.access.connections import Connections, admit, default_connections
+from grpo.serving.access.uvicorn_protocols import FIRST_FRAME_BYTES, HEAD_BYTES, PIPELINED, HandshakeLoop
 from grpo.serving.server import ServerSettings, uvicorn_config
 from tests import waiting
 

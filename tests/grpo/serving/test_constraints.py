@@ -14,12 +14,12 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from grpo.errors import DataError
+from grpo.log.claims import read_claims
+from grpo.log.folder import ServedLog
+from grpo.log.join import join
 from grpo.policy.grammars import Grammars
-from grpo.scenarios.served.claims import read_claims
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import join
-from grpo.serving.api_errors import APIError
-from grpo.serving.constraints import Constraint, Constraints
+from grpo.serving.protocol.api_errors import APIError
+from grpo.serving.requests.constraints import Constraint, Constraints
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
 USER = {"role": "user", "content": "Hello, where is my order 1234?"}
@@ -177,7 +177,7 @@ def test_a_conversation_goes_on_after_a_constrained_reply(server: ChatServer):
 
 
 def test_store_false_is_logged_without_consent(tmp_path_factory: pytest.TempPathFactory):
-    from grpo.serving.settings import ServiceSettings
+    from grpo.serving.requests.settings import ServiceSettings
 
     with chat_server(tmp_path_factory.mktemp("consent"), service=ServiceSettings(consent="training")) as running:
         ask(running)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from grpo.log.ids import ServingIds
 from grpo.messages import Message, Tool, ToolCall
-from grpo.serving.api_errors import APIError
-from grpo.serving.conversations import AnsweredTurn, Conversations
-from grpo.serving.digests import DigestedMessages, DigestedTools
-from grpo.serving.ids import ServingIds
+from grpo.serving.protocol.api_errors import APIError
+from grpo.serving.requests.conversations import AnsweredTurn, Conversations
+from grpo.serving.requests.digests import DigestedMessages, DigestedTools
 
 USER, OTHER = Message(role="user", content="Where is it?"), Message(role="user", content="Thanks")
 REPLY = Message(role="assistant", content="On its way.")

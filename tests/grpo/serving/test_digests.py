@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo.messages import Message, Tool
-from grpo.serving.digests import DigestedMessages, DigestedTools, conversation_digest
+from grpo.serving.requests.digests import DigestedMessages, DigestedTools, conversation_digest
 
 MESSAGE = Message(role="user", content="a")
 

@@ -22,9 +22,9 @@ from grpo.errors import ConfigError, PolicyError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.engine import Engine, EngineStopped, ProcessPolicy
-from grpo.serving.engine_messages import EngineStats
-from grpo.serving.engine_process import set_threads
+from grpo.serving.engine.engine import Engine, EngineStopped, ProcessPolicy
+from grpo.serving.engine.messages import EngineStats
+from grpo.serving.engine.process import set_threads
 from tests.models.families import tiny_model
 from tests.waiting import until
 
@@ -384,7 +384,7 @@ def test_a_process_ends_with_that_of_the_server(tiny_folder: Path):
     script = (
         "import functools, os, signal, sys, pathlib\n"
         "from grpo.policy.transformers.model import load\n"
-        "from grpo.serving.engine import ProcessPolicy\n"
+        "from grpo.serving.engine.engine import ProcessPolicy\n"
         "policy = ProcessPolicy(functools.partial(load, pathlib.Path(sys.argv[1])))\n"
         "print(policy.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -7,10 +7,10 @@ from typing import Any
 import httpx
 import pytest
 
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.join import join
-from grpo.scenarios.served.records import Feedback
-from grpo.serving.callers import CallerLimits
+from grpo.log.folder import ServedLog
+from grpo.log.join import join
+from grpo.log.records import Feedback
+from grpo.serving.access.callers import CallerLimits
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 

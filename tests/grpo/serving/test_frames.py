@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo.serving.frames import Frames, frame, read_frame
+from grpo.serving.engine.frames import Frames, frame, read_frame
 
 MESSAGES = [None, [], {"a": 1}, list(range(70_000)), "ä", b"\x00" * 5]
 

@@ -13,10 +13,10 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from grpo.serving.completions import CompletionExchange
-from grpo.serving.exchange import Exchange
 from grpo.serving.garbage import frozen_survivors
-from grpo.serving.hold import Hold
+from grpo.serving.requests.exchange import Exchange
+from grpo.serving.requests.hold import Hold
+from grpo.serving.routes.completions import CompletionExchange
 from tests import waiting
 from tests.grpo.serving.chat_servers import chat_server
 

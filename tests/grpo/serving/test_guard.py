@@ -23,14 +23,14 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from grpo.serving.api_errors import install_error_handlers
-from grpo.serving.callers import Caller, CallerLimits
-from grpo.serving.connections import ADMIT
-from grpo.serving.guard import Authenticator, Guard
-from grpo.serving.jwt_tokens import TokenVerifier
-from grpo.serving.keys import KeyStore
-from grpo.serving.limits import Limiter
-from grpo.serving.usage import LocalUsage
+from grpo.serving.access.callers import Caller, CallerLimits
+from grpo.serving.access.connections import ADMIT
+from grpo.serving.access.guard import Authenticator, Guard
+from grpo.serving.access.jwt_tokens import TokenVerifier
+from grpo.serving.access.keys import KeyStore
+from grpo.serving.access.limits import Limiter
+from grpo.serving.access.usage import LocalUsage
+from grpo.serving.protocol.api_errors import install_error_handlers
 from tests.grpo.serving.servers import request, serving
 
 SECRET = "0123456789abcdef0123456789abcdef"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.serving.versions import EngineSettings
+from grpo.serving.engine.versions import EngineSettings
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
 from tests.grpo.serving.test_app import chat, engine_pid

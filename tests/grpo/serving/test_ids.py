@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.serving.ids import ServingIds
+from grpo.log.ids import ServingIds
 
 IDS = ServingIds(b"salt" * 8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grpo.serving.json_bounds import values_and_depth
+from grpo.serving.protocol.json_bounds import values_and_depth
 
 
 @pytest.mark.parametrize(

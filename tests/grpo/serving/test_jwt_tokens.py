@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from grpo.errors import ConfigError
-from grpo.serving.callers import CallerLimits
-from grpo.serving.jwt_tokens import TokenError, TokenVerifier, read_key, token_verifier
+from grpo.serving.access.callers import CallerLimits
+from grpo.serving.access.jwt_tokens import TokenError, TokenVerifier, read_key, token_verifier
 
 SECRET = "0123456789abcdef0123456789abcdef"
 PRIVATE = rsa.generate_private_key(public_exponent=65537, key_size=2048)

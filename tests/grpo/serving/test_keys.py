@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import ConfigError
-from grpo.serving.callers import CallerLimits
-from grpo.serving.keys import KeyStore
+from grpo.serving.access.callers import CallerLimits
+from grpo.serving.access.keys import KeyStore
 
 
 def _create(path: Path, name: str) -> None:

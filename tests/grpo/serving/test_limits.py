@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from grpo.serving.budgets import TokenBudgets
-from grpo.serving.callers import Caller, CallerLimits
-from grpo.serving.limits import Limiter, LimitExceeded, Reservation, duration
-from grpo.serving.shared_database import SharedDatabase
-from grpo.serving.shared_usage import SharedUsage
-from grpo.serving.usage import LocalUsage
+from grpo.serving.access.budgets import TokenBudgets
+from grpo.serving.access.callers import Caller, CallerLimits
+from grpo.serving.access.limits import Limiter, LimitExceeded, Reservation, duration
+from grpo.serving.access.usage import LocalUsage
+from grpo.serving.shared.database import SharedDatabase
+from grpo.serving.shared.usage import SharedUsage
 from tests.e2e.postgres import Cluster
 from tests.grpo.serving.databases import cluster, new_database
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.serving.chat_response import Usage
+from grpo.serving.protocol.chat_response import Usage
 from tests.grpo.serving.metric_families import feedback, metrics_of, served_turn
 
 LABELS = 'model_name="clerk/1",arm="champion"'

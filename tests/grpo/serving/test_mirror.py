@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import DataError
-from grpo.serving.log import ServingLog
-from grpo.serving.mirror import FOLDER, Mirror, MirrorSettings
+from grpo.log.writer import ServingLog
+from grpo.serving.mirror.mirror import FOLDER, Mirror, MirrorSettings
 
 SETTINGS = MirrorSettings(tracking_uri="http://127.0.0.1:9", experiment="served", every_s=0.01)
 

@@ -13,10 +13,10 @@ from openai.types import chat, responses
 from openai.types.chat import completion_create_params, parsed_chat_completion
 from openai.types.responses import response_create_params
 
-from grpo.serving.api_errors import APIError
-from grpo.serving.chat_request import WITHOUT_EFFECT, ChatRequest
-from grpo.serving.request_body import parse_object, validated
-from grpo.serving.responses_request import ResponsesRequest
+from grpo.serving.protocol.api_errors import APIError
+from grpo.serving.protocol.chat_request import WITHOUT_EFFECT, ChatRequest
+from grpo.serving.protocol.responses_request import ResponsesRequest
+from grpo.serving.requests.request_body import parse_object, validated
 
 USER = {"role": "user", "content": "Where is it?"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

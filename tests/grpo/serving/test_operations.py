@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
-from grpo.serving.api_errors import APIError
-from grpo.serving.operations import Job, Number
+from grpo.serving.protocol.api_errors import APIError
+from grpo.serving.routes.operations import Job, Number
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 from tests.grpo.serving.test_chat_socket import open_socket
 

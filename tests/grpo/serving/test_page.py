@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 
-from grpo.serving.page import page_response
+from grpo.serving.routes.page import page_response
 
 
 def test_the_policy_of_the_page_names_its_script_and_style_and_this_server_alone():

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from grpo.serving.api_errors import APIError
-from grpo.serving.preparation import SHORT, Preparation, measure_cpu, take_cpu_s
+from grpo.serving.access.preparation import SHORT, Preparation, measure_cpu, take_cpu_s
+from grpo.serving.protocol.api_errors import APIError
 from grpo.user_failures import UserCodeError
 
 

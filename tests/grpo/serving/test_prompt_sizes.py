@@ -14,8 +14,8 @@ from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
 from grpo.messages import Message, ToolCall
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.api_errors import APIError
-from grpo.serving.prompt_sizes import PIECE, PromptSize, check_without_user, count_tokens, longest_token
+from grpo.serving.protocol.api_errors import APIError
+from grpo.serving.requests.prompt_sizes import PIECE, PromptSize, check_without_user, count_tokens, longest_token
 from tests.grpo.renderers.published import of_family
 from tests.grpo.serving.chat_servers import CLERK
 

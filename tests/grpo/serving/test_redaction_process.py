@@ -13,7 +13,7 @@ import pytest
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.scenarios.redaction import redact_messages
-from grpo.serving.redaction_process import RedactionProcess
+from grpo.serving.mirror.redaction_process import RedactionProcess
 from tests.waiting import until
 
 MAIL = [
@@ -81,7 +81,7 @@ def test_the_process_ends_with_the_server(tmp_path: Path):
     """Also when the server is killed."""
     program = (
         "from grpo.messages import Message\n"
-        "from grpo.serving.redaction_process import RedactionProcess\n"
+        "from grpo.serving.mirror.redaction_process import RedactionProcess\n"
         "redaction = RedactionProcess()\n"
         "redaction.redact('c', [Message(role='user', content='Hello')])\n"
         "print(redaction.pid, flush=True)\n"

@@ -20,13 +20,13 @@ from starlette.types import Scope as Connection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from grpo.serving.api_errors import APIError
-from grpo.serving.callers import Caller, CallerLimits, Scope
-from grpo.serving.guard import BODIES, Guard
-from grpo.serving.limits import Limiter, LimitExceeded
-from grpo.serving.preparation import Preparation
-from grpo.serving.refused_work import LEAST_BYTES, PENALTY_S, RefusedWork
-from grpo.serving.usage import LocalUsage
+from grpo.serving.access.callers import Caller, CallerLimits, Scope
+from grpo.serving.access.guard import BODIES, Guard
+from grpo.serving.access.limits import Limiter, LimitExceeded
+from grpo.serving.access.preparation import Preparation
+from grpo.serving.access.refused_work import LEAST_BYTES, PENALTY_S, RefusedWork
+from grpo.serving.access.usage import LocalUsage
+from grpo.serving.protocol.api_errors import APIError
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 from tests.waiting import until
 
@@ -216,7 +216,7 @@ def _values(server: ChatServer) -> dict[str, float]:
 @pytest.fixture
 def penalty_s(monkeypatch: pytest.MonkeyPatch) -> float:
     """A penalty within which a busy machine answers at once what has none."""
-    monkeypatch.setattr("grpo.serving.refused_work.PENALTY_S", seconds := 2.5)
+    monkeypatch.setattr("grpo.serving.access.refused_work.PENALTY_S", seconds := 2.5)
     return seconds
 
 

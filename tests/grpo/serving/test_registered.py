@@ -17,7 +17,7 @@ from grpo.errors import AddressError, SignatureError
 from grpo.messages import Message
 from grpo.policy.renderer import make_renderer
 from grpo.policy.tokenizer import load_tokenizer
-from grpo.serving.registered import WatchedVersion, fixed_model
+from grpo.serving.engine.registered import WatchedVersion, fixed_model
 from grpo_tasks.registry import registry
 from tests.grpo.registry.making import ANNA, put_into_service
 from tests.grpo.registry.test_served_agent import registered
@@ -196,8 +196,8 @@ def test_the_server_itself_needs_no_pytorch(tmp_path: Path):
     """It is imported by the engine processes, which have the models: a server takes a third of the memory."""
     script = (
         "import sys\n"
-        "import grpo.serving.server, grpo.serving.mirror, grpo_flows.local.training_jobs, grpo_tasks.registry\n"
-        "from grpo.serving.registered import fixed_model\n"
+        "import grpo.serving.server, grpo.serving.mirror.mirror, grpo_flows.local.training_jobs, grpo_tasks.registry\n"
+        "from grpo.serving.engine.registered import fixed_model\n"
         "served = fixed_model(sys.argv[1], 'clerk')('')\n"
         "print(served.policy.tokenizer.vocab_size, 'torch' in sys.modules)\n"
     )

@@ -12,16 +12,16 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from websockets.sync.client import connect
 
-from grpo.serving import refused_work
-from grpo.serving.api_errors import APIError
-from grpo.serving.chat_request import ChatRequest
-from grpo.serving.completion_request import CompletionRequest
-from grpo.serving.feedback_api import FeedbackRequest
-from grpo.serving.guard import BODY_BYTES, SMALL_BODY_BYTES
-from grpo.serving.json_bounds import FAULTS, SMALL_VALUES
-from grpo.serving.operations import ScaleRequest, TrainRequest
-from grpo.serving.request_body import parse_object
-from grpo.serving.request_parts import MAX_PARTS
+from grpo.serving.access import refused_work
+from grpo.serving.access.guard import BODY_BYTES, SMALL_BODY_BYTES
+from grpo.serving.protocol.api_errors import APIError
+from grpo.serving.protocol.chat_request import ChatRequest
+from grpo.serving.protocol.completion_request import CompletionRequest
+from grpo.serving.protocol.json_bounds import FAULTS, SMALL_VALUES
+from grpo.serving.protocol.request_parts import MAX_PARTS
+from grpo.serving.requests.feedback import FeedbackRequest
+from grpo.serving.requests.request_body import parse_object
+from grpo.serving.routes.operations import ScaleRequest, TrainRequest
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
 HELLO = {"role": "user", "content": "Hello"}

@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.sync.client import connect
 
 from grpo.errors import AddressError, GRPOError, StorageError
-from grpo.serving.guard import Authenticator
-from grpo.serving.keys import KeyStore
-from grpo.serving.served_model import ServedModel
+from grpo.serving.access.guard import Authenticator
+from grpo.serving.access.keys import KeyStore
+from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.server import ServerSettings, open_book, run_server, uvicorn_config
 from grpo_flows.local.service import free_port
-from tests.grpo.scenarios.served.fixtures import turn
+from tests.grpo.log.fixtures import turn
+from tests.grpo.log.test_compaction import write
 from tests.grpo.serving.chat_servers import CLERK, chat_server
-from tests.grpo.serving.test_compaction import write
 from tests.places import ROOT
 
 

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit, urlunsplit
 import pytest
 
 from grpo.errors import ConfigError
-from grpo.serving.api_errors import APIError
-from grpo.serving.callers import Caller, CallerLimits
-from grpo.serving.limits import Limiter
-from grpo.serving.shared_database import SharedDatabase
-from grpo.serving.shared_usage import SharedUsage
+from grpo.serving.access.callers import Caller, CallerLimits
+from grpo.serving.access.limits import Limiter
+from grpo.serving.protocol.api_errors import APIError
+from grpo.serving.shared.database import SharedDatabase
+from grpo.serving.shared.usage import SharedUsage
 from tests.e2e.postgres import Cluster
 from tests.grpo.serving.databases import cluster, new_database
 

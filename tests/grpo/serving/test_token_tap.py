@@ -6,7 +6,7 @@ import pytest
 
 from grpo.policy.policy import SampledToken
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.token_tap import TokenTap
+from grpo.serving.requests.token_tap import TokenTap
 from tests.grpo.serving.chat_servers import load_clerk
 
 

@@ -12,13 +12,13 @@ from mlflow.entities import AssessmentSource, Expectation, TraceInfo
 from mlflow.entities import Feedback as Assessed
 
 from grpo.errors import DataError
+from grpo.log.records import ServedTurn
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.served.records import ServedTurn
-from grpo.serving.redacted import Redaction
-from grpo.serving.traces import assessments, feedback_record, is_from_page, spans, trace_id, trace_info
+from grpo.serving.mirror.redacted import Redaction
+from grpo.serving.mirror.traces import assessments, feedback_record, is_from_page, spans, trace_id, trace_info
 from grpo.trajectories import Turn
-from tests.grpo.scenarios.served.fixtures import feedback, turn
-from tests.grpo.serving.test_compaction import write
+from tests.grpo.log.fixtures import feedback, turn
+from tests.grpo.log.test_compaction import write
 
 SECOND = 1_000_000_000
 

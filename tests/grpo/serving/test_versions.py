@@ -8,9 +8,9 @@ import pytest
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.policy.scripted import ScriptedPolicy
+from grpo.serving.engine.served_model import ServedModel
+from grpo.serving.engine.versions import EngineSettings, ServedVersion, Versions
 from grpo.serving.garbage import frozen_survivors
-from grpo.serving.served_model import ServedModel
-from grpo.serving.versions import EngineSettings, ServedVersion, Versions
 
 
 def _served(number: int) -> ServedModel:

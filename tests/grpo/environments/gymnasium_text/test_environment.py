@@ -12,7 +12,7 @@ from grpo.environments.catalog import make_environment
 from grpo.environments.environment import EnvironmentState
 from grpo.errors import DataError
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 gymnasium = pytest.importorskip("gymnasium", reason="the extra minigrid is not installed")
 pytest.importorskip("minigrid", reason="the extra minigrid is not installed")

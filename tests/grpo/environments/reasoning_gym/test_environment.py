@@ -17,7 +17,7 @@ from grpo.environments.environment import Environment, EnvironmentState
 from grpo.errors import DataError
 from grpo.learner.demonstrations import read_demonstrations
 from grpo.messages import Message
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra reasoning is not installed")
 from grpo.environments.reasoning_gym.environment import TRY_AGAIN, ReasoningGymEnvironment, load_task  # noqa: E402

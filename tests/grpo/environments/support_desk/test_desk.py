@@ -7,7 +7,7 @@ import pytest
 from grpo.environments.environment import EnvironmentState
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 from grpo.trajectories import Outcome
 from tests.grpo.environments.actions import play, reply
 

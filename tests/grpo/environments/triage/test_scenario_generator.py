@@ -10,7 +10,7 @@ import pytest
 from grpo.environments.support_desk.scenario_generator import expand_alternatives
 from grpo.environments.triage.scenario_generator import TriagePhrasebook, Wordings, draw_scenarios
 from grpo.errors import DataError
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from tests.places import ROOT
 
 TEAMS = {"billing", "delivery", "returns", "repairs", "accounts", "sales"}

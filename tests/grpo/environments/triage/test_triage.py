@@ -11,7 +11,7 @@ from grpo.environments.environment import EnvironmentState
 from grpo.environments.triage.triage import TriageEnvironment
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.scenario import Metadata, Scenario
+from grpo.scenario import Metadata, Scenario
 from grpo.trajectories import Outcome
 from tests.grpo.environments.actions import play, reply
 

@@ -18,7 +18,7 @@ from grpo.errors import ConfigError, DataError
 from grpo.messages import Message
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.renderers.byte_renderer import ByteRenderer
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 
 LAMP = Scenario(id="lamp", goal="I want to send my lamp back.\n- order number: 4711\n- e-mail address: ann@example.com")
 PARCEL = Scenario(id="parcel", goal="Where is my parcel?\n- order number: 4711", expected=Expected(facts=("two days",)))

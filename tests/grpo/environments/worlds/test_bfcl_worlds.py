@@ -11,7 +11,7 @@ import pytest
 
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.scenario import Scenario
+from grpo.scenario import Scenario
 from tests.grpo.environments.bfcl import FOLDER, WORLD, bfcl_scenarios, held_back, published
 
 RETURNS = {

@@ -14,8 +14,8 @@ from grpo.environments.catalog import make_environment
 from grpo.environments.task import TaskEnvironment
 from grpo.environments.worlds.retail import RETAIL
 from grpo.messages import Message, ToolCall
+from grpo.scenario import Scenario
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
-from grpo.scenarios.scenario import Scenario
 from grpo.trajectories import Outcome
 from tests.places import PUBLISHED
 

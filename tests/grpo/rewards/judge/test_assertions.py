@@ -16,7 +16,7 @@ from grpo.messages import Message
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.score import score
 from grpo.rewards.task import TaskCompletionReward
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 from grpo.trajectories import Outcome, Trajectory, Turn
 from tests.doubles import make_trajectory
 from tests.model_server import Answer, Model, says

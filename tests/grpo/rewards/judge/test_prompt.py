@@ -12,7 +12,7 @@ from grpo.messages import Message, ToolCall
 from grpo.rewards.judge.prompt import JudgePrompt, draw_labels, render, shuffled_order
 from grpo.rewards.judge.rubrics import find_rubric
 from grpo.rewards.reward import Episode, RewardContext
-from grpo.scenarios.scenario import Expected, Scenario
+from grpo.scenario import Expected, Scenario
 from tests.model_server import conversations
 
 SERVICE = find_rubric("customer_service")

@@ -9,10 +9,10 @@ import pytest
 
 from grpo.config.scenarios import PublishedSource
 from grpo.errors import DataError
+from grpo.scenario import Scenario
 from grpo.scenarios.datasets.parts import find_parts
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.reward_data import read_labels, read_pairs
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records
 from grpo.scenarios.table import read_scenarios
 

@@ -13,10 +13,10 @@ import pytest
 
 from grpo.config.scenarios import Tau2Source
 from grpo.errors import DataError
+from grpo.scenario import Scenario
 from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import content_hash
 from grpo.scenarios.table import read_scenarios
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from grpo.data_errors import LONGEST_LINE
 from grpo.errors import DataError
 from grpo.scenarios.readers.json_file import read_json, read_jsonl
-from grpo.scenarios.readers.source_files import LARGEST_DOCUMENT, LONGEST_LINE
+from grpo.scenarios.readers.source_files import LARGEST_DOCUMENT
 from grpo.scenarios.records import SourceRecord
 
 

@@ -23,6 +23,7 @@ from openai.types.chat.completion_create_params import (
 from openai.types.shared_params import FunctionDefinition
 
 from grpo.config.scenarios import ChatSource
+from grpo.scenario import Scenario
 from grpo.scenarios.readers.openai_fields import (
     CALL,
     CALL_FUNCTION,
@@ -35,7 +36,6 @@ from grpo.scenarios.readers.openai_fields import (
     TOOL_FUNCTION,
 )
 from grpo.scenarios.records import SourceRecord
-from grpo.scenarios.scenario import Scenario
 from grpo.scenarios.sources import read_records
 
 TEXTS = (chat.ChatCompletionContentPartTextParam,)

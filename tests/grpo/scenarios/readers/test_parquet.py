@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenarios.readers.arrow import ParquetRows
+from grpo.parquet_rows import ParquetRows
+from grpo.scenario import Metadata, Scenario
 from grpo.scenarios.readers.parquet import read_parquet
-from grpo.scenarios.scenario import Metadata, Scenario
 from grpo.scenarios.table import write_scenarios
 
 

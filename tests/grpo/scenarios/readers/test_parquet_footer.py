@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from grpo.data_errors import try_call
 from grpo.errors import DataError
-from grpo.scenarios.data_errors import try_call
-from grpo.scenarios.readers.arrow import ParquetRows
-from grpo.scenarios.readers.parquet_footer import read_footer
+from grpo.parquet_footer import read_footer
+from grpo.parquet_rows import ParquetRows
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])

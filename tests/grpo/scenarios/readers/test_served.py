@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.scenarios import ServedSource
+from grpo.log.folder import ServedLog
+from grpo.log.records import Record
+from grpo.log.writer import ServingLog
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.scenario import Expected, Scenario
-from grpo.scenarios.served.folder import ServedLog
-from grpo.scenarios.served.records import Record
+from grpo.scenario import Expected, Scenario
 from grpo.scenarios.sources import content_hash, read_records
-from grpo.serving.log import ServingLog
 from grpo.trajectories import Turn
-from tests.grpo.scenarios.served.fixtures import feedback, turn
+from tests.grpo.log.fixtures import feedback, turn
 
 
 def write(folder: Path, *records: Record) -> None:

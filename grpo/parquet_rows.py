@@ -1,0 +1,165 @@
+"""Rows of Arrow batches, and of Parquet files, which are checked against their footers.
+
+    a cell that cannot be decoded (text that is not UTF-8, an impossible date)    the row has a problem
+    a row of more than 16 MiB                                                      the row has a problem
+    a damaged page, or more or fewer rows than the footer declares                 `DataError`
+    a column chunk that expands to more than 1 GiB                                 `DataError`, before it is read
+
+Dictionaries are not expanded, so that 1,000,000 rows that repeat a text of 16 MiB take 16 MiB and not 16 TiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from grpo.data_errors import LONGEST_LINE, error_text, try_call
+from grpo.errors import DataError
+from grpo.parquet_footer import read_footer
+from grpo.tables import open_parquet
+
+BATCH_ROWS = 512
+LARGEST_CHUNK = 2**30  # bytes of a column chunk once decompressed
+MOST_VALUES = 2**26  # of a column chunk, because a value that repeats takes no space in a file
+_LARGEST_BATCH = 64 * 2**20  # bytes, above which a batch is converted row by row
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowRow:
+    """One row. If `problem` is set, `cells` has only the cells that could be decoded."""
+
+    number: int
+    cells: dict[str, Any]
+    problem: str | None = None
+
+
+class ParquetRows:
+    """Rows of a Parquet file.
+
+    Raises `DataError` if the file is missing or truncated, or if its footer contradicts itself or exceeds the limits.
+    """
+
+    def __init__(self, path: Path, *, largest_chunk: int = LARGEST_CHUNK, most_values: int = MOST_VALUES) -> None:
+        self._path = path
+        file = open_parquet(path)
+        footer = try_call(lambda: read_footer(path))
+        if isinstance(footer, Exception):
+            raise DataError(f"{path} has a damaged footer: {error_text(footer)}; write it again") from footer
+        self._footer = footer
+        self._texts = self._intact(lambda: _texts(file.metadata.schema), 0)
+        self.schema: pa.Schema = self._intact(lambda: file.schema_arrow, 0)
+        self.names: list[str] = self._intact(lambda: self.schema.names, 0)
+        self._check(largest_chunk, most_values)
+
+    def read(self, columns: Sequence[str]) -> Iterator[ArrowRow]:
+        """Read the rows in order. If the file is damaged, the rows before the damage come first, then `DataError`."""
+        number = 0
+        for index, group in enumerate(self._footer.groups):
+            start = number
+            batches = self._intact(partial(self._batches, index, columns), number)
+            while (batch := self._intact(partial(next, batches, None), number)) is not None:
+                yield from batch_rows(batch, number, self.schema)
+                number += batch.num_rows
+            if number - start != group.rows:
+                raise DataError(
+                    f"{self._path} is damaged: its footer claims {group.rows} rows for row group {index}, which holds "
+                    f"{number - start}; write it again"
+                )
+
+    def _batches(self, index: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        chunks = self._footer.groups[index].chunks
+        texts = [chunk.path for chunk in chunks if chunk.dictionary and chunk.path in self._texts]
+        rows = 1 if any(chunk.prefixes for chunk in chunks) else BATCH_ROWS
+        file = pq.ParquetFile(self._path, read_dictionary=texts, page_checksum_verification=True)
+        return iter(file.iter_batches(batch_size=rows, row_groups=[index], columns=columns))
+
+    def _check(self, largest_chunk: int, most_values: int) -> None:
+        total = sum(group.rows for group in self._footer.groups)
+        if total != self._footer.rows:
+            raise DataError(
+                f"{self._path} is damaged: its footer claims {self._footer.rows} rows, its row groups {total}; "
+                "write it again"
+            )
+        for chunk in (chunk for group in self._footer.groups for chunk in group.chunks):
+            if chunk.uncompressed > largest_chunk or chunk.values > most_values:
+                raise DataError(
+                    f"{self._path}: column {chunk.path} has {chunk.values} values of {chunk.uncompressed} bytes in one "
+                    f"row group, at most {most_values} of {largest_chunk} are read; write it with smaller row groups"
+                )
+
+    def _intact(self, read: Callable[[], T], number: int) -> T:
+        value = try_call(read)
+        if not isinstance(value, Exception):
+            return value
+        if isinstance(value, DataError):
+            raise value
+        place = f"after row {number} of {self._footer.rows}"
+        raise DataError(f"{self._path} is damaged {place}: {error_text(value)}; write it again") from value
+
+
+def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema) -> Iterator[ArrowRow]:
+    """Rows of a batch, numbered from `before` + 1. `schema` has its columns without dictionaries."""
+    size = try_call(lambda: _expanded(batch))
+    rows: Any = size
+    if isinstance(size, int) and size <= _LARGEST_BATCH:
+        rows = try_call(lambda: _plain(batch, schema).to_pylist())  # dictionaries take six times as long
+    if isinstance(rows, list):
+        for number, cells in enumerate(rows, start=before + 1):
+            yield ArrowRow(number=number, cells=cells)
+        return
+    for index in range(batch.num_rows):
+        yield _row(batch.slice(index, 1), before + 1 + index)
+
+
+def _plain(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch | pa.Table:
+    return batch.cast(pa.schema([schema.field(name) for name in batch.schema.names]))
+
+
+def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
+    size = try_call(lambda: _expanded(row))
+    if isinstance(size, Exception):
+        return ArrowRow(number=number, cells={}, problem=f"row cannot be decoded: {error_text(size)}")
+    if size > LONGEST_LINE:
+        return ArrowRow(number=number, cells={}, problem=f"over-long row: {size} bytes, at most {LONGEST_LINE}")
+    cells = {name: try_call(column[0].as_py) for name, column in zip(row.schema.names, row.columns, strict=True)}
+    errors = {name: cell for name, cell in cells.items() if isinstance(cell, Exception)}
+    problem = "; ".join(f"{name}: {error_text(error)}" for name, error in errors.items())
+    return ArrowRow(
+        number=number,
+        cells={name: cell for name, cell in cells.items() if name not in errors},
+        problem=f"column cannot be decoded: {problem}" if errors else None,
+    )
+
+
+def _expanded(rows: pa.RecordBatch | pa.Table) -> int:
+    """Bytes of the values, with each use of a dictionary's value counted.
+
+    Raises `IndexError` if an index is outside the dictionary, because decoding it would read foreign memory.
+    """
+    return sum(_bytes(chunk) for column in rows.columns for chunk in getattr(column, "chunks", [column]))
+
+
+def _bytes(array: pa.Array) -> int:
+    if isinstance(array, pa.DictionaryArray):
+        lengths = pc.take(pc.binary_length(array.dictionary), array.indices)
+        return len(array) + (pc.sum(lengths).as_py() or 0)
+    if isinstance(array, pa.StructArray):
+        return len(array) + sum(map(_bytes, array.flatten()))
+    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map array is a list array, too
+        return len(array) + _bytes(array.flatten())
+    return len(array) + array.nbytes
+
+
+def _texts(schema: pq.ParquetSchema) -> set[str]:
+    """Paths of the text columns."""
+    leaves = (schema.column(k) for k in range(len(schema)))
+    return {leaf.path for leaf in leaves if leaf.logical_type.type == "STRING"}

@@ -1,0 +1,1 @@
+"""Versions of a model and the processes that sample their turns."""

@@ -1,0 +1,1 @@
+"""Mirror of the serving log in MLflow, and its erasure there."""

@@ -1,0 +1,52 @@
+"""Requests of OpenAI's completions API with the fields of vLLM that a policy needs: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from grpo.serving.protocol.sampling_request import SamplingRequest
+
+MOST_PROMPT_TOKENS = 1_000_000
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's default."""
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class CompletionRequest(SamplingRequest):
+    """Body of `POST /v1/completions`."""
+
+    stream: Literal[False] = False
+    prompt: str | Annotated[list[TokenId], Field(fail_fast=True)]
+    """Text, or token ids."""
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    """Number of likeliest tokens to return with each token, with their log-probabilities."""
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    """Number of likeliest tokens to sample from. -1 and 0 mean all."""
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] | None = None
+    """Tokens that end the text, in addition to the model's own."""
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """Write the tokens of `logprobs` as e.g. `token_id:5`."""
+    add_special_tokens: bool = True
+    """Add the special tokens with which the tokenizer begins a text."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    echo: Literal[False] | None = None
+    suffix: None = None
+    best_of: Literal[1] | None = None
+    min_p: float | None = Field(default=None, ge=0, le=0)
+    repetition_penalty: float | None = Field(default=None, ge=1, le=1)
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _is_one_prompt(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            if not 1 <= len(value) <= MOST_PROMPT_TOKENS:
+                raise ValueError(f"a prompt has 1 to {MOST_PROMPT_TOKENS} tokens")
+            if any(isinstance(token, str | list) for token in value):
+                raise ValueError("send one prompt in each request, a text or a list of token ids")
+        elif not isinstance(value, str):
+            raise ValueError("a prompt is a text or a list of token ids")
+        return value

@@ -1,0 +1,1 @@
+"""From a request to its logged reply: conversations, places, capacity."""

@@ -1,0 +1,209 @@
+"""Constraints of a request on its reply, as grammars: structured output, calls that are required, strict arguments.
+
+    request    response_format, tool_choice, strict, parallel_tool_calls ─► grammar ─► compiled on a thread ─► engine
+
+Schemas come from strangers. Their characters and values are bounded before they are compiled. Compilation is bounded in
+work and time, and runs on its own thread, one grammar after another. Results are cached, also refusals. If replies
+cannot be constrained by a schema, the error names the schema's keyword.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from grpo.messages import Tool
+from grpo.policy.grammars import GrammarError, Grammars
+from grpo.renderers.chat_template import Renderer
+from grpo.renderers.reply_grammar import ANY_OBJECT, NoGrammar, ReplyShape
+from grpo.serving.engine.engine import ProcessPolicy
+from grpo.serving.protocol.api_errors import APIError, invalid_request, overloaded
+from grpo.serving.protocol.chat_request import ChatRequest
+from grpo.serving.protocol.chat_tools import SCHEMA_CHARACTERS, JsonObjectFormat, JsonSchemaFormat
+from grpo.strict_json import encode
+
+if TYPE_CHECKING:
+    from grpo.serving.engine.versions import ServedVersion
+
+SCHEMA_VALUES = 4_000
+"""Most values in the schemas of one request, because in the worst case compilation time grows with their square."""
+_COMPILE_S = 5.0
+"""Time limit of one compilation, after which the request is refused. Work is bounded too, so it does end."""
+_WAITING = 16
+"""Most grammars that may wait for the thread."""
+_REMEMBERED = 256
+_RESULT = re.compile(r"failed to compile JSON schema: (?P<reason>[^\n]*)|(?P<other>[^\n]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """Grammar of the replies to a request."""
+
+    kind: str
+    """Names of the constraints as they are logged, e.g. `json_schema` or `required, strict`."""
+    grammar: str
+    param: str
+    """Parameter that an error names if the grammar is refused."""
+
+
+def constraint_of(request: ChatRequest, tools: Sequence[Tool], renderer: Renderer) -> Constraint | None:
+    """Constraint of a request with the tools of its conversation, or None if the reply is free.
+
+    Raises `APIError` if a tool is missing, if the schemas are too large, or if the calls have no grammar.
+    """
+    names = _allowed(request, tools)
+    kinds = {
+        "required": request.must_call,
+        "strict": bool(request.strict_names) and not request.calls_nothing,
+        "allowed": request.allowed_names is not None and not request.must_call,
+        "one call": not request.parallel_tool_calls and bool(tools) and not request.calls_nothing,
+    }
+    schema, named = _schema(request)
+    if not any(kinds.values()) and schema is None:
+        return None
+    calls = None if request.calls_nothing else _calls(request, renderer, names)
+    kind = [*([named] if schema is not None else []), *(name for name, holds in kinds.items() if holds)]
+    param = "response_format" if schema is not None else "parallel_tool_calls"
+    if kinds["strict"] or request.must_call:
+        param = "tools"
+    _check_sizes([*([schema] if schema is not None else []), *(calls or {}).values()], param)
+    shape = ReplyShape(
+        schema=None if request.must_call else schema,
+        has_text=not request.must_call,
+        calls=calls,
+        one_call=not request.parallel_tool_calls,
+    )
+    try:
+        grammar = renderer.reply_grammar(shape)
+    except NoGrammar as error:
+        raise invalid_request(str(error), param=param, code="unsupported_value") from error
+    return Constraint(kind=", ".join(kind), grammar=grammar, param=param)
+
+
+def _schema(request: ChatRequest) -> tuple[Mapping[str, Any] | None, str]:
+    """Schema of a reply without calls, and the name of its kind."""
+    wanted = request.response_format
+    if isinstance(wanted, JsonObjectFormat):
+        return ANY_OBJECT, "json_object"
+    if isinstance(wanted, JsonSchemaFormat):
+        return wanted.json_schema.schema_, "json_schema"
+    return None, ""
+
+
+def _allowed(request: ChatRequest, tools: Sequence[Tool]) -> frozenset[str]:
+    """Names of the client's tools that may be called. Raises `APIError` if the request names a tool that is missing."""
+    known = {tool.name for tool in tools}
+    names = request.allowed_names
+    if unknown := [name for name in names or () if name not in known]:
+        message = f"tool_choice names {unknown[0]}, and the tools are {', '.join(sorted(known)) or 'none'}"
+        raise invalid_request(message, param="tool_choice", code="invalid_value")
+    if request.must_call and not known:
+        raise invalid_request("tool_choice asks for a call, and there are no tools", param="tool_choice")
+    return frozenset(known if names is None else names)
+
+
+def _calls(request: ChatRequest, renderer: Renderer, names: frozenset[str]) -> dict[str, Mapping[str, Any]]:
+    """Schema of the arguments of each tool that may be called.
+
+    The tool's own schema applies if a call is required, if the tool is strict, or if it has no properties, so that it
+    takes no arguments. Otherwise the arguments may be any object. If calls are required, or limited to some tools, the
+    agent's own tools are left out.
+    """
+    limited = request.must_call or request.allowed_names is not None
+    calls: dict[str, Mapping[str, Any]] = {}
+    for tool in renderer.tools:
+        if tool.name in names or not limited:
+            takes_none = tool.parameters.get("properties") == {}
+            kept = request.must_call or takes_none or tool.name in request.strict_names
+            calls[tool.name] = _arguments(tool.parameters) if kept else ANY_OBJECT
+    return calls
+
+
+def _arguments(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Schema of arguments: an object that has only the tool's properties, unless the tool allows others."""
+    if not parameters.get("properties") and not parameters.keys() - {"type", "properties", "title", "description"}:
+        return {"type": "object", "properties": {}, "additionalProperties": False} if "properties" in parameters else (
+            ANY_OBJECT
+        )  # fmt: skip
+    return {"type": "object", "additionalProperties": False, **parameters}
+
+
+def _check_sizes(schemas: Sequence[Mapping[str, Any]], param: str) -> None:
+    """Raise `APIError` if the schemas are too large to be compiled quickly."""
+    texts = [encode(dict(schema)) for schema in schemas]
+    characters, values = sum(map(len, texts)), sum(1 + sum(map(text.count, ",[{")) for text in texts)
+    if characters > SCHEMA_CHARACTERS or values > SCHEMA_VALUES:
+        message = (
+            f"the schemas have {characters} characters and {values} values; a reply is constrained by "
+            f"{SCHEMA_CHARACTERS} and {SCHEMA_VALUES} at most"
+        )
+        raise invalid_request(message, param=param, code="invalid_value")
+
+
+class Constraints:
+    """Grammars of the loaded versions, compiled before a request is admitted."""
+
+    def __init__(self, *, compile_s: float = _COMPILE_S) -> None:
+        self._compile_s = compile_s
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._grammars: WeakKeyDictionary[ServedVersion, Grammars] = WeakKeyDictionary()
+        self._results: OrderedDict[tuple[str, str], str | None] = OrderedDict()
+        """Reason why a grammar is refused, or None if it is not, by version and grammar."""
+        self._waiting = 0
+
+    async def check(self, constraint: Constraint, version: ServedVersion, renderer: Renderer) -> None:
+        """Compile a grammar, or look up its result. If it is refused, raises `APIError`, which names the keyword."""
+        policy = version.served.policy
+        if not isinstance(policy, ProcessPolicy) or type(renderer) is not Renderer:
+            message = f"{constraint.param} is not read: another server, or a renderer of the user's own, writes replies"
+            raise invalid_request(message, param=constraint.param, code="unsupported_value")
+        key = (version.served.version, constraint.grammar)
+        if key not in self._results:
+            if version not in self._grammars:
+                self._grammars[version] = Grammars(policy.tokenizer, renderer.stop_ids)
+            result = await self._compile(constraint, self._grammars[version])
+            self._results[key] = result
+            if len(self._results) > _REMEMBERED:
+                self._results.popitem(last=False)
+        self._results.move_to_end(key)
+        if (reason := self._results[key]) is not None:
+            raise refused_schema(reason, constraint.param)
+
+    async def _compile(self, constraint: Constraint, grammars: Grammars) -> str | None:
+        """Reason why a grammar is refused, or None if it is not."""
+        if self._waiting >= _WAITING:
+            raise overloaded("too many schemas wait to be compiled; try again in 1 s", retry_after_s=1.0)
+        self._waiting += 1
+        compiling = asyncio.get_running_loop().run_in_executor(self._thread, grammars.compile, constraint.grammar)
+        compiling.add_done_callback(self._end)
+        try:
+            async with asyncio.timeout(self._compile_s):
+                await asyncio.shield(compiling)
+        except TimeoutError:
+            return f"it was not compiled within {self._compile_s:g} s; send a smaller one"
+        except GrammarError as error:
+            match = _RESULT.search(str(error))
+            return str(error)[:200] if match is None else (match["reason"] or match["other"])
+        return None
+
+    def _end(self, compiling: asyncio.Future[None]) -> None:
+        self._waiting -= 1
+        if not compiling.cancelled():
+            compiling.exception()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def refused_schema(reason: str, param: str) -> APIError:
+    """400 for a schema that replies cannot be constrained by."""
+    return invalid_request(
+        f"replies cannot be constrained by this schema: {reason[:300]}", param=param, code="invalid_schema"
+    )

@@ -1,0 +1,360 @@
+"""Conversations in memory, which a request continues by id, or by its messages if the client keeps no id.
+
+client sends          known as
+u1                    a new conversation
+u1 a1 u2              an answered turn has the digest of (u1 a1), so this is its next turn
+u1 a1 u2'             that turn has a successor already, so this is a fork: another branch of the conversation
+u1 x u2               no turn has that digest, so this is a new conversation with the earlier messages as context
+u1 a1 u2              two turns have that digest, so it is ambiguous, and a new conversation as well
+
+Texts are compared without the white space around them. Turns with calls are told apart by the ids of the calls, because
+clients return these.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from grpo.agents.transcript import TokenTranscript
+from grpo.messages import Message, Tool
+from grpo.serving.protocol.api_errors import APIError, invalid_request
+from grpo.serving.protocol.chat_response import call_id
+from grpo.serving.requests.digests import DigestedMessages, DigestedTools, conversation_digest
+
+if TYPE_CHECKING:
+    from grpo.serving.engine.versions import ServedVersion
+
+Joined = Literal["new", "id", "response", "prefix", "fork", "unknown prefix", "ambiguous", "other version"]
+"""Way in which a request was joined to its conversation."""
+_MOST_UNANSWERED = 10_000
+_BUSY_S = 1.0
+"""Suggested wait, because it is not known when a turn in progress will end."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class AnsweredTurn:
+    """Answered turn, from which its conversation goes on.
+
+    If its messages are long, `Preparation` makes it, because computing their digests takes time.
+    """
+
+    turn_id: str
+    conversation_id: str
+    owner: str
+    user: str | None
+    version: ServedVersion | None
+    """Version that answers the conversation. None after that version is retired."""
+    tools: tuple[Tool, ...]
+    messages: tuple[Message, ...]
+    """The conversation as the client knows it, with the reply as the last message."""
+    transcript: TokenTranscript | None
+    """Tokens of the conversation. None after its version is retired."""
+    earlier_calls: frozenset[str] = frozenset()
+    """Ids of the calls in earlier replies, as the client knows them."""
+    strategy: str | None = None
+    """Strategy of the agent with which the conversation began."""
+    in_progress: int = 0
+    """Number of requests in progress that continue this turn."""
+    successors: int = 0
+    """Number of answered turns that follow this turn."""
+    digested_tools: DigestedTools = field(init=False)
+    digests: tuple[str, ...] = field(init=False)
+    """Digests of its messages."""
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        messages = DigestedMessages.of(self.messages, self.calls)
+        self.digested_tools, self.digests = DigestedTools.of(self.tools), messages.digests
+        self.digest = conversation_digest(self.owner, self.user, self.digested_tools, messages)
+
+    @property
+    def version_runs(self) -> bool:
+        """True while the version is loaded and its engine runs."""
+        return self.version is not None and self.version.stopped is None
+
+    @property
+    def served_by(self) -> ServedVersion:
+        """Version that answers the conversation. Fails an assertion if it is retired."""
+        assert self.version is not None
+        return self.version
+
+    @property
+    def tokens(self) -> TokenTranscript:
+        """Tokens of the conversation. Fails an assertion if its version is retired."""
+        assert self.transcript is not None
+        return self.transcript
+
+    @property
+    def size(self) -> int:
+        """Number of tokens that this turn keeps in memory."""
+        return 0 if self.transcript is None else len(self.transcript.ids)
+
+    @property
+    def call_ids(self) -> list[str]:
+        """Ids of the calls in the reply. The client still has to send their results."""
+        return [call_id(self.turn_id, position) for position in range(len(self.messages[-1].tool_calls))]
+
+    @property
+    def calls(self) -> frozenset[str]:
+        """Ids of all calls of the conversation."""
+        return self.earlier_calls.union(self.call_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Place of a request: its conversation, the turn before it, and its new messages."""
+
+    conversation_id: str
+    before: AnsweredTurn | None
+    new: tuple[Message, ...]
+    history: tuple[Message, ...]
+    """The conversation as the client knows it, without the reply to come."""
+    joined: Joined
+
+    @property
+    def characters(self) -> int:
+        """Number of characters in the texts of the conversation."""
+        return sum(len(message.content) for message in self.history)
+
+    def to_read(self, system_prompt: str) -> tuple[Message, ...]:
+        """Messages that the policy has not read yet.
+
+        At the beginning of a conversation, the environment's system prompt comes first. If the client sends a system
+        message as well, it is appended to that prompt.
+        """
+        if self.before is not None:
+            return self.new
+        given = self.new[0].content if self.new[0].role == "system" else ""
+        content = "\n\n".join(filter(None, (system_prompt, given)))
+        rest = self.new[1:] if self.new[0].role == "system" else self.new
+        return (Message(role="system", content=content), *rest) if content else rest
+
+
+class Conversations:
+    """Answered turns of a server.
+
+    If all turns together have more than `max_tokens` tokens, the least recently used ones are dropped. `new_id` makes
+    an id for a new conversation of an owner.
+    """
+
+    def __init__(self, *, max_tokens: int, new_id: Callable[[str], str]) -> None:
+        self._max_tokens = max_tokens
+        self._new_id = new_id
+        self._tokens = 0
+        self._turns: OrderedDict[str, AnsweredTurn] = OrderedDict()
+        self._by_digest: dict[str, list[str]] = {}
+        self._repeated: set[str] = set()
+        """Digests that several turns had, even if only one of these turns is left."""
+        self._last: dict[str, str] = {}
+        """Last turn of each conversation."""
+        self._unanswered: OrderedDict[str, str] = OrderedDict()
+        """Owner of each conversation without an answered first turn, because its client may still use the id."""
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def last_turn(self, conversation_id: str | None, owner: str) -> AnsweredTurn | None:
+        """Last turn of a conversation of this owner."""
+        turn = self._turns.get(self._last.get(conversation_id or "", ""))
+        return turn if turn is not None and turn.owner == owner else None
+
+    def find(
+        self,
+        asked: DigestedMessages,
+        *,
+        conversation_id: str | None,
+        owner: str,
+        user: str | None,
+        tools: DigestedTools,
+        ambiguous: Collection[str] = (),
+    ) -> Continuation:
+        """Find the turn that a request continues.
+
+        `ambiguous` are digests that several turns of other servers have. Raises `APIError` if the id is unknown, or if
+        the tools differ from those at the beginning of the conversation.
+        """
+        messages = asked.messages
+        if conversation_id is not None:
+            return self._by_id(asked, conversation_id, owner=owner, tools=tools)
+        answered = count_answered(messages)
+        if not answered:
+            return _new(messages, "new", self._new_id(owner))
+        digest = conversation_digest(owner, user, tools, asked, until=answered)
+        known = self._by_digest.get(digest, ())
+        if digest in ambiguous or (known and digest in self._repeated):
+            return _new(messages, "ambiguous", self._new_id(owner))
+        if not known:
+            return _new(messages, "unknown prefix", self._new_id(owner))
+        before = self._turns[known[0]]
+        self._turns.move_to_end(before.turn_id)
+        if not before.version_runs:
+            return _new(messages, "other version", before.conversation_id)
+        return Continuation(
+            conversation_id=before.conversation_id,
+            before=before,
+            new=messages[answered:],
+            history=messages,
+            joined="fork" if before.in_progress or before.successors else "prefix",
+        )
+
+    def after(
+        self, turn_id: str, asked: DigestedMessages, *, owner: str, tools: DigestedTools, instructions: str | None
+    ) -> Continuation:
+        """Place after a turn, with new messages. Raises `APIError` if the request cannot continue from that turn."""
+        before = self.answered(turn_id, owner)
+        first = before.messages[0]
+        if instructions is not None and (first.role, first.content) != ("system", instructions):
+            message = "the conversation began with other instructions; start another one with these"
+            raise invalid_request(message, param="instructions", code="unsupported_value")
+        if before.digested_tools.digest != tools.digest:
+            raise invalid_request("the conversation began with other tools; start another one", param="tools")
+        history = (*before.messages, *asked.messages)
+        if not before.version_runs:
+            return _new(history, "other version", before.conversation_id)
+        joined: Joined = "fork" if before.in_progress or before.successors else "response"
+        return Continuation(
+            conversation_id=before.conversation_id, before=before, new=asked.messages, history=history, joined=joined
+        )
+
+    def answered(self, turn_id: str, owner: str) -> AnsweredTurn:
+        """Return a turn of this owner. Raises `APIError` 404 if the owner has no such turn."""
+        turn = self._turns.get(turn_id)
+        if turn is None or turn.owner != owner:
+            message = f"no response {turn_id!r}; leave previous_response_id out and send the whole conversation"
+            raise APIError(404, message, param="previous_response_id", code="previous_response_not_found")
+        self._turns.move_to_end(turn_id)
+        return turn
+
+    def _by_id(
+        self,
+        asked: DigestedMessages,
+        conversation_id: str,
+        *,
+        owner: str,
+        tools: DigestedTools,
+    ) -> Continuation:
+        """Place after the last turn. The request may send only new messages, or the whole conversation with them."""
+        messages = asked.messages
+        before = self.last_turn(conversation_id, owner)
+        if before is None and self._unanswered.get(conversation_id) == owner:
+            return _new(messages, "new", conversation_id)
+        if before is None:
+            raise APIError(
+                404,
+                f"no conversation {conversation_id!r}; leave conversation_id out and send the whole conversation",
+                param="conversation_id",
+                code="conversation_not_found",
+            )
+        if before.in_progress:
+            message = f"a turn of conversation {conversation_id} is in progress; wait for its end"
+            raise busy_error(message)
+        if before.digested_tools.digest != tools.digest:
+            raise invalid_request(
+                f"conversation {conversation_id} began with other tools; start another conversation", param="tools"
+            )
+        known = len(before.messages)
+        whole = len(messages) > known and asked.digests[:known] == before.digests
+        new = messages[known:] if whole else messages
+        others = ("assistant",) if whole else ("assistant", "system")  # a system message can only begin a conversation
+        if any(message.role in others for message in new):
+            raise invalid_request(
+                f"messages are neither new ones of conversation {conversation_id} nor the whole of it", param="messages"
+            )
+        history = (*before.messages, *new)
+        self._turns.move_to_end(before.turn_id)
+        if not before.version_runs:
+            return _new(history, "other version", conversation_id)
+        return Continuation(conversation_id=conversation_id, before=before, new=new, history=history, joined="id")
+
+    def known(self, turn_id: str) -> AnsweredTurn | None:
+        """Turn with this id, or None if it is not in memory."""
+        return self._turns.get(turn_id)
+
+    def set_last(self, turn: AnsweredTurn) -> None:
+        """Make this turn the one that a request with the conversation's id continues."""
+        self._last[turn.conversation_id] = turn.turn_id
+
+    def keep_only(self, digest: str, turn_ids: Collection[str]) -> None:
+        """Forget the turns with this digest except `turn_ids`, because other servers have dropped or erased them."""
+        for turn_id in set(self._by_digest.get(digest, ())) - set(turn_ids):
+            self._forget(self._turns[turn_id])
+
+    def forget(self, turn_id: str) -> None:
+        """Forget a turn that other servers have dropped or erased."""
+        if turn_id in self._turns:
+            self._forget(self._turns[turn_id])
+
+    def drop(self, conversation_id: str) -> None:
+        """Forget a conversation that other servers have dropped or erased."""
+        self._unanswered.pop(conversation_id, None)
+        for turn in tuple(self._turns.values()):
+            if turn.conversation_id == conversation_id:
+                self._forget(turn)
+
+    def add(self, turn: AnsweredTurn, *, is_last: bool) -> None:
+        """Remember an answered turn, and drop the least recently used turns if they have too many tokens.
+
+        `is_last` is True if a request with the conversation's id continues this turn.
+        """
+        self._unanswered.pop(turn.conversation_id, None)
+        if turn.turn_id in self._turns:
+            self._forget(self._turns[turn.turn_id])
+        self._turns[turn.turn_id] = turn
+        self._tokens += turn.size
+        if is_last:
+            self._last[turn.conversation_id] = turn.turn_id
+        alike = self._by_digest.setdefault(turn.digest, [])
+        alike.append(turn.turn_id)
+        if len(alike) > 1:
+            self._repeated.add(turn.digest)
+        while self._tokens > self._max_tokens and len(self._turns) > 1:
+            self._forget(next(iter(self._turns.values())))
+
+    def keep_open(self, conversation_id: str, owner: str) -> None:
+        """Keep the id of a conversation valid if its first turn was aborted or failed, because its client knows it."""
+        if conversation_id not in self._last:
+            self._unanswered[conversation_id] = owner
+            if len(self._unanswered) > _MOST_UNANSWERED:
+                self._unanswered.popitem(last=False)
+
+    def erase(self, is_erased: Callable[[AnsweredTurn], bool]) -> None:
+        """Forget the conversations that have an erased turn."""
+        names = {turn.conversation_id for turn in self._turns.values() if is_erased(turn)}
+        for turn in tuple(self._turns.values()):
+            if turn.conversation_id in names:
+                self._forget(turn)
+
+    def retire(self, version: ServedVersion) -> None:
+        """Release the tokens and the model of a version, but keep the messages of its conversations."""
+        for turn in self._turns.values():
+            if turn.version is version:
+                self._tokens -= turn.size
+                turn.version = turn.transcript = None
+
+    def _forget(self, turn: AnsweredTurn) -> None:
+        del self._turns[turn.turn_id]
+        self._tokens -= turn.size
+        if self._last.get(turn.conversation_id) == turn.turn_id:
+            del self._last[turn.conversation_id]
+        others = self._by_digest[turn.digest]
+        others.remove(turn.turn_id)
+        if not others:
+            del self._by_digest[turn.digest]
+            self._repeated.discard(turn.digest)
+
+
+def count_answered(messages: Sequence[Message]) -> int:
+    """Number of messages up to the last reply, or 0 if there is no reply."""
+    return max((index + 1 for index, message in enumerate(messages) if message.role == "assistant"), default=0)
+
+
+def busy_error(message: str) -> APIError:
+    """409 for a conversation that has a turn in progress."""
+    return APIError(409, message, param="conversation_id", code="conversation_busy", retry_after_s=_BUSY_S)
+
+
+def _new(messages: tuple[Message, ...], joined: Joined, conversation_id: str) -> Continuation:
+    return Continuation(conversation_id=conversation_id, before=None, new=messages, history=messages, joined=joined)

@@ -1,0 +1,1 @@
+"""Conversations and limits of several servers in one PostgreSQL database."""

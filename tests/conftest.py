@@ -17,8 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # expectations are those of a CPU; `make gpu` shows the first device
 
-from grpo_flows.local import settings  # noqa: E402
-from grpo_flows.local.service import free_port  # noqa: E402
+from grpo_local import settings  # noqa: E402
+from grpo_local.service import free_port  # noqa: E402
 
 os.environ.update(settings.home_variables(HOME))  # each process of the tests has its own, whatever it inherits
 os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
@@ -53,7 +53,8 @@ def home() -> Path:
 @pytest.fixture(scope="session")
 def server(home: Path) -> Iterator[str]:
     """A real Prefect server on a free port, started with the limit of open files that a shell has."""
-    from grpo_flows.local.servers import prefect_server
+    from grpo_local.servers import prefect_server
+
     from tests.file_limits import default_files
 
     with ExitStack() as stack:

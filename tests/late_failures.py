@@ -112,10 +112,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of the names")
     options = parser.parse_args()
     os.environ.setdefault("GRPO_HOME", tempfile.mkdtemp(prefix="late-failures-"))
-    from grpo_flows.local import settings
+    from grpo_local import settings
 
     home = settings.apply()
-    from grpo_flows.local.servers import prefect_server
+    from grpo_local.servers import prefect_server
 
     with prefect_server(home):
         from grpo import progress

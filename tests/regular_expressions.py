@@ -71,7 +71,7 @@ class Site:
 
 def sites() -> Iterator[tuple[Site, str | None]]:
     """All places of the package with a pattern, and the pattern where it is written there as a plain text."""
-    for folder in ("grpo", "tasks/grpo_tasks", "flows/grpo_flows"):
+    for folder in ("grpo", "tasks/grpo_tasks", "flows"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             base = ROOT if folder == "grpo" else ROOT / folder.partition("/")[0]
             module = ".".join(path.relative_to(base).with_suffix("").parts)

@@ -112,5 +112,5 @@ def test_every_extra_that_a_page_names_exists():
 
 def test_the_packages_are_typed():
     """A type checker of a project that uses them reads their annotations (PEP 561)."""
-    for package in ("grpo", "grpo_flows", "grpo_tasks"):
+    for package in ("grpo", "grpo_cli", "grpo_flows", "grpo_local", "grpo_tasks"):
         assert (files(package) / "py.typed").is_file()

@@ -26,7 +26,7 @@ BOUNDED = {
     "grpo.rewards.text.answers:_value": "the digits of one number, a single character is replaced",
     "grpo.scenarios.pii:_NUMBERED": "the 30 characters before a number",
     "grpo.serving.routes.page:_digest": "the chat page of this package",
-    "grpo_flows.local.checks:check_records": "the address of a database in the owner's settings",
+    "grpo_local.checks:check_records": "the address of a database in the owner's settings",
 }
 """Patterns that meet texts of a known size only, or texts of the package and its owner."""
 METHODS = {
@@ -40,7 +40,7 @@ METHODS = {
             "grpo.storage.documents:_LISTED",
             "grpo.store_move:_ARTIFACT",
             "grpo.renderers.encoding:_MARKED",
-            "grpo_flows.local.login:_USABLE",
+            "grpo_local.login:_USABLE",
         ),
         "fullmatch",
     ),

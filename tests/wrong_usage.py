@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grpo_flows.local.service import free_port
+from grpo_local.service import free_port
+
 from tests.places import ROOT
 from tests.wrong_usages import USAGES, Usage
 
@@ -31,7 +32,7 @@ _LONGEST_S = 60.0
 _PROCESSES = 2
 _LATE = (
     *("grpo.policy.transformers.quantization", "grpo.rewards.hacking.check", "grpo.rewards.judge.client"),
-    *("grpo.scenarios.expectations", "great_expectations", "grpo_flows.cli.chat", "sqlalchemy.dialects.sqlite"),
+    *("grpo.scenarios.expectations", "great_expectations", "grpo_cli.chat", "sqlalchemy.dialects.sqlite"),
     *("pyarrow.parquet", "transformers.models.llama.modeling_llama"),
 )
 _OURS = ("PREFECT", "MLFLOW", "GRPO")
@@ -95,8 +96,8 @@ def _load() -> None:
     with tempfile.TemporaryDirectory() as nowhere:
         os.environ["PREFECT_HOME"] = nowhere
         for name in (
-            "grpo_flows.cli.app",
-            "grpo_flows.cli.doctor",
+            "grpo_cli.app",
+            "grpo_cli.doctor",
             "grpo_flows.dry_run",
             "mlflow",
             *_LATE,
@@ -160,7 +161,7 @@ def _fork(arguments: list[str], environment: Mapping[str, str], folder: Path) ->
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(ROOT)
-        from grpo_flows.cli.app import run
+        from grpo_cli.app import run
 
         sys.argv[1:] = arguments
         try:

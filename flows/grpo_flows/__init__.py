@@ -1,1 +1,1 @@
-"""The order of things: one Prefect flow a file, and the `grpo` command."""
+"""Prefect flows, one per file."""

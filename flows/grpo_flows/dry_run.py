@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from grpo_local import preflight
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import ArtifactStore
@@ -20,7 +21,6 @@ from grpo.policy.weights.sources import ModelPlan, model_plan
 from grpo.preflight.facts import Facts
 from grpo.reads.names import is_read, shown
 from grpo.tables import open_parquet
-from grpo_flows.local import preflight
 from grpo_flows.pipeline import (
     base_policy,
     collect_heldout,

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
+from grpo_local import preflight
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
@@ -16,7 +17,6 @@ from grpo.policy.catalog import pinned
 from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
-from grpo_flows.local import preflight
 from grpo_flows.pipeline import Scenarios, base_policy, collect_heldout, prepare_scenarios
 from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
 from grpo_tasks.executor import one_thread, stage_executor

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import yaml
+from grpo_local import preflight, settings
 from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -42,7 +43,6 @@ from grpo.registry import ModelVersion
 from grpo.storage.credentials import masked
 from grpo.storage.home import home
 from grpo.user_failures import reason_of
-from grpo_flows.local import preflight, settings
 from grpo_flows.pipeline import (
     Scenarios,
     Step,

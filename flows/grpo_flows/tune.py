@@ -14,6 +14,7 @@ from pathlib import Path
 
 import optuna
 import yaml
+from grpo_local import preflight
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
@@ -33,7 +34,6 @@ from grpo.tuning.study import open_study
 from grpo.tuning.study import search as search_study
 from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
-from grpo_flows.local import preflight
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.split import SplitResult

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from grpo_local.preflight import check_retraining
 from prefect import flow
 from prefect.events import emit_event
 
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.reports import TriggerReport
-from grpo_flows.local.preflight import check_retraining
 from grpo_flows.retrain import check
 from grpo_tasks.executor import one_thread, stage_executor
 

@@ -15,7 +15,7 @@ from grpo.algorithms.value import generalized_advantages, value_loss
 from grpo.config.training import CriticSettings
 from grpo.errors import PolicyError
 from grpo.learner.batch import Batch, Sample
-from grpo.policy.transformers.forward import hidden_states, microbatches, token_batch
+from grpo.policy.transformers.forward.passes import hidden_states, microbatches, token_batch
 
 CRITIC = "critic.safetensors"
 _EPSILON = 1e-8

@@ -29,7 +29,7 @@ from grpo.learner.distributed import ProcessGroup
 from grpo.learner.logprobs import check_mismatch, check_ratio, compute_logprobs, local_logprobs, loss_tokens
 from grpo.learner.performance import activation_checkpointing, autocast, loss_scaler
 from grpo.policy.transformers.adapters import without_adapters
-from grpo.policy.transformers.forward import is_out_of_memory, microbatches
+from grpo.policy.transformers.forward.passes import is_out_of_memory, microbatches
 from grpo.policy.transformers.sharding import gather_full, shard_model
 
 logger = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from grpo.errors import RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.performance import Precision, autocast
 from grpo.policy.transformers.adapters import without_adapters
-from grpo.policy.transformers.forward import hidden_states, microbatches, token_batch
-from grpo.policy.transformers.head import language_model_head
+from grpo.policy.transformers.forward.head import language_model_head
+from grpo.policy.transformers.forward.passes import hidden_states, microbatches, token_batch
+from grpo.policy.transformers.forward.token_batch import MaskedSequence
 from grpo.policy.transformers.sharding import is_sharded
-from grpo.policy.transformers.token_batch import MaskedSequence
 
 _MAX_LOGITS = 2**24
 """Logits in memory at once: 64 MiB in float32."""

@@ -30,7 +30,7 @@ from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import add_adapters, copy_model, has_adapters
 from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.dtype import Dtype, cast_frozen
-from grpo.policy.transformers.forward import microbatches
+from grpo.policy.transformers.forward.passes import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group

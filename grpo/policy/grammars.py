@@ -12,7 +12,7 @@ Comparison of libraries with a mask per step, measured with 64 streams and a voc
 llguidance is used because only it is exact: an unknown keyword is an error that names it. It limits its own work by
 fuel, and reads byte-level and SentencePiece vocabularies. A grammar may mix control tokens of a chat template with JSON
 schemas, which calls of tools need. Its masks are computed while the forward pass runs, see
-`grpo.policy.transformers.token_masks`.
+`grpo.policy.transformers.sampling.token_masks`.
 """
 
 from __future__ import annotations

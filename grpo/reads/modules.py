@@ -18,7 +18,7 @@ from pathlib import Path
 
 from grpo.storage.shipped import package_folder
 
-PROJECT = ("grpo", "grpo_tasks", "grpo_flows")
+PROJECT = ("grpo", "grpo_tasks", "grpo_local", "grpo_flows", "grpo_cli")
 """Packages of this project."""
 _INSTALLED = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")})
 _STANDARD = Path(sysconfig.get_path("stdlib")).resolve()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from grpo_flows.local import settings
+from grpo_local import settings
+
 from tests.benchmarks import page
 from tests.benchmarks.measure import apart
 from tests.benchmarks.parts import PARTS, run

@@ -26,9 +26,9 @@ def measure() -> Findings:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         environment = environment_at(home)
-        command = [sys.executable, "-m", "grpo_flows.cli", "train", CONFIG, "--set", f"store={home}/artifacts"]
+        command = [sys.executable, "-m", "grpo_cli", "train", CONFIG, "--set", f"store={home}/artifacts"]
         command += ["--set", "save_total_limit=null"]  # the race looks at all checkpoints
-        command_cost([sys.executable, "-m", "grpo_flows.cli", "migrate"], environment)
+        command_cost([sys.executable, "-m", "grpo_cli", "migrate"], environment)
         began = time.time()
         for label in ("default run, nothing cached", "the same again"):
             cost = command_cost(command, environment)

@@ -72,11 +72,11 @@ def _run(race: Race) -> list[CurvePoint]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         environment = environment_at(home)
-        command = [sys.executable, "-m", "grpo_flows.cli", "train", "data/configs/triage.yaml"]
+        command = [sys.executable, "-m", "grpo_cli", "train", "data/configs/triage.yaml"]
         settings = (f"policy.model={race.model}", f"seed={race.config.seed}", "sft=null", "save_total_limit=null")
         for setting in (*settings, f"store={home}/artifacts"):
             command += ["--set", setting]
-        command_cost([sys.executable, "-m", "grpo_flows.cli", "migrate"], environment)
+        command_cost([sys.executable, "-m", "grpo_cli", "migrate"], environment)
         began = time.time()
         command_cost(command, environment)
         return apart(our_curve, race, home / "artifacts" / "checkpoint", began=began)

@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from grpo_local.service import free_port
 from pydantic import BaseModel
 
 from grpo.config.pipeline import load_config
@@ -19,7 +20,6 @@ from grpo.errors import DataError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Interval, ReportDocument, SliceMetrics
 from grpo.rewards.learned.metrics import wilson_interval
-from grpo_flows.local.service import free_port
 from tests.benchmarks.measure import command_cost, environment_at
 from tests.benchmarks.page import Findings, Table, commit, read
 from tests.places import ROOT
@@ -84,7 +84,7 @@ def run(name: str, *, beside: bool) -> None:
     records.mkdir(parents=True, exist_ok=True)
     environment = environment_at(records)
     environment |= {"PREFECT_SERVER_API_PORT": str(free_port())} | ({"OMP_NUM_THREADS": "1"} if beside else {})
-    command = [sys.executable, "-m", "grpo_flows.cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
+    command = [sys.executable, "-m", "grpo_cli", "train", str(CONFIGS / f"{config}.yaml"), "--set", "name=run"]
     for override in overrides:
         command += ["--set", override]
     with (records / "log.txt").open("a") as log:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from grpo_local.service import free_port
 
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.serving.access.keys import KeyStore
-from grpo_flows.local.service import free_port
 from tests.benchmarks.serve_load import Load
 from tests.benchmarks.vllm_engine import PYTHON as VLLM_PYTHON
 from tests.doubles import desk_scenarios
@@ -127,7 +127,7 @@ def ours(
     store = KeyStore(home / "keys.json")
     key = store.create(f"load-{len(store.list())}", ("chat", "metrics"))
     port = free_port()
-    module = ("tests.benchmarks.serve_without", without) if without else ("grpo_flows.cli",)
+    module = ("tests.benchmarks.serve_without", without) if without else ("grpo_cli",)
     command = [sys.executable, "-m", *module, "serve", address, "--port", str(port), *options]
     variables = {"GRPO_HOME": str(home), **(environment or {})}
     log = home / f"{port}.txt"

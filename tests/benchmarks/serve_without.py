@@ -28,7 +28,7 @@ class Unobserved(Metrics):
 
 
 if __name__ == "__main__":
-    from grpo_flows.cli.app import run
+    from grpo_cli.app import run
 
     if sys.argv.pop(1) == "log":
         server.ServingLog = Unlogged  # type: ignore[misc]

@@ -24,9 +24,9 @@ from grpo.messages import Message
 from grpo.policy.catalog import load_weights
 from grpo.policy.grammars import Grammars
 from grpo.policy.policy import Prompt, Sampling
-from grpo.policy.transformers.samplers import make_serving_sampler
-from grpo.policy.transformers.token_masks import TokenMasks
-from grpo.policy.transformers.turn_sampler import TurnSampler
+from grpo.policy.transformers.sampling.base import TurnSampler
+from grpo.policy.transformers.sampling.catalog import make_serving_sampler
+from grpo.policy.transformers.sampling.token_masks import TokenMasks
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_grammar import ReplyShape
 from grpo.serving.engine.versions import EngineSettings, ServedModel

@@ -23,11 +23,11 @@ from typing import Any
 from unittest import mock
 
 import yaml
+from grpo_local import settings
+from grpo_local.login import CLIENT, HOSTS, PASSWORD, USERNAME
+from grpo_local.service import Service, free_port
 from prefect.context import refresh_global_settings_context
 
-from grpo_flows.local import settings
-from grpo_flows.local.login import CLIENT, HOSTS, PASSWORD, USERNAME
-from grpo_flows.local.service import Service, free_port
 from tests.chaos.machine import Machine
 from tests.chaos.proxy import Proxy
 from tests.e2e.postgres import Cluster, postgres
@@ -108,7 +108,7 @@ def running_stack() -> Iterator[Stack]:
             "PREFECT_API_DATABASE_CONNECTION_URL": cluster.database("prefect", driver="postgresql+asyncpg"),
         }
         models = cluster.database("mlflow")
-        migrate = [sys.executable, "-m", "grpo_flows.cli", "migrate"]
+        migrate = [sys.executable, "-m", "grpo_cli", "migrate"]
         known = {**os.environ, **variables}
         subprocess.run(migrate, env={**known, "MLFLOW_TRACKING_URI": models}, check=True, cwd=ROOT, timeout=300)
         prefect = prefect_service(folder / "servers", variables)
@@ -174,15 +174,15 @@ def _object_store(folder: Path) -> Iterator[str]:
 
 def _deploy(folder: Path) -> None:
     """`grpo deploy` of the flows for a run and for a stage; its automations notice a lost run sooner."""
-    from grpo_flows.local.deployments import deploy
+    from grpo_local.deployments import deploy
 
     document = yaml.safe_load((ROOT / "prefect.yaml").read_text())
     document["pull"] = [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
     wanted = {"quickstart": "train", "gpu": "stage"}
-    step = {"grpo_flows.local.deployments.load_parameters": {"id": "parameters"}}
+    step = {"grpo_local.deployments.load_parameters": {"id": "parameters"}}
     document["deployments"] = [
         {**one, "build": [step], "parameters": {}} for one in document["deployments"] if one["name"] in wanted
     ]
     (folder / "prefect.yaml").write_text(yaml.safe_dump(document))
-    with mock.patch("grpo_flows.local.automations.SILENCE_S", SILENCE_S):
+    with mock.patch("grpo_local.automations.SILENCE_S", SILENCE_S):
         deploy(folder / "prefect.yaml", gpu_slots=2)

@@ -12,12 +12,12 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from grpo_local.deployments import POOLS
+from grpo_local.login import HOSTS, PASSWORD, USERNAME
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields
 
 from grpo.config.pipeline import load_config
-from grpo_flows.local.deployments import POOLS
-from grpo_flows.local.login import HOSTS, PASSWORD, USERNAME
 from tests.places import ROOT
 
 DEPLOYMENTS = ROOT / "deployments"
@@ -425,7 +425,7 @@ def test_clients_of_mlflow_have_its_login():
 
     Compose does not start without the password. The containers that talk to the database themselves have none.
     """
-    server = ["python", "-m", "grpo_flows.local.tracking"]
+    server = ["python", "-m", "grpo_local.tracking"]
     services = compose()["services"]
     callers = {
         name for name, one in services.items() if one.get("environment", {}).get(TRACKING, "").startswith("http:")
@@ -519,7 +519,7 @@ def test_workers_serve_the_pools_that_are_made():
 
 def test_commands_of_the_project_exist():
     """`grpo …` in a container is a command of this version."""
-    from grpo_flows.cli.app import app
+    from grpo_cli.app import app
 
     known = {command.callback.__name__ for command in app.registered_commands if command.callback}
     commands = [service["command"] for service in compose()["services"].values() if "command" in service]

@@ -15,6 +15,7 @@ import kubernetes_validate
 import pytest
 import uvicorn
 import yaml
+from grpo_cli.app import app
 from typer.main import get_command
 
 from grpo.serving.access.guard import Authenticator
@@ -22,7 +23,6 @@ from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.engine.versions import EngineSettings
 from grpo.serving.server import ServerSettings, build_app, open_book
-from grpo_flows.cli.app import app
 from tests.grpo.serving.chat_servers import clerk
 from tests.grpo.serving.metric_families import families
 from tests.places import ROOT

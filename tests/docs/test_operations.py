@@ -24,7 +24,7 @@ def _commands(program: str) -> list[list[str]]:
 
 def test_commands_of_the_project_are_there_with_their_options():
     """A reader who types one gets no usage error."""
-    from grpo_flows.cli.app import app
+    from grpo_cli.app import app
 
     group = get_command(app)
     calls = _commands("grpo")

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpo_cli.app import app
 from typer.testing import CliRunner
 
-from grpo_flows.cli.app import app
 from tests.command_lines import shell_lines
 from tests.places import ROOT
 
@@ -38,7 +38,7 @@ def test_the_message_in_the_readme_is_answered_with_a_call(project: Path):
     (project / "replies.yaml").write_text(f"- '{call}'\n- It is on its way.\n")
     arguments[arguments.index("--checkpoint") + 1] = "stub://replies.yaml"
     arguments += ["--set", "rollout.max_new_tokens=200"]  # a script has a token for each byte
-    code = "from grpo_flows.cli.app import app; app()"
+    code = "from grpo_cli.app import app; app()"
     ran = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=project, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'flows'}:{ROOT / 'tasks'}"},

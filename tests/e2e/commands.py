@@ -68,7 +68,7 @@ def start(*arguments: str, environment: Mapping[str, str], output: Path, cwd: Pa
 
 
 def _run(arguments: tuple[str, ...], environment: dict[str, str], output: str, cwd: str) -> None:
-    """Do what `python -m grpo_flows.cli ARGUMENTS` does, its end included."""
+    """Do what `python -m grpo_cli ARGUMENTS` does, its end included."""
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(file, stream.fileno())
@@ -81,6 +81,6 @@ def _run(arguments: tuple[str, ...], environment: dict[str, str], output: str, c
     sys.path[:] = [cwd, *environment["PYTHONPATH"].split(os.pathsep), *map(str, ours), *others]
     sys.argv[1:] = arguments
     try:
-        runpy.run_module("grpo_flows.cli", run_name="__main__", alter_sys=True)
+        runpy.run_module("grpo_cli", run_name="__main__", alter_sys=True)
     finally:
         atexit._run_exitfuncs()

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 import httpx
+from grpo_local import settings
+from grpo_local.login import CLIENT
 from PIL import Image
 
-from grpo_flows.local import settings
-from grpo_flows.local.login import CLIENT
 from tests.e2e.browser import browser
 from tests.e2e.served import LOGIN, basic, prefect_service
 from tests.places import ROOT
@@ -37,7 +37,7 @@ def main() -> None:
         with prefect_service(home, environment).shared() as url:
             overrides = ("--set", f"training.iterations={_ITERATIONS}", "--set", f"store={home}/store")
             subprocess.run(
-                [sys.executable, "-m", "grpo_flows.cli", "train", "data/configs/quickstart.yaml", *overrides],
+                [sys.executable, "-m", "grpo_cli", "train", "data/configs/quickstart.yaml", *overrides],
                 env={**environment, "PREFECT_API_URL": url},
                 cwd=ROOT,
                 check=True,

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from grpo_flows.local.login import CLIENT, HOSTS, ORIGINS, PASSWORD, SERVER, USERNAME
-from grpo_flows.local.service import Service, free_port
+from grpo_local.login import CLIENT, HOSTS, ORIGINS, PASSWORD, SERVER, USERNAME
+from grpo_local.service import Service, free_port
+
 from tests.places import ROOT
 
 LOGIN = "grpo:login-of-a-container"
@@ -46,7 +47,7 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
     return Service(
         name="prefect",
         home=home,
-        arguments=("grpo_flows.local.api",),
+        arguments=("grpo_local.api",),
         port=port,
         path="/api",
         environment={**environment, **variables},
@@ -70,7 +71,7 @@ def mlflow_service(home: Path, environment: Mapping[str, str | None], *, databas
     return Service(
         name="mlflow",
         home=home,
-        arguments=("grpo_flows.local.tracking",),
+        arguments=("grpo_local.tracking",),
         port=port,
         environment={**variables, **environment},
     )

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from grpo_local.login import CLIENT, HOSTS
+from grpo_local.service import Service, free_port
 
-from grpo_flows.local.login import CLIENT, HOSTS
-from grpo_flows.local.service import Service, free_port
 from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.greeting import write_greeting
 from tests.places import ROOT
@@ -49,7 +49,7 @@ def deployed(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     write_greeting(folder)
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-m", "grpo_flows.cli", "deploy"],
+            [sys.executable, "-m", "grpo_cli", "deploy"],
             env={**_environment(server, folder), "GPU_SLOTS": "3"},
             cwd=folder,
             capture_output=True,
@@ -81,7 +81,7 @@ def test_prefect_answers_where_it_is_probed(server: str):
 def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
     """By its service's name as the manifests let it, and to no other: that is how a page elsewhere would call it."""
     container = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]["mlflow"]
-    assert container["command"] == ["python", "-m", "grpo_flows.local.tracking"]
+    assert container["command"] == ["python", "-m", "grpo_local.tracking"]
     hosts = container["environment"][HOSTS]
     own = free_port()
     variables = {HOSTS: f"127.0.0.1:{own},{hosts}", "MLFLOW_PORT": str(own)}

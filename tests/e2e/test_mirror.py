@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from grpo_local.login import PASSWORD, USERNAME
+from grpo_local.service import Service
 
 from grpo.log.folder import ServedLog
 from grpo.log.join import Joined, join
@@ -19,8 +21,6 @@ from grpo.messages import Message
 from grpo.serving.mirror.mirror import MirrorSettings
 from grpo.serving.mirror.trace_store import TraceStore
 from grpo.serving.requests.settings import ServiceSettings
-from grpo_flows.local.login import PASSWORD, USERNAME
-from grpo_flows.local.service import Service
 from tests import waiting
 from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.grpo.serving.chat_servers import ChatServer, chat_server

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from grpo_local.service import free_port
 
-from grpo_flows.local.service import free_port
 from tests.places import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -40,7 +40,7 @@ def _grpo(home: Path, *arguments: str, **variables: str) -> subprocess.Completed
         "GRPO_DEBUG": "1",
         **variables,
     }
-    command = [sys.executable, "-m", "grpo_flows.cli", *arguments]
+    command = [sys.executable, "-m", "grpo_cli", *arguments]
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+from grpo_local.login import CLIENT, login
+from grpo_local.servers import mlflow_service
+from grpo_local.service import Service, free_port
 
-from grpo_flows.local.login import CLIENT, login
-from grpo_flows.local.servers import mlflow_service
-from grpo_flows.local.service import Service, free_port
 from tests.e2e.browser import STRANGER, browser
 from tests.e2e.served import basic
 from tests.greeting import write_greeting
@@ -104,9 +104,9 @@ class Ports:
 @pytest.fixture(scope="module")
 def ports(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     """The server of the tests with the greeting deployed, MLflow, and a worker of the pool `cpu`."""
-    from grpo_flows.local.deployments import deploy
-    from grpo_flows.local.servers import mlflow_server
-    from grpo_flows.local.stack import worker_service
+    from grpo_local.deployments import deploy
+    from grpo_local.servers import mlflow_server
+    from grpo_local.stack import worker_service
 
     folder = tmp_path_factory.mktemp("ports")
     deploy(write_greeting(folder), gpu_slots=1)
@@ -232,7 +232,7 @@ def test_the_commands_of_prefect_work_after_one_line(ports: Ports):
     kept = {name: value for name, value in os.environ.items() if name not in ("PREFECT_API_URL", CLIENT)}
     environment = {**kept, "PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "INFO"}
     python = sys.executable
-    line = f'eval "$({python} -m grpo_flows.cli env)" && {python} -m prefect deployment run greet/greeting --watch'
+    line = f'eval "$({python} -m grpo_cli env)" && {python} -m prefect deployment run greet/greeting --watch'
     done = subprocess.run(
         ["bash", "-c", line], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )

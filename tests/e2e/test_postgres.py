@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from grpo_local.login import CLIENT, PASSWORD, USERNAME
 
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
-from grpo_flows.local.login import CLIENT, PASSWORD, USERNAME
 from tests.doubles import short_run
 from tests.e2e.picture import draw
 from tests.e2e.postgres import Cluster, postgres
@@ -87,7 +87,7 @@ def services(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     home = tmp_path_factory.mktemp("postgres")
     records, models = cluster.database("prefect", driver="postgresql+asyncpg"), cluster.database("mlflow")
     own = {**_environment(home), "PREFECT_API_DATABASE_CONNECTION_URL": records}
-    command = [sys.executable, "-m", "grpo_flows.cli", "migrate"]
+    command = [sys.executable, "-m", "grpo_cli", "migrate"]
     for done in _at_once(2, command, {**own, "MLFLOW_TRACKING_URI": models}):
         assert done.returncode == 0, done.stdout + done.stderr
     with (
@@ -109,7 +109,7 @@ def _plan(name: str, services: Services, folder: Path, **sections: Any) -> Path:
 
 def _train(config: Path, services: Services) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "grpo_flows.cli", "train", str(config)],
+        [sys.executable, "-m", "grpo_cli", "train", str(config)],
         env={**services.environment, "GRPO_DEBUG": "1"},  # a line when a stage begins
         cwd=ROOT,
         stdout=subprocess.PIPE,

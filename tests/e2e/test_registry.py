@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from grpo.storage.signing import KEY, key_file
-from grpo_flows.cli.app import app
 from grpo_tasks.registry import registry
 from tests.doubles import short_run
 from tests.places import DESK_SCENARIOS, ROOT
@@ -79,7 +79,7 @@ def version(config: PipelineConfig, server: str) -> int:
 def test_a_promotion_without_a_server_starts_none(version: int, tmp_path: Path):
     """The command changes the registry itself: Prefect is not imported."""
     script = (
-        "import sys\nfrom grpo_flows.cli.app import app\n"
+        "import sys\nfrom grpo_cli.app import app\n"
         "try:\n    app(['promote', sys.argv[1], '--reason', 'again'])\nexcept SystemExit as end:\n    print(end.code)\n"
         "print('prefect' in sys.modules)"
     )

@@ -100,7 +100,7 @@ def _deploy(entrypoint: str, flow: str, pool: str) -> None:
 @pytest.fixture(scope="module")
 def machines(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, Machine]]:
     """A machine for the run and one for its GPU stages, on pools `cpu-remote` and `gpu-remote`."""
-    from grpo_flows.local.servers import mlflow_server
+    from grpo_local.servers import mlflow_server
 
     folder = tmp_path_factory.mktemp("machines")
     with pytest.MonkeyPatch.context() as environment, object_store(environment):

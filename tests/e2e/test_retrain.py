@@ -126,7 +126,7 @@ def conversations(prefix: str, count: int, *, seed: int) -> list[LoggedConversat
 
 
 def command(desk: Desk, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "grpo_flows.cli", "retrain", str(desk.config), *arguments]
+    return [sys.executable, "-m", "grpo_cli", "retrain", str(desk.config), *arguments]
 
 
 def environment(server: str) -> dict[str, str]:
@@ -156,7 +156,7 @@ def run_until(line: str, desk: Desk, server: str) -> None:
 def test_a_night_without_a_reason_ends_without_loading_torch(desk: Desk, server: str):
     """Exit code 0, every reason on record with what it saw, and the flow run says so by its name."""
     script = (
-        "import sys\nfrom grpo_flows.cli.app import app\n"
+        "import sys\nfrom grpo_cli.app import app\n"
         "try:\n    app(['retrain', sys.argv[1]])\nexcept SystemExit as end:\n    print('exit code', end.code)\n"
         "print('torch' in sys.modules)"
     )

@@ -18,6 +18,9 @@ from uuid import UUID
 import psutil
 import pytest
 import yaml
+from grpo_local.login import PASSWORD, USERNAME
+from grpo_local.recovery import flow_run_processes
+from grpo_local.service import Service, free_port, port_is_free
 from mlflow import MlflowClient
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -32,9 +35,6 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateTyp
 
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
-from grpo_flows.local.login import PASSWORD, USERNAME
-from grpo_flows.local.recovery import flow_run_processes
-from grpo_flows.local.service import Service, free_port, port_is_free
 from tests import waiting
 from tests.doubles import short_run
 from tests.places import ROOT
@@ -74,8 +74,8 @@ class Stack:
         return done.stdout
 
     def up(self, deployments: Path | None = None) -> str:
-        printed = self.command("grpo_flows.cli", "up", "--deployments", str(deployments or self.deployments))
-        exports = shlex.split(self.command("grpo_flows.cli", "env"))
+        printed = self.command("grpo_cli", "up", "--deployments", str(deployments or self.deployments))
+        exports = shlex.split(self.command("grpo_cli", "env"))
         self.login.update(assignment.split("=", 1) for assignment in exports if assignment != "export")
         return printed
 
@@ -146,7 +146,7 @@ def write_deployments(folder: Path) -> Path:
     config = folder / "short.yaml"
     config.write_text(yaml.safe_dump(short_run(folder)))
     quickstart = next(one for one in document["deployments"] if one["name"] == "quickstart")
-    step = {"grpo_flows.local.deployments.load_parameters": {"id": "parameters", "file": str(config)}}
+    step = {"grpo_local.deployments.load_parameters": {"id": "parameters", "file": str(config)}}
     short = {**quickstart, "name": "short", "build": [step]}
     often = {**short, "name": "often", "schedules": [{"interval": 5, "slug": "often", "active": False}]}
     weekly = {**short, "name": "weekly", "schedules": [{"cron": "0 3 * * 1", "slug": "weekly"}]}
@@ -177,7 +177,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with found.api:
             yield found
     finally:
-        found.command("grpo_flows.cli", "down")
+        found.command("grpo_cli", "down")
         for process in found.processes():
             process.kill()
 
@@ -257,7 +257,7 @@ def test_down_ends_everything_and_up_loses_nothing(stack: Stack):
     stack.let_schedule("train/weekly", active=False)
     run = stack.start("train/short", "name=continued", "seed=7", "training.iterations=3")
     until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
-    stack.command("grpo_flows.cli", "down")
+    stack.command("grpo_cli", "down")
     assert not stack.processes()
     assert port_is_free("127.0.0.1", int(stack.environment["PREFECT_SERVER_API_PORT"]))
     stack.up()

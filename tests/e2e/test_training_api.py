@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from grpo_local.deployments import deploy
+from grpo_local.servers import prefect_service
+from grpo_local.stack import worker_service
+from grpo_local.training_jobs import PrefectJobs
 
 from grpo.serving.engine.registered import WatchedVersion
-from grpo_flows.local.deployments import deploy
-from grpo_flows.local.servers import prefect_service
-from grpo_flows.local.stack import worker_service
-from grpo_flows.local.training_jobs import PrefectJobs
 from grpo_tasks.registry import registry
 from tests import waiting
 from tests.doubles import short_run
@@ -81,7 +81,7 @@ def write_deployment(folder: Path) -> Path:
         )
     )
     quickstart = next(deployment for deployment in document["deployments"] if deployment["name"] == "quickstart")
-    step = {"grpo_flows.local.deployments.load_parameters": {"id": "parameters", "file": str(config)}}
+    step = {"grpo_local.deployments.load_parameters": {"id": "parameters", "file": str(config)}}
     document["deployments"] = [{**quickstart, "name": DEPLOYMENT.partition("/")[2], "build": [step]}]
     (folder / "data").symlink_to(ROOT / "data")  # paths count from the folder of the file
     (folder / "prefect.yaml").write_text(yaml.safe_dump(document))

@@ -74,7 +74,9 @@ def test_a_project_of_ones_own_trains_to_a_promotion(installed: Path, server: st
         (shop / name).mkdir()
         (shop / name / "__init__.py").write_text('raise RuntimeError("a package of the user")')
     site = next((installed.parent / "lib").glob("python*/site-packages"))
-    assert all((site / name / "py.typed").is_file() for name in ("grpo", "grpo_flows", "grpo_tasks"))
+    assert all(
+        (site / name / "py.typed").is_file() for name in ("grpo", "grpo_cli", "grpo_flows", "grpo_local", "grpo_tasks")
+    )
     place = command(shop, "python", "-c", "import grpo, grpo_flows; print(grpo.__file__, grpo_flows.__file__)")
     assert str(installed.parent) in place
     assert str(ROOT) not in place

@@ -123,7 +123,7 @@ def test_a_dry_run_leaves_nothing_behind_and_loads_no_heavy_package(tmp_path: Pa
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": "1"}
     script = (
-        "import sys\nfrom grpo_flows.cli.app import app\n"
+        "import sys\nfrom grpo_cli.app import app\n"
         "try:\n    app(['train', sys.argv[1], '--dry-run'])\n"
         f"finally:\n    print('loaded', [name for name in {HEAVY} if name in sys.modules])"
     )

@@ -13,12 +13,12 @@ from typing import Any
 
 import openai
 import yaml
+from grpo_local import settings
+from grpo_local.login import CLIENT
+from grpo_local.service import Service, free_port
 
 from grpo.retraining.reports import RetrainingReport
 from grpo.serving.access.keys import KeyStore
-from grpo_flows.local import settings
-from grpo_flows.local.login import CLIENT
-from grpo_flows.local.service import Service, free_port
 from tests.e2e.served import LOGIN, prefect_service
 from tests.places import ROOT
 
@@ -39,7 +39,7 @@ class Shop:
         log = self.home / f"{arguments[0]}.log"
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "grpo_flows.cli", *arguments, stdout=output, stderr=output, cwd=ROOT,
+                sys.executable, "-m", "grpo_cli", *arguments, stdout=output, stderr=output, cwd=ROOT,
                 env=dict(self.environment),
             )  # fmt: skip
             status = await process.wait()
@@ -65,7 +65,7 @@ class Shop:
             name="chat",
             home=self.home,
             arguments=(
-                "grpo_flows.cli", "serve", f"models:/{MODEL}@champion", "--port", str(port), "--log",
+                "grpo_cli", "serve", f"models:/{MODEL}@champion", "--port", str(port), "--log",
                 str(self.home / LOG), "--consent", "training", "--licence", "own",
             ),
             port=port,

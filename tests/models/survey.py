@@ -21,7 +21,7 @@ from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs
 from grpo.policy.policy import Generation, Prompt, Sampling, Session
 from grpo.policy.transformers.adapters import add_adapters, merge_adapters
-from grpo.policy.transformers.forward import microbatches
+from grpo.policy.transformers.forward.passes import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, load, weights_hash
 from grpo.pretrain.init_model import train_tokenizer
 from grpo.registry import Registry

@@ -34,7 +34,7 @@ def _train(folder: Path, clerk: Path, server: str, **sections: object) -> Report
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(changed(config, **sections)))
     done = subprocess.run(
-        [sys.executable, "-m", "grpo_flows.cli", "train", str(path)],
+        [sys.executable, "-m", "grpo_cli", "train", str(path)],
         env=own_environment(folder, server),
         cwd=ROOT,
         capture_output=True,

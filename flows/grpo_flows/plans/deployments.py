@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from grpo_local.deployments import PIPELINE, POOLS, TRAINING, load_deployed, settings_class
 
 from grpo.errors import ConfigError
-from grpo_flows.local.deployments import PIPELINE, POOLS, TRAINING, load_deployed, settings_class
 from grpo_flows.plans.outline import Outline
 from grpo_tasks.gpu_slots import LIMIT
 

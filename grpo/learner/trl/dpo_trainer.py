@@ -33,7 +33,7 @@ from grpo.learner.trl.loop import (
     run_trainer,
     training_arguments,
 )
-from grpo.policy.transformers.packing import common_prefix_length
+from grpo.policy.transformers.forward.packing import common_prefix_length
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
 

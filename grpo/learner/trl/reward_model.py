@@ -25,7 +25,7 @@ from grpo.learner.trl.loop import WithoutTelemetry, rows_per_pass, run_trainer, 
 from grpo.messages import Message
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.device import reproducible_kernels
-from grpo.policy.transformers.packing import common_prefix_length
+from grpo.policy.transformers.forward.packing import common_prefix_length
 from grpo.rewards.learned.metrics import wilson_interval
 from grpo.rewards.learned.model_card import ModelCard
 from grpo.rewards.learned.neural import NeuralReward

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import has_adapters
-from grpo.policy.transformers.forward import is_out_of_memory
+from grpo.policy.transformers.forward.passes import is_out_of_memory
 
 Dtype = Literal["float32", "bfloat16"]
 

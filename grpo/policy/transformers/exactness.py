@@ -32,10 +32,16 @@ from transformers import PreTrainedModel
 
 from grpo.errors import CapacityError, PolicyError
 from grpo.policy.policy import Prompt, Sampling
-from grpo.policy.transformers.attention import IMPLEMENTATION
-from grpo.policy.transformers.forward import ForwardPath, hidden_states, is_out_of_memory, microbatches, token_batch
-from grpo.policy.transformers.head import language_model_head
-from grpo.policy.transformers.samplers import make_sampler
+from grpo.policy.transformers.forward.attention import IMPLEMENTATION
+from grpo.policy.transformers.forward.head import language_model_head
+from grpo.policy.transformers.forward.passes import (
+    ForwardPath,
+    hidden_states,
+    is_out_of_memory,
+    microbatches,
+    token_batch,
+)
+from grpo.policy.transformers.sampling.catalog import make_sampler
 
 _LENGTHS = (
     "sliding_window", "sliding_window_size", "window_size", "attention_window_size", "attention_chunk_size",

@@ -26,9 +26,9 @@ from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
 from grpo.policy.transformers.exactness import choose_path
-from grpo.policy.transformers.forward import is_out_of_memory
+from grpo.policy.transformers.forward.passes import is_out_of_memory
 from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config, published_quantization
-from grpo.policy.transformers.samplers import make_sampler
+from grpo.policy.transformers.sampling.catalog import make_sampler
 from grpo.policy.transformers.sharding import gather_full
 from grpo.policy.transformers.wrappers import OTHER_TOWER, auto_class, freeze_towers, is_loadable, processor_files
 from grpo.renderers.chat_template import Renderer, rendering_tokenizer

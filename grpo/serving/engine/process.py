@@ -32,11 +32,11 @@ from grpo.errors import PolicyError
 from grpo.policy.grammars import GrammarError, Grammars
 from grpo.policy.policy import Generation, Prompt, SampledToken
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.policy.transformers.padded_sampler import PaddedSampler
-from grpo.policy.transformers.samplers import make_serving_sampler
-from grpo.policy.transformers.serving_sampler import ServingSampler
-from grpo.policy.transformers.token_masks import TokenMasks
-from grpo.policy.transformers.turn_sampler import TurnSession
+from grpo.policy.transformers.sampling.base import TurnSession
+from grpo.policy.transformers.sampling.catalog import make_serving_sampler
+from grpo.policy.transformers.sampling.padded_sampler import PaddedSampler
+from grpo.policy.transformers.sampling.serving_sampler import ServingSampler
+from grpo.policy.transformers.sampling.token_masks import TokenMasks
 from grpo.serving.engine.frames import Frames, frame
 from grpo.serving.engine.heartbeat import start_beating
 from grpo.serving.engine.messages import (

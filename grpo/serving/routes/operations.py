@@ -1,6 +1,6 @@
 """Routes for operators: training runs, sizes of the server, erasure. All need the scope `admin`.
 
-The routes ask an `Orchestrator` for training runs. `grpo_flows.local.training_jobs` has the one that uses Prefect.
+The routes ask an `Orchestrator` for training runs. `grpo_local.training_jobs` has the one that uses Prefect.
 """
 
 from __future__ import annotations

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpo_cli.app import app
+from grpo_cli.errors import FAILED, REFUSED, WRONG_INPUT
 from typer.testing import CliRunner
 
 from grpo import interrupts
-from grpo_flows.cli.app import app
-from grpo_flows.cli.errors import FAILED, REFUSED, WRONG_INPUT
 from tests.command_lines import commands, examples
 from tests.places import ROOT
 
 QUICKSTART = str(ROOT / "data" / "configs" / "quickstart.yaml")
-GRPO = [sys.executable, "-m", "grpo_flows.cli"]
+GRPO = [sys.executable, "-m", "grpo_cli"]
 """The command as it is called where it is installed."""
 
 
@@ -101,7 +101,7 @@ def test_a_model_that_is_not_there_is_wrong_input(server: str, arguments: list[s
 @pytest.mark.usefixtures("server")
 def test_an_error_of_the_registry_is_printed_without_a_traceback():
     """Once, by the command itself."""
-    command = [sys.executable, "-m", "grpo_flows.cli", "promote", "models:/missing@candidate", "--reason", "x"]
+    command = [sys.executable, "-m", "grpo_cli", "promote", "models:/missing@candidate", "--reason", "x"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == WRONG_INPUT
     assert done.stderr.count("AddressError") == 1
@@ -122,7 +122,7 @@ def test_a_reason_of_invalid_length_is_refused_before_anything_starts(command: s
 def test_help_imports_no_heavy_package():
     """Neither PyTorch nor Prefect nor MLflow."""
     code = (
-        "import sys; from typer.testing import CliRunner; from grpo_flows.cli.app import app;"
+        "import sys; from typer.testing import CliRunner; from grpo_cli.app import app;"
         "CliRunner().invoke(app, ['--help']); CliRunner().invoke(app, ['train', '--help']);"
         "print([m for m in ('torch', 'prefect', 'mlflow', 'transformers', 'great_expectations') if m in sys.modules])"
     )

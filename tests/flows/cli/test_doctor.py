@@ -11,11 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-
-from grpo.config.pipeline import load_config
-from grpo.errors import ConfigError
-from grpo_flows.cli import doctor
-from grpo_flows.local.checks import (
+from grpo_cli import doctor
+from grpo_local.checks import (
     CheckResult,
     DoctorReport,
     check_named_servers,
@@ -25,6 +22,9 @@ from grpo_flows.local.checks import (
     check_store,
     require,
 )
+
+from grpo.config.pipeline import load_config
+from grpo.errors import ConfigError
 from tests.places import ROOT
 
 METADATA = """Metadata-Version: 2.1
@@ -128,7 +128,7 @@ def test_little_disk_space_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     """The disk of the home, and of a store that lies elsewhere."""
     names = [check.name for check in doctor._check_disks(tmp_path / "home", "memory://bucket")]
     assert names == ["disk of home"]
-    monkeypatch.setattr("grpo_flows.cli.doctor._NO_DISK", 2**70)
+    monkeypatch.setattr("grpo_cli.doctor._NO_DISK", 2**70)
     full = _by_name(doctor._check_disks(tmp_path / "home", str(tmp_path / "store")))
     assert {check.state for check in full.values()} == {"problem"}
     assert "set store elsewhere" in full["disk of store"].remedy
@@ -216,7 +216,7 @@ def test_the_exit_code_is_that_of_the_checks(tmp_path: Path, healthy: bool):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": str(port)}
     environment["PYTHONPATH"] = os.pathsep.join([str(path), str(ROOT)])
-    command = [sys.executable, "-m", "grpo_flows.cli", "doctor", "--json", "--store", str(tmp_path / "store")]
+    command = [sys.executable, "-m", "grpo_cli", "doctor", "--json", "--store", str(tmp_path / "store")]
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )

@@ -11,6 +11,9 @@ import httpx
 import pytest
 import sqlalchemy
 import typer
+from grpo_cli.app import app
+from grpo_cli.errors import known_failure, with_exit_codes
+from grpo_local.service import free_port
 from typer.testing import CliRunner, Result
 
 from grpo.errors import (
@@ -23,9 +26,6 @@ from grpo.errors import (
     install_command,
 )
 from grpo.interrupts import Stopped
-from grpo_flows.cli.app import app
-from grpo_flows.cli.errors import known_failure, with_exit_codes
-from grpo_flows.local.service import free_port
 from tests.places import ROOT
 
 CONFIGS = ROOT / "data" / "configs"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from grpo_cli.app import app
+from grpo_cli.serve import parse_served
 from typer.testing import CliRunner
-
-from grpo_flows.cli.app import app
-from grpo_flows.cli.serve import parse_served
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from grpo_local.login import login, login_file
+from grpo_local.servers import mlflow_server
+from grpo_local.service import port_is_free
 
-from grpo_flows.local.login import login, login_file
-from grpo_flows.local.servers import mlflow_server
-from grpo_flows.local.service import port_is_free
 from tests.places import ROOT
 
 
@@ -27,7 +27,7 @@ def test_databases_are_created_once(tmp_path: Path):
     }
     for _ in range(2):
         subprocess.run(
-            [sys.executable, "-m", "grpo_flows.cli", "migrate"], env=environment, cwd=ROOT, timeout=300, check=True
+            [sys.executable, "-m", "grpo_cli", "migrate"], env=environment, cwd=ROOT, timeout=300, check=True
         )
     tables = {}
     for path in (tmp_path / "home" / "prefect" / "prefect.db", tmp_path / "home" / "mlflow.db"):
@@ -62,7 +62,7 @@ def test_the_pages_end_on_sigterm(tmp_path: Path):
         "GRPO_MLFLOW_PORT": str(ports[1]),
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "grpo_flows.cli", "ui"]
+    command = [sys.executable, "-m", "grpo_cli", "ui"]
     with subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         addresses, *hints = (process.stdout.readline() for _ in range(3))

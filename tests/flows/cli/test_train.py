@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.config.loading import load_settings
@@ -18,7 +19,6 @@ from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.errors import ConfigError
 from grpo.rewards.hacking.check import check_rewards
-from grpo_flows.cli.app import app
 from tests.doubles import short_run
 from tests.places import ROOT
 
@@ -182,7 +182,7 @@ def test_a_port_in_use_is_reported_before_anything_starts(tmp_path: Path):
             "GRPO_HOME": str(tmp_path),
             "PREFECT_SERVER_API_PORT": str(port),
         }
-        command = [sys.executable, "-m", "grpo_flows.cli", "train", str(QUICKSTART)]
+        command = [sys.executable, "-m", "grpo_cli", "train", str(QUICKSTART)]
         done = subprocess.run(
             command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
         )

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpo_local.api import TrustedOriginMiddleware, _is_prefect_page
+from grpo_local.login import CLIENT, ORIGINS, SERVER
+from grpo_local.service import free_port
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from grpo_flows.local.api import TrustedOriginMiddleware, _is_prefect_page
-from grpo_flows.local.login import CLIENT, ORIGINS, SERVER
-from grpo_flows.local.service import free_port
 from tests.places import ROOT
 
 OWN = ("http://127.0.0.1:4200", "http://localhost:4200")
@@ -171,7 +171,7 @@ def test_a_server_that_would_answer_anyone_is_not_started(tmp_path: Path, variab
     kept = {name: value for name, value in os.environ.items() if name not in (SERVER, CLIENT, ORIGINS)}
     environment = {**kept, "PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_API_PORT": str(free_port()), **variables}
     done = subprocess.run(
-        [sys.executable, "-m", "grpo_flows.local.api"],
+        [sys.executable, "-m", "grpo_local.api"],
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

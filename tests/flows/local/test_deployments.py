@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+from grpo_local import settings
+from grpo_local.deployments import JOB_TEMPLATE, deploy, load_parameters
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
@@ -20,8 +22,6 @@ from grpo.config.pipeline import GpuStages, PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.tuning import TuneConfig
 from grpo.errors import ConfigError
-from grpo_flows.local import settings
-from grpo_flows.local.deployments import JOB_TEMPLATE, deploy, load_parameters
 from tests.greeting import write_greeting
 from tests.places import ROOT
 
@@ -57,7 +57,7 @@ def test_a_deployment_gives_its_flow_what_it_takes(deployment: dict[str, Any]):
     flow = flow_of(deployment)
     given = dict(deployment["parameters"])
     assert set(given) <= set(inspect.signature(flow.fn).parameters)
-    (step,) = (one["grpo_flows.local.deployments.load_parameters"] for one in deployment["build"])
+    (step,) = (one["grpo_local.deployments.load_parameters"] for one in deployment["build"])
     if given.get("config") == "{{ parameters.config }}":
         given["config"] = load_parameters(**{name: value for name, value in step.items() if name != "id"})["config"]
         schema = parameter_schema(flow).model_dump_for_openapi()

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from grpo_local.login import SERVER, login, login_file, password_hint
 
 from grpo.errors import ConfigError
-from grpo_flows.local.login import SERVER, login, login_file, password_hint
 from tests.places import ROOT
 
 
@@ -22,7 +22,7 @@ def _nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_concurrent_processes_get_the_same_login(tmp_path: Path):
     """Six first commands of a home: one generates it, and the others read it whole."""
-    code = "from pathlib import Path; from grpo_flows.local.login import login; "
+    code = "from pathlib import Path; from grpo_local.login import login; "
     code += f"print(login(Path({str(tmp_path)!r}), 'prefect'))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = [

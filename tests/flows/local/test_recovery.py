@@ -50,7 +50,7 @@ class Pool:
         return self.client.read_flow_run(run).state_name
 
     def reschedule(self, *, worker_dead: bool) -> list[UUID]:
-        from grpo_flows.local.recovery import reschedule_lost_runs
+        from grpo_local.recovery import reschedule_lost_runs
 
         return reschedule_lost_runs(self.name, WORKER, worker_dead=worker_dead)
 
@@ -146,9 +146,8 @@ def test_a_run_that_ends_while_its_dead_worker_is_cleaned_up_does_not_start_agai
     pool: Pool, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     """Its process reports the end just before it is killed."""
+    from grpo_local import recovery
     from prefect import states
-
-    from grpo_flows.local import recovery
 
     run = pool.run(states.Pending, states.Running)
     monkeypatch.setattr(recovery, "kill_flow_runs", lambda runs: pool.go(run, getattr(states, end)))
@@ -161,9 +160,8 @@ def test_a_deleted_run_does_not_stop_the_recovery_of_others(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, worker_dead: bool
 ):
     """It is deleted on the page during the recovery."""
+    from grpo_local import recovery
     from prefect.states import Pending, Running
-
-    from grpo_flows.local import recovery
 
     deleted, lost = pool.run(Pending, Running), pool.run(Pending, Running)
     unfinished = recovery._unfinished
@@ -183,9 +181,8 @@ def test_a_run_without_a_worker_label_is_lost_after_a_minute(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, worker_dead: bool
 ):
     """Another worker took it and labels it at once; after a minute that worker must have died."""
+    from grpo_local import recovery
     from prefect.states import Pending, Running
-
-    from grpo_flows.local import recovery
 
     run = pool.run(Pending, worker=None)
     by_hand = pool.run(Pending, Running, worker=None)
@@ -197,7 +194,7 @@ def test_a_run_without_a_worker_label_is_lost_after_a_minute(
 
 def test_an_invalid_run_id_is_ignored():
     """Another program sets Prefect's variable to a word."""
-    from grpo_flows.local.recovery import flow_run_processes
+    from grpo_local.recovery import flow_run_processes
 
     run = uuid.uuid4()
     with process_of("mine"), process_of(run):

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-
-from grpo_flows.local import run_checks
-from grpo_flows.local.checks import CheckResult
+from grpo_local import run_checks
+from grpo_local.checks import CheckResult
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -45,7 +44,7 @@ def checked(home: Path) -> dict[str, CheckResult]:
 
 def test_a_pool_has_workers_and_automations(client: SyncPrefectClient, pool: str, home: Path):
     """Each fault with the command that ends it."""
-    from grpo_flows.local.automations import RECOVERY, write_automations
+    from grpo_local.automations import RECOVERY, write_automations
 
     for one in client.read_automations():  # those of other tests on this server
         client.delete_automation(one.id)

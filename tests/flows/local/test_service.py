@@ -13,10 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from grpo.errors import ConfigError, StorageError
-from grpo_flows.local import service as services
-from grpo_flows.local.service import (
+from grpo_local import service as services
+from grpo_local.service import (
     Service,
     free_port,
     port_is_free,
@@ -24,6 +22,8 @@ from grpo_flows.local.service import (
     processes_with_variable,
     recorded_services,
 )
+
+from grpo.errors import ConfigError, StorageError
 from tests.places import ROOT
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from grpo_flows.local.service import Service
-from grpo_flows.local.service_logs import KEPT, rotate_logs
+from grpo_local.service import Service
+from grpo_local.service_logs import KEPT, rotate_logs
+
 from tests import waiting
 
 until = partial(waiting.until, patience_s=240)

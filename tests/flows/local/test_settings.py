@@ -14,7 +14,7 @@ from tests.places import ROOT
 def test_telemetry_of_all_packages_is_off():
     """Their variables are set in the environment of the command."""
     code = (
-        "from grpo_flows.local import settings; settings.apply(); import os;"
+        "from grpo_local import settings; settings.apply(); import os;"
         "print(os.environ['DO_NOT_TRACK'], os.environ['PREFECT_SERVER_ANALYTICS_ENABLED'],"
         "os.environ['MLFLOW_DISABLE_TELEMETRY'], os.environ['GX_ANALYTICS_ENABLED'], os.environ['HF_HUB_OFFLINE'])"
     )
@@ -29,7 +29,7 @@ def test_telemetry_of_all_packages_is_off():
 def test_grpo_debug_enables_debug_messages(value: str, enabled: bool):
     """Of this project alone: other loggers keep their level."""
     code = (
-        "import logging; from grpo_flows.local import settings; settings.enable_debug_logging();"
+        "import logging; from grpo_local import settings; settings.enable_debug_logging();"
         "logging.getLogger('grpo_tasks.executor').debug('ours'); logging.getLogger('urllib3').debug('theirs')"
     )
     environment = {**os.environ, "GRPO_DEBUG": value, "PYTHONPATH": str(ROOT)}

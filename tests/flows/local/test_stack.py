@@ -3,7 +3,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from grpo_flows.local.stack import worker_name
+from grpo_local.stack import worker_name
 
 
 def test_each_home_of_a_machine_has_workers_of_its_own(tmp_path: Path):

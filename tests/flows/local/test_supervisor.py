@@ -4,10 +4,10 @@ import logging
 from pathlib import Path
 
 import pytest
+from grpo_local.service import Service, free_port
+from grpo_local.supervisor import restart_if_dead, supervise_once
 
 from grpo.errors import ConfigError
-from grpo_flows.local.service import Service, free_port
-from grpo_flows.local.supervisor import restart_if_dead, supervise_once
 
 
 @pytest.mark.parametrize("error", [ConfigError("port in use"), OSError("disk full"), ValueError("no UUID")], ids=repr)
@@ -20,7 +20,7 @@ def test_an_error_of_one_check_is_logged_and_does_not_stop_the_others(
     def fails() -> None:
         raise error
 
-    with caplog.at_level(logging.ERROR, "grpo_flows.local.supervisor"):
+    with caplog.at_level(logging.ERROR, "grpo_local.supervisor"):
         supervise_once({"mlflow": fails, "cpu": lambda: checked.append("cpu")})
     assert checked == ["cpu"]
     assert f"mlflow: {type(error).__name__}: {error}" in caplog.text

@@ -18,6 +18,10 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from grpo_local.login import HOSTS, PASSWORD, USERNAME, login, login_file
+from grpo_local.servers import lend_mlflow_login, mlflow_server, mlflow_service
+from grpo_local.service import free_port
+from grpo_local.tracking import LoginMiddleware
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
@@ -25,10 +29,6 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from grpo.errors import ConfigError
-from grpo_flows.local.login import HOSTS, PASSWORD, USERNAME, login, login_file
-from grpo_flows.local.servers import lend_mlflow_login, mlflow_server, mlflow_service
-from grpo_flows.local.service import free_port
-from grpo_flows.local.tracking import LoginMiddleware
 from tests.file_limits import default_files
 from tests.places import ROOT
 
@@ -51,7 +51,7 @@ class Tracking:
 
     def grpo(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command with that environment."""
-        command = [sys.executable, "-m", "grpo_flows.cli", *arguments]
+        command = [sys.executable, "-m", "grpo_cli", *arguments]
         return subprocess.run(
             command,
             env=self.environment(**variables),
@@ -311,7 +311,7 @@ def test_a_server_that_would_answer_anyone_is_not_started(variables: dict[str, s
     """The error names the variable, as in a container without its secret."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MLFLOW")}
     done = subprocess.run(
-        [sys.executable, "-c", "from grpo_flows.local.tracking import application; application()"],
+        [sys.executable, "-c", "from grpo_local.tracking import application; application()"],
         env={**kept, "PYTHONPATH": str(ROOT), **variables},
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -14,10 +14,9 @@ from typing import Any
 
 import httpx
 import pytest
-
-from grpo_flows.local.login import login
-from grpo_flows.local.servers import mlflow_server
-from grpo_flows.local.service import free_port
+from grpo_local.login import login
+from grpo_local.servers import mlflow_server
+from grpo_local.service import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 _ASSISTANT = "/ajax-api/3.0/mlflow/assistant"

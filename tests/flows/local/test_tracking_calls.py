@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-
-from grpo_flows.local.tracking_calls import is_listed, listed_calls
+from grpo_local.tracking_calls import is_listed, listed_calls
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 _API = "/api/3.0/mlflow"

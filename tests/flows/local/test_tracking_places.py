@@ -8,11 +8,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from grpo_local import tracking_places
+from grpo_local.tracking_places import is_below, is_place
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-from grpo_flows.local import tracking_places
-from grpo_flows.local.tracking_places import is_below, is_place
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from grpo.learner.checkpoints import resume, save
 from grpo.learner.distributed import ProcessGroup
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, reference_kl
-from grpo.policy.transformers.forward import hidden_states, microbatches
+from grpo.policy.transformers.forward.passes import hidden_states, microbatches
+from grpo.policy.transformers.forward.token_batch import TokenBatch
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.policy.transformers.token_batch import TokenBatch
 
 
 def make_samples(policy: TransformersPolicy, *, advantages: tuple[float, ...] = (1.0, -1.0, 0.5)) -> list[Sample]:

@@ -17,8 +17,8 @@ from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
 from grpo.learner.model_sizes import model_sizes
 from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.dtype import cast_frozen
-from grpo.policy.transformers.forward import token_batch
-from grpo.policy.transformers.kv_cache import KVCache
+from grpo.policy.transformers.forward.kv_cache import KVCache
+from grpo.policy.transformers.forward.passes import token_batch
 from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
 from grpo.rewards.catalog import make_reward

@@ -15,7 +15,7 @@ from grpo.environments.environment import EnvironmentState, StepResult
 from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.policy.transformers.sampler import SlotSampler
+from grpo.policy.transformers.sampling.slot_sampler import SlotSampler
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect, sample_seed, schedule
 from grpo.scenario import Scenario

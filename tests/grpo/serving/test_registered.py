@@ -196,7 +196,7 @@ def test_the_server_itself_needs_no_pytorch(tmp_path: Path):
     """It is imported by the engine processes, which have the models: a server takes a third of the memory."""
     script = (
         "import sys\n"
-        "import grpo.serving.server, grpo.serving.mirror.mirror, grpo_flows.local.training_jobs, grpo_tasks.registry\n"
+        "import grpo.serving.server, grpo.serving.mirror.mirror, grpo_local.training_jobs, grpo_tasks.registry\n"
         "from grpo.serving.engine.registered import fixed_model\n"
         "served = fixed_model(sys.argv[1], 'clerk')('')\n"
         "print(served.policy.tokenizer.vocab_size, 'torch' in sys.modules)\n"

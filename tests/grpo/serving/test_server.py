@@ -15,6 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from grpo_local.service import free_port
 from websockets.sync.client import connect
 
 from grpo.errors import AddressError, GRPOError, StorageError
@@ -22,7 +23,6 @@ from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.server import ServerSettings, open_book, run_server, uvicorn_config
-from grpo_flows.local.service import free_port
 from tests.grpo.log.fixtures import turn
 from tests.grpo.log.test_compaction import write
 from tests.grpo.serving.chat_servers import CLERK, chat_server
@@ -123,7 +123,7 @@ def test_the_command_ends_with_one_line_and_exit_code_1(tmp_path: Path):
     home.mkdir()
     KeyStore(home / "keys.json").create("shop", ["chat"])
     path = os.pathsep.join(map(str, (ROOT, ROOT / "flows", ROOT / "tasks")))
-    command = [sys.executable, "-m", "grpo_flows.cli", "serve", str(model), "--port", str(free_port())]
+    command = [sys.executable, "-m", "grpo_cli", "serve", str(model), "--port", str(free_port())]
     environment = {**os.environ, "GRPO_HOME": str(home), "PYTHONPATH": path, "GRPO_MLFLOW_PORT": str(free_port())}
     environment.pop("MLFLOW_TRACKING_URI", None)
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
-from grpo.policy.transformers.attention import (
+from grpo.policy.transformers.forward.attention import (
     NEVER,
     MaskRule,
     SlotBatch,
@@ -17,7 +17,7 @@ from grpo.policy.transformers.attention import (
     TreeBlock,
     flat_attention,
 )
-from grpo.policy.transformers.kv_cache import KVCache
+from grpo.policy.transformers.forward.kv_cache import KVCache
 from grpo.policy.transformers.model import load
 
 INF = float("inf")
@@ -164,7 +164,7 @@ def test_a_prefix_that_is_held_once_is_attended_to_by_all_slots(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Tokens 0 1 2 shared, 3 4 prefilled into slot 1, 4 again as a decode: as in a slot that holds all of them."""
-    monkeypatch.setattr("grpo.policy.transformers.attention._LOGITS", logits)
+    monkeypatch.setattr("grpo.policy.transformers.forward.attention._LOGITS", logits)
     vectors = _vectors(5)
     kinds = {"scaling": 0.5, "softcap": softcap, "s_aux": sinks}
     whole = KVCache(slots=2, capacity=5)

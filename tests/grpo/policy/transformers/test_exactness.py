@@ -10,9 +10,9 @@ from transformers import AttentionInterface
 from grpo.errors import CapacityError, PolicyError
 from grpo.policy.context import UNBOUNDED
 from grpo.policy.transformers import exactness
-from grpo.policy.transformers.attention import IMPLEMENTATION, flat_attention
 from grpo.policy.transformers.exactness import PathCheck, choose_path
-from grpo.policy.transformers.forward import forward_path
+from grpo.policy.transformers.forward.attention import IMPLEMENTATION, flat_attention
+from grpo.policy.transformers.forward.passes import forward_path
 from grpo.policy.transformers.model import TransformersPolicy, load
 from tests.models.families import tiny_model
 

@@ -10,8 +10,8 @@ import pytest
 
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.policy.transformers.sampler import SlotSampler
-from grpo.policy.transformers.turn_sampler import TurnSession
+from grpo.policy.transformers.sampling.base import TurnSession
+from grpo.policy.transformers.sampling.slot_sampler import SlotSampler
 
 PROMPT = [5, 20, 31, 40, 41, 42, 43, 44, 45]
 

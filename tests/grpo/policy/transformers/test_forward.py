@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo.policy.transformers.forward import is_out_of_memory
+from grpo.policy.transformers.forward.passes import is_out_of_memory
 
 
 @pytest.mark.parametrize(

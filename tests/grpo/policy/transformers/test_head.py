@@ -6,7 +6,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from grpo.errors import PolicyError
-from grpo.policy.transformers.head import base_model, language_model_head
+from grpo.policy.transformers.forward.head import base_model, language_model_head
 from tests.models.families import tiny_model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grpo.policy.transformers.kv_cache import KVCache
+from grpo.policy.transformers.forward.kv_cache import KVCache
 
 
 def _cache(*, slots: int = 2, capacity: int = 4) -> tuple[KVCache, torch.Tensor, torch.Tensor]:

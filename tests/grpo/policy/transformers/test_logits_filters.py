@@ -7,8 +7,8 @@ import torch
 
 from grpo.errors import ConfigError
 from grpo.policy.policy import Prompt, Sampling
-from grpo.policy.transformers.logits_filters import filter_logits
 from grpo.policy.transformers.model import load
+from grpo.policy.transformers.sampling.logits_filters import filter_logits
 from grpo.renderers.chat_template import Renderer
 from tests.grpo.agents.fixtures import run
 

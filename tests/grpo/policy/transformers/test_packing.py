@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
-from grpo.policy.transformers import attention
-from grpo.policy.transformers.attention import MaskRule
-from grpo.policy.transformers.forward import hidden_states, token_batch
+from grpo.policy.transformers.forward import attention
+from grpo.policy.transformers.forward.attention import MaskRule
+from grpo.policy.transformers.forward.packing import pack, packed_microbatches
+from grpo.policy.transformers.forward.passes import hidden_states, token_batch
 from grpo.policy.transformers.model import load
-from grpo.policy.transformers.packing import pack, packed_microbatches
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.exactness import choose_path
-from grpo.policy.transformers.padded_sampler import PaddedSampler
-from grpo.policy.transformers.samplers import make_sampler
+from grpo.policy.transformers.sampling.catalog import make_sampler
+from grpo.policy.transformers.sampling.padded_sampler import PaddedSampler
 from tests.models.families import tiny_model
 
 Path = Literal["padded", "unpadded", "uncached"]

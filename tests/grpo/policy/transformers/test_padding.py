@@ -5,8 +5,8 @@ import torch
 
 from grpo.errors import DataError
 from grpo.policy.transformers.exactness import choose_path
-from grpo.policy.transformers.forward import hidden_states, microbatches, token_batch
-from grpo.policy.transformers.padding import pad, padded_microbatches
+from grpo.policy.transformers.forward.padding import pad, padded_microbatches
+from grpo.policy.transformers.forward.passes import hidden_states, microbatches, token_batch
 from tests.grpo.policy.transformers.test_packing import CPU, Sequence, make, states_alone
 from tests.models.families import tiny_model
 

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from grpo.policy.transformers.kv_cache import KeysValues
-from grpo.policy.transformers.prefix_cache import PrefixCache
+from grpo.policy.transformers.forward.kv_cache import KeysValues
+from grpo.policy.transformers.sampling.prefix_cache import PrefixCache
 
 
 def _keys_values(number: int) -> KeysValues:

@@ -14,8 +14,8 @@ from transformers import LlamaForCausalLM
 
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.policy.transformers.sampler import SlotSampler
-from grpo.policy.transformers.turn_sampler import inverse_transform
+from grpo.policy.transformers.sampling.base import inverse_transform
+from grpo.policy.transformers.sampling.slot_sampler import SlotSampler
 from grpo.renderers.chat_template import Renderer
 
 
@@ -238,7 +238,7 @@ def test_a_prefix_that_all_prompts_share_is_read_once(policy: TransformersPolicy
             return generations, [*counts, sampler.tokens_processed]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("grpo.policy.transformers.sampler._MIN_SAVED", 150)
+        patch.setattr("grpo.policy.transformers.sampling.slot_sampler._MIN_SAVED", 150)
         generations, counts = asyncio.run(run())
     # 150, then 2 + 1 + 3 of the prompts, and 2 passes · 4 tokens; later 2 of the prompt and 2 passes
     assert counts == [164, 168]
@@ -335,7 +335,7 @@ def test_the_last_token_of_a_long_prompt_may_share_a_pass_with_a_shorter_one(
     policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
 ):
     """At most 6 tokens: 6 of a prompt of 7, then the 3 of the other and the last."""
-    monkeypatch.setattr("grpo.policy.transformers.sampler._PASS_TOKENS", 6)
+    monkeypatch.setattr("grpo.policy.transformers.sampling.slot_sampler._PASS_TOKENS", 6)
     prompts = [[5, 20, 31], [9, 10, 11, 12, 13, 14, 15]]
     conversations = _generate(policy, [[prompt] for prompt in prompts], concurrency=2, tokens=3)
     for prompt, (generation,) in zip(prompts, conversations, strict=True):
@@ -346,7 +346,7 @@ def test_a_batch_with_more_tokens_than_a_pass_is_read_in_several(
     policy: TransformersPolicy, monkeypatch: pytest.MonkeyPatch
 ):
     """At most 6 tokens: 6 of a prompt of 9, prompts of 4 and 2 together, the other 3; a sibling's is not read."""
-    monkeypatch.setattr("grpo.policy.transformers.sampler._PASS_TOKENS", 6)
+    monkeypatch.setattr("grpo.policy.transformers.sampling.slot_sampler._PASS_TOKENS", 6)
     read: list[int] = []
     handle = policy.model.register_forward_pre_hook(
         lambda _, __, given: read.append(given["input_ids"].shape[1]), with_kwargs=True

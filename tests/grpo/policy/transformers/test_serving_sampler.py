@@ -11,8 +11,8 @@ import torch
 
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.policy.transformers.serving_sampler import ServingSampler
-from grpo.policy.transformers.turn_sampler import TurnSession
+from grpo.policy.transformers.sampling.base import TurnSession
+from grpo.policy.transformers.sampling.serving_sampler import ServingSampler
 
 SYSTEM = [5 + index % 90 for index in range(40)]
 LARGE = 2**24

@@ -13,9 +13,9 @@ from grpo.policy.catalog import load_weights
 from grpo.policy.grammars import GrammarError, Grammars
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.policy.transformers.samplers import make_sampler, make_serving_sampler
-from grpo.policy.transformers.token_masks import TokenMasks
-from grpo.policy.transformers.turn_sampler import TurnSampler
+from grpo.policy.transformers.sampling.base import TurnSampler
+from grpo.policy.transformers.sampling.catalog import make_sampler, make_serving_sampler
+from grpo.policy.transformers.sampling.token_masks import TokenMasks
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_grammar import ReplyShape
 from tests.places import ROOT

@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from grpo.errors import PolicyError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import load
-from grpo.policy.transformers.padded_sampler import PaddedSampler
-from grpo.policy.transformers.sampler import SlotSampler
-from grpo.policy.transformers.serving_sampler import ServingSampler
-from grpo.policy.transformers.turn_sampler import TurnSampler
+from grpo.policy.transformers.sampling.base import TurnSampler
+from grpo.policy.transformers.sampling.padded_sampler import PaddedSampler
+from grpo.policy.transformers.sampling.serving_sampler import ServingSampler
+from grpo.policy.transformers.sampling.slot_sampler import SlotSampler
 
 PROMPTS = [[5, 20, 31, 44], [7, 60], [9, 11, 12, 13, 14, 15, 16, 99, 100], [40, 41, 42]]
 TEMPERATURES = (0.0, 5e-324, 1e-300, 1e-46, 1e-45, 3e-38, 2e-38, 9e-6, 1e-5, 1.0, 2.0, 1e300)

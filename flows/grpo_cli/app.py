@@ -1,0 +1,61 @@
+"""The `grpo` command."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from grpo_local import settings
+
+from grpo.errors import DISTRIBUTION
+from grpo.interrupts import end_by_signals
+from grpo_cli.erase import erase
+from grpo_cli.errors import with_exit_codes
+from grpo_cli.evaluate import evaluate
+from grpo_cli.keys import keys
+from grpo_cli.prepare import check_reward, doctor, ingest, init, schema
+from grpo_cli.registry import admit, export, lineage, models, promote, reproduce, rollback
+from grpo_cli.runs import report, runs, show
+from grpo_cli.serve import serve
+from grpo_cli.servers import deploy, down, env, migrate, ui, up
+from grpo_cli.store import store
+from grpo_cli.train import pretrain, retrain, train, tune
+from grpo_cli.verify_log import verify_log
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+for command in (
+    train, evaluate, tune, retrain, promote, rollback, admit, lineage, reproduce, runs, report, show, models, export,
+    init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, verify_log, erase, pretrain,
+):  # fmt: skip
+    app.command(context_settings={"ignore_unknown_options": command is up})(with_exit_codes(command))
+app.add_typer(keys, name="keys")
+app.add_typer(store, name="store")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"grpo {version(DISTRIBUTION)}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train multi-turn conversational agents, and promote those that improve.
+
+    Exit codes: 0 done, 1 failed, 2 wrong input, 3 a gate refused. GRPO_HOME is the folder of all records, `runs` by
+    default; GRPO_DEBUG=1 logs debug messages, and the start of each stage.
+
+    Example: grpo init shop; cd shop; grpo train grpo.yaml
+    """
+    settings.enable_debug_logging()
+
+
+def run() -> None:
+    """Run the command of this process. A program that calls `app` instead keeps its own signal handlers."""
+    end_by_signals()  # so that started servers are also stopped on SIGTERM, and not only on Ctrl-C
+    app(prog_name="grpo")

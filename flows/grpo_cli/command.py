@@ -1,0 +1,48 @@
+"""Arguments that several commands share, and the start of a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from grpo_local import settings
+
+from grpo.policy.weights.promotion_records import LONGEST_REASON
+from grpo.storage.shipped import shipped_folder
+from grpo_cli.console import PlainConsole
+
+QUICKSTART = shipped_folder() / "configs" / "quickstart.yaml"
+
+ConfigFile = Annotated[str, typer.Argument(help="YAML file; the shipped ones are grpo://configs/NAME.yaml.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value, over the file; may be repeated.")
+]
+ModelAddress = Annotated[str, typer.Argument(help="models:/NAME@champion, @candidate, @previous, or models:/NAME/3.")]
+
+
+def _reason(value: str) -> str:
+    """Strip the reason and check its length."""
+    if not 1 <= len(reason := value.strip()) <= LONGEST_REASON:
+        raise typer.BadParameter(f"it has {len(reason)} characters; write 1 to {LONGEST_REASON}")
+    return reason
+
+
+Reason = Annotated[str, typer.Option(help="Reason, kept in the promotion history.", callback=_reason)]
+
+console = PlainConsole()
+
+
+def start_command(*, services: bool = True) -> Path:
+    """Apply the settings to the environment and check the home, ports, databases and named servers.
+
+    With `services=False` only the home is checked. Returns the home. Raises `ConfigError`, `StorageError` or
+    `ConnectionError` for the first fault that `grpo doctor` would show as a problem.
+    """
+    home = settings.apply()
+    from grpo_local.checks import check_home, check_named_servers, check_ports, check_records, require
+
+    require([check_home(home)] if not services else [*check_ports(), *check_records(home)])
+    if services:
+        require(check_named_servers())
+    return home

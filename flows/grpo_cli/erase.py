@@ -1,0 +1,66 @@
+"""`grpo erase`: erase a user or a conversation from the serving log and from all that retraining has made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpo.errors import ConfigError
+from grpo_cli.command import console, start_command
+from grpo_cli.console import PlainConsole
+from grpo_cli.errors import FAILED
+
+_MEMORY = (
+    "memory files of agents: servers that run on this log have forgotten it within a second; a file that an agent has "
+    "written to disk before, and that no running server has open, is to be deleted by you"
+)
+
+
+def erase(
+    user: Annotated[str | None, typer.Option(help="User, as requests have named it.")] = None,
+    conversation: Annotated[str | None, typer.Option(help="Id of one conversation.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Folder of the log; served in GRPO_HOME by default.")] = None,
+    store: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another artifact store, in addition to the stores of the home and of its versions; repeatable."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
+) -> None:
+    """Erase a user or a conversation: turns, feedback, and the copies that retraining and the mirror in MLflow made.
+
+    A running server goes on, ends the turns in progress and forgets the conversations within a second. The receipt has
+    counts and digests and no name. Exit code 1 where nothing was found.
+
+    Example: grpo erase --user ann@example.com
+    """
+    home = start_command(services=False)
+    if (user is None) == (conversation is None):
+        raise ConfigError("name --user NAME or --conversation ID, one of the two")
+    from grpo.serving.erasure import erase as erase_from_log
+
+    folder = log or home / "served"
+    receipt = erase_from_log(folder, user=user, conversation_id=conversation, home=home, stores=store or ())
+    if receipt is None:
+        if json:
+            typer.echo('{"found": false, "message": "nothing was found"}')
+        else:
+            PlainConsole(stderr=True).print("nothing was found", soft_wrap=True)
+        raise typer.Exit(FAILED)
+    if json:
+        typer.echo(receipt.model_dump_json(indent=1))
+        return
+    console.print(f"erased {receipt.turns} turns and {receipt.feedback} feedback from {folder}", soft_wrap=True)
+    for place, count in receipt.copies.items():
+        console.print(f"{place}: {count}", soft_wrap=True)
+    for version in receipt.versions:
+        console.print(f"{version} was trained on it; its training cannot be repeated", soft_wrap=True)
+    for version in receipt.skipped:
+        console.print(
+            f"{version} is not signed by this home: name its store with --store, if it has one", soft_wrap=True
+        )
+    console.print(f"receipt {receipt.id}", soft_wrap=True)
+    console.print(_MEMORY, soft_wrap=True)

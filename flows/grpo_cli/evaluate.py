@@ -1,0 +1,203 @@
+"""`grpo evaluate`: measure a model on held-out scenarios, or chat with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from grpo_local import settings
+
+from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.errors import AddressError, ConfigError, DataError, PolicyError, printable
+from grpo.messages import Message
+from grpo.storage.files import write_atomically
+from grpo_cli.command import console, start_command
+from grpo_cli.dry_runs import DryRunOption, print_outline, scratch_services
+from grpo_cli.errors import exit_codes
+
+
+def evaluate(
+    config: Annotated[
+        str | None,
+        typer.Argument(help="YAML file whose held-out scenarios are used, or with --checkpoint its tools."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="models:/NAME@champion, models:/NAME/3, a checkpoint, a model folder, org/name or file.gguf; the "
+            "champion by default."
+        ),
+    ] = None,
+    num_episodes: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes.")] = None,
+    scenarios_file: Annotated[
+        str | None, typer.Option(help="Use these scenarios instead: .jsonl, .json, .parquet, .csv or .tsv.")
+    ] = None,
+    output_file: Annotated[Path | None, typer.Option(help="Path of the JSON document.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Chat with this model: as --model, or openai+https://… or stub://….")
+    ] = None,
+    message: Annotated[
+        str | None, typer.Option(help="With --checkpoint: send one message, and print the reply.")
+    ] = None,
+    conversations: Annotated[
+        Path | None,
+        typer.Option("--input", help="With --checkpoint: a JSON list of user messages or conversations to reply to."),
+    ] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="With CONFIG and --checkpoint: the scenario whose world the tools act on.")
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="section.key=value over the config, or key=value of the agent; may be repeated."),
+    ] = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Measure a model on held-out scenarios, or chat with it: interactively, with one message, or with a file.
+
+    In a chat the model's tool calls are answered by the environment of CONFIG; without one they are not, and a line on
+    stderr names them.
+
+    Example: grpo evaluate data/configs/quickstart.yaml --model data/models/desk_clerk --num-episodes 40
+
+    Example: grpo evaluate --checkpoint data/models/desk_clerk --message "Hello, where is my order 1234?"
+
+    Example: grpo evaluate data/configs/quickstart.yaml --checkpoint data/models/desk_clerk --message "My cup is broken"
+    """
+    home = start_command(services=checkpoint is None or checkpoint.startswith("models:/"))
+    options = tuple(override or ())
+    with exit_codes(wrong_input=(AddressError, ConfigError, DataError, PolicyError)):
+        _check_modes(
+            {"CONFIG": config, "--model": model, "--num-episodes": num_episodes, "--scenarios-file": scenarios_file}
+            | {"--dry-run": dry_run},
+            {"--message": message, "--input": conversations, "--scenario": scenario},
+            checkpoint=checkpoint,
+        )
+        if checkpoint is not None:
+            described = None if config is None else load_config(config, options)
+            _chat(checkpoint, described, scenario, message, conversations, output_file, options)
+            return
+        assert config is not None
+        pipeline = load_config(config, options)
+        if not dry_run:
+            _check_files(pipeline, model, scenarios_file, num_episodes)
+        path = output_file or home / pipeline.name / "evaluation.json"
+        if dry_run:
+            with scratch_services():
+                from grpo_flows.plans.evaluate import plan_evaluation
+
+                print_outline(
+                    console,
+                    plan_evaluation(
+                        pipeline, model=model, scenarios_file=scenarios_file, num_episodes=num_episodes, output=path
+                    ),
+                )
+            return
+        from grpo_local.servers import prefect_server
+
+        load = partial(settings.import_packages, "grpo_flows.evaluate", "mlflow", *settings.LEARNER)
+        with prefect_server(home, while_starting=load) as url:
+            from grpo_cli.console import show_progress
+            from grpo_cli.display import print_evaluation
+            from grpo_flows.evaluate import evaluate as flow
+
+            console.print(f"evaluation {pipeline.name}: Prefect at {url}, records in {home}")
+            with show_progress(console):
+                document = flow(
+                    pipeline,
+                    model=model,
+                    scenarios_file=scenarios_file,
+                    num_episodes=num_episodes,
+                    output_file=str(path),
+                )
+        print_evaluation(console, document)
+        console.print(f"written to {path}", soft_wrap=True)
+
+
+def _check_files(pipeline: PipelineConfig, model: str | None, scenarios_file: str | None, episodes: int | None) -> None:
+    """Refuse missing scenarios, models and options of the user's objects before a server is started."""
+    from grpo_local.preflight import check_evaluation
+
+    from grpo.scenarios.subset import select_scenarios
+
+    selected = select_scenarios(pipeline, scenarios_file, episodes)
+    check_evaluation(selected, model, whole=scenarios_file is not None, depth="files")
+
+
+def _check_modes(measuring: Mapping[str, object], chatting: Mapping[str, object], *, checkpoint: str | None) -> None:
+    """Refuse options of the other mode. CONFIG belongs to both modes."""
+    config, scenario = measuring["CONFIG"], chatting["--scenario"]
+    if config is None and checkpoint is None:
+        raise ConfigError("name a CONFIG for its held-out scenarios, or a --checkpoint to chat with")
+    other = chatting if checkpoint is None else measuring
+    unread = [name for name, value in other.items() if name != "CONFIG" and value not in (None, False)]
+    if unread:
+        with_ = "without" if checkpoint is None else "with"
+        raise ConfigError(f"{', '.join(unread)} is not read {with_} --checkpoint; leave it out")
+    if chatting["--message"] is not None and chatting["--input"] is not None:
+        raise ConfigError("--message and --input exclude each other; give one")
+    if scenario is not None and config is None:
+        raise ConfigError("--scenario is one of a CONFIG; name it, or leave --scenario out")
+
+
+def _chat(
+    checkpoint: str,
+    pipeline: PipelineConfig | None,
+    scenario: str | None,
+    message: str | None,
+    conversations: Path | None,
+    output: Path | None,
+    options: tuple[str, ...],
+) -> None:
+    """Chat interactively, with one message, or with a file of conversations."""
+    from grpo_cli.chat import read_conversations, reply_to_each
+
+    parsed = None if conversations is None else read_conversations(conversations)
+    reply, chat = _open_chat(checkpoint, pipeline, scenario, options)
+    if parsed is not None:
+        replies = json.dumps(reply_to_each(reply, parsed), ensure_ascii=False, indent=1)
+        if output is None:
+            typer.echo(replies)
+        else:
+            write_atomically(output, replies + "\n")
+        return
+    if sys.stdin.isatty() and message is None:
+        typer.echo("Type a message; Ctrl-D ends.", err=True)
+    for text in chat(sys.stdin if message is None else [message]):
+        typer.echo(text)
+
+
+def _open_chat(
+    checkpoint: str, pipeline: PipelineConfig | None, scenario: str | None, options: tuple[str, ...]
+) -> tuple[Callable[[Sequence[Message]], str], Callable[[Iterable[str]], Iterator[str]]]:
+    """Functions that reply to a conversation and to lines, with the tools of a config, or without any."""
+    with settings.without_gc():
+        from grpo_cli import chat
+
+        if pipeline is not None:
+            from grpo_cli.tool_chat import open_tool_chat
+
+            policy = chat.checkpoint_policy(checkpoint)
+            tools = open_tool_chat(pipeline, checkpoint, policy, scenario, _remark)
+            _remark(f"tools of environment {pipeline.environment.kind} answer, in the world of {tools.scenario.id}")
+            return tools.reply_to, tools.chat
+        agent = chat.open_agent(checkpoint, options)
+
+    def warned(reply: str) -> str:
+        if calls := chat.unanswered_calls(agent, reply):
+            _remark(f"no tool answers {'; '.join(calls)}: name a CONFIG, whose environment has the tools")
+        return reply
+
+    return (
+        lambda conversation: warned(chat.reply_once(agent, conversation)),
+        lambda lines: map(warned, chat.chat(agent, lines)),
+    )
+
+
+def _remark(text: str) -> None:
+    """Print a line on stderr, apart from the replies."""
+    typer.echo(printable(text), err=True)

@@ -1,0 +1,165 @@
+"""Commands before a run: init, doctor, ingest, check-reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from grpo_local import settings
+
+from grpo.config.base import with_paths_from
+from grpo.config.commented_yaml import commented_yaml
+from grpo.config.loading import parse_override
+from grpo.config.pipeline import load_config
+from grpo.errors import BudgetError, ConfigError, GRPOError
+from grpo.storage.files import write_atomically
+from grpo.user_objects import make_importable
+from grpo_cli.command import QUICKSTART, Overrides, console, start_command
+from grpo_cli.errors import FAILED, REFUSED, exit_codes
+
+
+def init(
+    path: Annotated[Path | None, typer.Argument(help="Folder to make, or, with --reference, file to write.")] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Write a config with every setting instead, by default config.yaml.")
+    ] = False,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Config whose settings --reference writes; else the quickstart.")
+    ] = None,
+    override: Overrides = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+) -> None:
+    """Make a project that trains within two minutes: config, environment, agent, reward, scenarios, tests, deployment.
+
+    With --reference write a config with every setting, its description and its default; it runs unchanged.
+
+    Example: grpo init shop
+    """
+    if reference:
+        file = path or Path("config.yaml")
+        if file.exists() and not force:
+            raise ConfigError(f"{file} exists; name another file, or replace it with --force")
+        pipeline = load_config(start or QUICKSTART, tuple(override or ()))
+        write_atomically(file, commented_yaml(with_paths_from(pipeline, file.parent)))
+        console.print(f"{file} written; edit it, then: grpo train {file} --dry-run", soft_wrap=True)
+        return
+    if path is None or start is not None or override:
+        raise ConfigError("name the folder of the new project: grpo init shop; --from and --set are for --reference")
+    from grpo_cli.project import make_project
+
+    make_project(path, force=force)
+    console.print(f"{path} written; next: cd {path} && grpo train grpo.yaml", soft_wrap=True)
+
+
+SchemaName = Literal["config", "retrain", "tune", "scenario"]
+
+
+def schema(name: Annotated[SchemaName, typer.Argument(help="Kind of file.")] = "config") -> None:
+    """Print the JSON Schema of a config, or of one scenario, with which editors complete and check them.
+
+    In a YAML file `# yaml-language-server: $schema=schema.json` names it.
+
+    Example: grpo schema scenario
+    """
+    from grpo_cli.project import schema_text
+
+    typer.echo(schema_text(name), nl=False)
+
+
+def doctor(
+    config: Annotated[str | None, typer.Argument(help="YAML file of a run, whose requirements are checked.")] = None,
+    override: Overrides = None,
+    store: Annotated[
+        str | None, typer.Option(help="Artifact store to check; else the config's, or `artifacts` in GRPO_HOME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Check this machine, its servers and stores, with a remedy for each problem; exit code 1 if a run would fail.
+
+    Example: grpo doctor --json
+
+    Example: grpo doctor data/configs/quickstart.yaml
+    """
+    home = settings.apply()
+    from grpo_cli.display import print_checks
+    from grpo_cli.doctor import run_checks
+
+    pipeline = None if config is None else load_config(config, tuple(override or ()))
+    report = run_checks(home, store or (pipeline.store if pipeline is not None else str(home / "artifacts")), pipeline)
+    if as_json:
+        typer.echo(report.model_dump_json(indent=1))
+    else:
+        print_checks(console, report)
+    if not report.healthy:
+        raise typer.Exit(FAILED)
+
+
+def ingest(
+    config: Annotated[str, typer.Argument(metavar="FILE", help="YAML file of a run, or a file of scenarios or chats.")],
+    override: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the tables and Data Docs; by default `ingest` in GRPO_HOME.")
+    ] = None,
+) -> None:
+    """Read, validate and split the scenarios of a config, without training; shows counts, examples and quarantine.
+
+    Of another file than YAML the kind is guessed: shown are five scenarios, what cannot be read, and the settings.
+
+    Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
+
+    Example: grpo ingest data/scenarios/support_desk.jsonl
+    """
+    home = start_command(services=False)
+    folder = folder or home / "ingest"
+    if not config.endswith((".yaml", ".yml")):
+        from grpo_cli.ingestion import show_guess
+
+        if override:
+            raise ConfigError(f"--set changes a config, and {config} is a file of data; leave it out")
+        show_guess(console, Path(config), folder)
+        return
+    scenarios = load_config(config, tuple(override or ())).scenarios
+    from grpo.scenarios import expectations, split
+    from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE
+    from grpo.scenarios.ingest import ingest as ingest_sources
+    from grpo_cli.ingestion import print_counts, print_examples, print_quarantined
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = folder / SCENARIOS_FILE, folder / QUARANTINE_FILE
+    bound = scenarios.max_quarantined_fraction
+    try:
+        counts = ingest_sources(scenarios.sources, *tables, max_quarantined_fraction=bound)
+    except BudgetError:
+        print_quarantined(console, tables[1])
+        raise
+    print_counts(console, counts)
+    print_examples(console, tables[0])
+    print_quarantined(console, tables[1])
+    docs = folder / "data_docs"
+    suite = expectations.validate(tables[0], docs, validation_fraction=scenarios.validation_fraction)
+    for warning in suite.warnings:
+        console.print(f"  warning: {warning}")
+    console.print(f"{len(suite.checks) - len(suite.warnings)} expectations hold; {docs / suite.docs_index}")
+    splits = split.split(tables[0], validation_fraction=scenarios.validation_fraction, limit=scenarios.limit)
+    console.print(f"{len(splits.train)} to train on, {len(splits.heldout)} held out")
+
+
+def check_reward(
+    reward: Annotated[str, typer.Argument(help="A reward of this package or a plugin, or module:name of your own.")],
+    option: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be repeated.")] = None,
+) -> None:
+    """Test a reward for reward hacking: score known exploits, and exit with code 3 if one of them pays off.
+
+    Example: grpo check-reward helpfulness
+    """
+    from grpo.rewards.catalog import reward_named
+    from grpo.rewards.hacking.check import probe_reward
+    from grpo_cli.display import print_reward_check
+
+    make_importable(Path.cwd())
+    with exit_codes(wrong_input=(GRPOError,)):
+        results = probe_reward(reward_named(reward, **dict(map(parse_override, option or ()))))
+    print_reward_check(console, reward, results)
+    if any(result.exploited for result in results):
+        raise typer.Exit(REFUSED)

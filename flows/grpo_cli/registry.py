@@ -1,0 +1,268 @@
+"""Commands for registered models: models, admit, promote, rollback, lineage, reproduce, export."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from grpo_local import settings
+
+from grpo.errors import AddressError
+from grpo_cli.command import ModelAddress, Reason, console, start_command
+from grpo_cli.dry_runs import DryRunOption, print_outline, print_planned_change, scratch_services
+from grpo_cli.errors import FAILED, REFUSED
+
+if TYPE_CHECKING:
+    from grpo.registry import ChampionChange, Registry
+
+_CHAMPION = re.compile(r"^models:/(?P<name>\w[\w.-]*)@champion$")
+
+
+def promote(
+    model: Annotated[str, typer.Argument(help="models:/NAME@candidate, or models:/NAME/3.")],
+    reason: Reason,
+    force: Annotated[bool, typer.Option(help="Promote against the verdict; the history records it.")] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Promote a version: the alias champion moves to it, the alias previous to the version that it replaces.
+
+    Exit code 3 for a version that did not pass its gates, was compared with another champion, or was champion before.
+
+    Example: grpo promote models:/support-desk@candidate --reason "read 40 conversations"
+    """
+    home = start_command()
+    from grpo_cli.display import print_change
+    from grpo_tasks.registry import existing_registry
+
+    with settings.without_gc():
+        models = _required(existing_registry())
+        version = models.resolve(model)
+    if dry_run:
+        from grpo.policy.weights.promotion_records import Actor
+
+        plan = models.plan_promotion(version.name, version.version, reason=reason, by=Actor.here())
+        if not print_planned_change(console, version.name, plan, force=force):
+            raise typer.Exit(REFUSED)
+        return
+
+    def promote_here() -> ChampionChange | None:
+        from grpo.policy.weights.promotion_records import Actor
+
+        return models.promote(version.name, version.version, reason=reason, by=Actor.here(), force=force)
+
+    def promote_in_flow() -> ChampionChange | None:
+        from grpo_flows.promote import promote as flow
+
+        return flow(version.name, version=version.version, reason=reason, force=force)
+
+    print_change(console, version.name, _change_champion(home, promote_here, promote_in_flow))
+
+
+def admit(
+    model: Annotated[str, typer.Argument(help="models:/NAME/3.")],
+    reason: Reason,
+    yes: Annotated[bool, typer.Option("--yes", help="Sign it without asking.")] = False,
+) -> None:
+    """Sign a version that is not believed: of another home, changed on purpose, or made with MLflow's own client.
+
+    Its files are verified, and what would be believed is shown: its weights, and the code that it imports. Its verdict
+    is then `admitted`, so that grpo promote needs --force.
+
+    Example: grpo admit models:/support-desk/3 --reason "trained by the other team"
+    """
+    start_command()
+    from grpo.policy.weights.promotion_records import Actor
+    from grpo.registry.admission import admit as sign
+    from grpo.registry.admission import examined
+    from grpo_cli.display import print_facts
+    from grpo_tasks.registry import existing_registry
+
+    with settings.without_gc():
+        models = _required(existing_registry())
+    with examined(models, model) as admission:
+        print_facts(console, model, admission.facts)
+        if not yes and not typer.confirm("Sign it, so that all commands believe this?"):
+            raise typer.Exit(REFUSED)
+        version = sign(models, admission, reason=reason, by=Actor.here())
+    command = f"grpo promote {version.address} --reason WHY --force"
+    console.print(f"{version.address} is signed; {command} puts it into service", soft_wrap=True)
+
+
+def rollback(
+    model: Annotated[str, typer.Argument(help="models:/NAME@champion.")],
+    reason: Reason,
+    follow_alias: Annotated[
+        bool,
+        typer.Option("--follow-alias", help="Go back from the version that the alias names, moved by hand or not."),
+    ] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Roll back to the version that the champion has replaced.
+
+    Example: grpo rollback models:/support-desk@champion --reason "refunds twice"
+    """
+    if (address := _CHAMPION.match(model)) is None:
+        raise AddressError(f"{model!r}: a rollback replaces a champion; write models:/NAME@champion")
+    home, name = start_command(), address["name"]
+    from grpo_cli.display import print_change
+    from grpo_tasks.registry import existing_registry, registry
+
+    if dry_run:
+        from grpo.policy.weights.promotion_records import Actor
+
+        with settings.without_gc():
+            models = _required(existing_registry())
+        plan = models.plan_rollback(name, reason=reason, by=Actor.here(), follow_alias=follow_alias)
+        print_planned_change(console, name, plan)
+        return
+
+    def roll_back_here() -> ChampionChange:
+        from grpo.policy.weights.promotion_records import Actor
+
+        with settings.without_gc():
+            models = registry()
+        return models.rollback(name, reason=reason, by=Actor.here(), follow_alias=follow_alias)
+
+    def roll_back_in_flow() -> ChampionChange:
+        from grpo_flows.rollback import rollback as flow
+
+        return flow(name, reason=reason, follow_alias=follow_alias)
+
+    print_change(console, name, _change_champion(home, roll_back_here, roll_back_in_flow))
+
+
+def _change_champion(
+    home: Path, here: Callable[[], ChampionChange | None], in_flow: Callable[[], ChampionChange | None]
+) -> ChampionChange | None:
+    """Change the champion by a flow run if a Prefect server runs, and otherwise in this process.
+
+    The registry's own lock and history hold in both cases. A server is not started for one write, because that takes
+    ten seconds.
+    """
+    from grpo_local.servers import prefect_server, running_prefect_server
+
+    if running_prefect_server(home) is None:
+        home.mkdir(parents=True, exist_ok=True)
+        return here()
+    with prefect_server(home):
+        from grpo_cli.console import show_progress
+
+        with show_progress(console):
+            return in_flow()
+
+
+def lineage(
+    model: ModelAddress,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document with the whole config.")] = False,
+) -> None:
+    """Print the provenance of a version, its ancestors, and every promotion and rollback.
+
+    Example: grpo lineage models:/support-desk@champion
+    """
+    home = start_command()
+    home.mkdir(parents=True, exist_ok=True)  # the registry makes its files there
+    from grpo.registry.lineage import trace_lineage
+    from grpo_cli.display import print_lineage
+    from grpo_tasks.registry import registry
+
+    models = registry()
+    with settings.without_gc():
+        version = models.resolve(model)
+    document = trace_lineage(models, version)
+    if as_json:
+        typer.echo(document.model_dump_json(indent=1))
+    else:
+        print_lineage(console, document)
+
+
+def reproduce(model: ModelAddress, dry_run: DryRunOption = False) -> None:
+    """Train a version again from its recorded config, and compare the weights.
+
+    Exit code 0 where they are equal bit for bit, as they are on the CPU; 1 otherwise, with the differences.
+
+    Example: grpo reproduce models:/support-desk@champion
+    """
+    home = start_command()
+    if dry_run:
+        from grpo_tasks.registry import existing_registry
+
+        _required(existing_registry())
+        with scratch_services():
+            from grpo_flows.plans.reproduce import plan_reproduction
+
+            print_outline(console, plan_reproduction(model))
+        return
+    from grpo_local.servers import prefect_server
+
+    with prefect_server(home):
+        from grpo_cli.console import show_progress
+        from grpo_cli.display import print_reproduction
+        from grpo_flows.reproduce import reproduce as flow
+
+        with show_progress(console):
+            result = flow(model)
+        print_reproduction(console, result)
+    if not result.equal:
+        raise typer.Exit(FAILED)
+
+
+def models(
+    name: Annotated[str | None, typer.Argument(help="Name of a registered model; all by default.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """List registered models and their versions, the newest first.
+
+    Each with its address, aliases, held-out success with its interval, verdict, date and run.
+
+    Example: grpo models support-desk
+    """
+    start_command()
+    from grpo.registry.versions import list_versions
+    from grpo_cli.display import print_versions
+    from grpo_tasks.registry import existing_registry
+
+    with settings.without_gc():
+        registered = existing_registry()
+    versions = [] if registered is None and name is None else list_versions(_required(registered), name)
+    if as_json:
+        typer.echo(json.dumps([version.model_dump(mode="json") for version in versions], indent=1))
+    elif versions:
+        print_versions(console, versions)
+    else:
+        console.print("no model is registered; a run registers one when it ends: grpo train CONFIG", soft_wrap=True)
+
+
+def _required(registered: Registry | None) -> Registry:
+    """The registry of this process. Raises `AddressError` if nothing was ever written to it."""
+    if registered is None:
+        raise AddressError("no model is registered here; a run registers one when it ends: grpo train CONFIG")
+    return registered
+
+
+def export(
+    model: ModelAddress,
+    folder: Annotated[Path, typer.Argument(help="Folder to make.")],
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Write the adapters apart from their base, instead of merged into it.")
+    ] = False,
+) -> None:
+    """Export a version as a plain Hugging Face folder: weights with adapters merged, chat template, model card.
+
+    The command that serves the folder with vLLM is printed, and stands in its README.md.
+
+    Example: grpo export models:/support-desk@champion champion
+    """
+    home = start_command()
+    home.mkdir(parents=True, exist_ok=True)  # the registry makes its files there
+    from grpo.registry.export import export as write
+    from grpo_tasks.registry import registry
+
+    with settings.without_gc():
+        models = registry()
+    exported = write(models, model, folder, adapters=adapters)
+    console.print(f"{exported.lineage.name} version {exported.lineage.version}: {folder}", soft_wrap=True)
+    console.print(exported.command, soft_wrap=True)

@@ -1,0 +1,199 @@
+"""Commands for servers and workers: up, down, ui, env, deploy, migrate."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from grpo_local import settings
+from grpo_local.login import Server
+
+from grpo.errors import ConfigError
+from grpo_cli.command import console, start_command
+from grpo_cli.dry_runs import DryRunOption, print_outline, scratch_services
+from grpo_cli.serve import parse_served
+
+Deployments = Annotated[Path, typer.Option(help="File of the deployments.")]
+
+
+def up(
+    options: Annotated[
+        list[str] | None, typer.Argument(metavar="SERVE_OPTION", help="With --serve: options of grpo serve.")
+    ] = None,
+    deployments: Deployments = Path("prefect.yaml"),
+    serve: Annotated[
+        str | None, typer.Option(help="Model to serve as well, as `grpo serve` takes it: models:/NAME@champion.")
+    ] = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Start Prefect, MLflow and the workers on this machine, and deploy; running processes are left alone.
+
+    Then `eval "$(grpo env)"` gives Prefect's own commands the address and login, `prefect deployment run
+    train/quickstart --watch` trains, and `grpo down` stops everything. With --serve a model is served as well, with
+    the options of `grpo serve`, and started again if it dies; its port is GRPO_SERVE_PORT, 8000 by default.
+
+    Example: grpo up
+
+    Example: grpo up --serve models:/support-desk@champion --consent training --concurrency 16
+    """
+    home = start_command()
+    if options and serve is None:
+        raise ConfigError(f"grpo up has no {options[0]}; options of grpo serve need --serve MODEL")
+    served = None if serve is None else parse_served(serve, options or ())
+    if dry_run:
+        with scratch_services():
+            from grpo_local.stack import running_services
+
+            from grpo_flows.plans.deployments import plan_deployments
+
+            outline = plan_deployments(deployments, gpu_slots=None)
+            services = {
+                name: "runs, left alone" if runs else "started" for name, runs in running_services(home).items()
+            }
+            if served is not None:
+                services.setdefault("serve", "started")
+            print_outline(console, outline.model_copy(update={"facts": {**services, **outline.facts}}))
+        return
+    from grpo_local.login import password_hint
+    from grpo_local.stack import up as start
+
+    addresses = start(home, deployments, served)
+    console.print(f"Prefect {addresses.prefect}   MLflow {addresses.mlflow}   logs {addresses.logs}", soft_wrap=True)
+    if addresses.model is not None:
+        console.print(f"Chat page {addresses.model}/   API {addresses.model}/v1", soft_wrap=True)
+    for server in _own_servers():
+        console.print(password_hint(home, server), soft_wrap=True)
+    if "PREFECT_API_URL" not in os.environ:
+        console.print('For commands and clients of Prefect and MLflow: eval "$(grpo env)"', soft_wrap=True)
+
+
+def _own_servers() -> list[Server]:
+    """Servers that run in this home, and not at an address that the user has set."""
+    addresses: dict[Server, str] = {"prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
+    return [server for server, name in addresses.items() if not os.environ.get(name, "").startswith("http")]
+
+
+def down() -> None:
+    """Stop everything that `grpo up` started; an interrupted run continues after the next `grpo up`.
+
+    Example: grpo down
+    """
+    home = start_command(services=False)
+    from grpo_local.stack import down as stop
+
+    for remark in stop(home):
+        console.print(remark)
+
+
+def ui() -> None:
+    """Serve Prefect's and MLflow's pages for the existing runs, on this machine only, until interrupted.
+
+    Example: grpo ui
+    """
+    home = start_command()
+    from grpo_local.login import password_hint
+    from grpo_local.servers import mlflow_server, prefect_server
+
+    own = _own_servers()
+    try:
+        with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+            addresses = f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}"
+            console.print(f"{addresses}   Ctrl-C stops both", soft_wrap=True)
+            for server in own:
+                console.print(password_hint(home, server), soft_wrap=True)
+            while True:
+                time.sleep(3600)
+    except KeyboardInterrupt:
+        return
+
+
+def env() -> None:
+    """Print addresses and logins of this home's Prefect and MLflow servers as shell exports, for their own clients.
+
+    Usage in a shell: eval "$(grpo env)". `grpo up`, `grpo ui` or a run of this home has started the servers.
+
+    Example: grpo env
+    """
+    home = settings.apply()
+    from grpo_local.login import CLIENT, login, login_variables
+    from grpo_local.servers import mlflow_service, prefect_service
+
+    url = prefect_service(home).address()
+    if url is None:
+        raise ConfigError(f"no Prefect server of {home} is running; start it with grpo up")
+    variables = {"PREFECT_API_URL": url, CLIENT: login(home, "prefect")}
+    if (tracking := mlflow_service(home).address()) is not None:
+        variables |= {"MLFLOW_TRACKING_URI": tracking, **login_variables(home, "mlflow")}
+    for name, value in variables.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+def deploy(
+    deployments: Deployments = Path("prefect.yaml"),
+    gpu_slots: Annotated[
+        int | None,
+        typer.Option(envvar="GPU_SLOTS", min=1, help="Stages that may hold a GPU at once; the devices of all workers."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, over the config of each run; repeatable.")
+    ] = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Create or update work pools, GPU slots and deployments on the server that PREFECT_API_URL names.
+
+    Repeat it after each change of prefect.yaml; `grpo up` does it for the server of this machine. With --set, what is
+    the same for all runs of a cluster stands in one place: its store, and the stages that its GPUs take.
+
+    Example: grpo deploy --gpu-slots 4
+
+    Example: grpo deploy --set store=s3://BUCKET/artifacts --set compute.gpu_stages={}
+    """
+    start_command()
+    if dry_run:
+        with scratch_services():
+            from grpo_flows.plans.deployments import plan_deployments
+
+            outline = plan_deployments(deployments, gpu_slots=gpu_slots, overrides=overrides or ())
+            print_outline(console, outline)
+        return
+    from grpo_local.deployments import deploy as deploy_file
+
+    deploy_file(deployments, gpu_slots=gpu_slots, overrides=overrides or ())
+    console.print(f"{deployments} is deployed")
+
+
+def migrate(
+    moved: Annotated[
+        bool, typer.Option("--moved", help="After the home was moved or copied: let its records name the new place.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and change nothing.")] = False,
+) -> None:
+    """Create the databases of Prefect and MLflow, or migrate them to the installed versions.
+
+    Files of the home that others can read become private, and records in its store that an earlier version wrote are
+    signed. With --moved only the records of a home that was moved, renamed or copied are changed, nothing in the old
+    place.
+
+    Example: grpo migrate --dry-run
+
+    Example: grpo migrate --moved
+    """
+    if moved and dry_run:
+        raise ConfigError("--dry-run shows an upgrade; leave it or --moved out")
+    home = start_command(services=False)
+    if moved:
+        from grpo_local.moving import move_records
+
+        changes = move_records(home)
+    else:
+        from grpo_local.upgrade import upgrade
+
+        changes = upgrade(home, dry_run=dry_run)
+    for change in changes:
+        console.print(change, soft_wrap=True)
+    if dry_run:
+        console.print("nothing was changed", soft_wrap=True)

@@ -1,0 +1,51 @@
+"""`grpo verify-log`: compute the log-probabilities of served turns again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from grpo_local import settings
+
+from grpo_cli.command import console, start_command
+
+if TYPE_CHECKING:
+    from grpo.policy.transformers.model import TransformersPolicy
+
+
+def verify_log(
+    model: Annotated[str, typer.Argument(help="What was served: models:/NAME@champion, or a folder, org/name.")],
+    log: Annotated[Path | None, typer.Option(help="Folder of the log; served in GRPO_HOME by default.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Turns that are drawn.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
+) -> None:
+    """Check that served turns were sampled by the versions that they name: their log-probabilities are computed again.
+
+    Turns of all versions of a registered model are drawn. The first turn of other weights ends the command with its
+    version, its id and the difference.
+
+    Example: grpo verify-log models:/support-desk@champion --turns 200
+    """
+    home = start_command()
+    from grpo.learner.served_logprobs import check_served
+    from grpo.log.folder import ServedLog
+    from grpo.policy.catalog import load_weights
+    from grpo.policy.weights.registered import REGISTERED
+    from grpo_tasks.registry import registry
+
+    name, is_registered = Path(model).name, model.startswith(REGISTERED)
+    if is_registered:
+        with settings.without_gc():
+            name = registry().resolve(model).name
+
+    def load(version: str) -> TransformersPolicy:
+        return load_weights(f"{REGISTERED}{version}" if is_registered else model)
+
+    entries = ServedLog(log or home / "served").read()
+    check = check_served(entries, load, model=name, turns=turns, seed=seed)
+    console.print(
+        f"{check.turns} turns with {check.tokens} tokens: log-probabilities differ by up to {check.difference:.1e} nats"
+    )
+    for reason, count in check.unchecked.items():
+        console.print(f"not checked, {reason}: {count}")

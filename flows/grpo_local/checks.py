@@ -1,0 +1,299 @@
+"""Checks of this machine's servers, ports, databases, folders and artifact store.
+
+A check ends in one of four states:
+
+    ok        usable
+    absent    missing, and not needed until a config asks for it
+    warning   usable, with a fault or slowness ahead
+    problem   a run would fail
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import sqlite3
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Literal
+
+import fsspec
+import httpx
+from fsspec.implementations.local import LocalFileSystem
+from pydantic import BaseModel, ConfigDict
+
+from grpo.errors import ConfigError, StorageError
+from grpo.storage.credentials import masked
+from grpo.storage.files import nearest_existing
+from grpo.storage.moved import MIGRATE, former_place, moved
+from grpo_local.login import CLIENT, LOGIN_REMEDIES, PASSWORD, USERNAME, Server, login, login_file
+from grpo_local.servers import mlflow_service, prefect_service
+from grpo_local.service import port_is_free
+
+State = Literal["ok", "absent", "warning", "problem"]
+PREFECT, MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
+_NAMES: dict[Server, str] = {"prefect": "Prefect's server", "mlflow": "MLflow"}
+_ATTEMPTS, _PAUSE_S = 3, 1.0
+
+
+class CheckResult(BaseModel):
+    """Outcome of one check."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    area: str
+    name: str
+    state: State
+    detail: str
+    remedy: str = ""
+    """Instruction, if something is wrong."""
+    wrong_input: bool = False
+    """True for a wrong setting, False for a fault of a machine or server."""
+
+    def error(self) -> Exception:
+        """The error that a run with this problem ends with."""
+        message = f"{self.detail}; {self.remedy}"
+        if self.wrong_input:
+            return ConfigError(message)
+        return ConnectionError(message) if self.area == "servers" else StorageError(message)
+
+
+class DoctorReport(BaseModel):
+    """Results of all checks. If the meaning of a field changes, the schema version is raised."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal["2"] = "2"
+    checks: tuple[CheckResult, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """True if a run can start."""
+        return all(check.state != "problem" for check in self.checks)
+
+
+def require(checks: Iterable[CheckResult]) -> None:
+    """Raise the error of the first problem."""
+    for check in checks:
+        if check.state == "problem":
+            raise check.error()
+
+
+def _server_check(name: str, state: State, detail: str, remedy: str = "", *, wrong_input: bool = False) -> CheckResult:
+    return CheckResult(area="servers", name=name, state=state, detail=detail, remedy=remedy, wrong_input=wrong_input)
+
+
+def _store_check(name: str, detail: str, remedy: str = "", *, wrong_input: bool = False) -> CheckResult:
+    """Result of a check of the store. It is a problem if there is a remedy."""
+    state: State = "problem" if remedy else "ok"
+    return CheckResult(area="stores", name=name, state=state, detail=detail, remedy=remedy, wrong_input=wrong_input)
+
+
+def check_servers(home: Path) -> Iterator[CheckResult]:
+    """Check the servers that the environment names, or else the ports for the servers of this machine."""
+    yield from check_named_servers()
+    faults = {check.name: check for check in check_ports()}
+    if PREFECT not in os.environ:
+        name, running = "prefect port", None
+        if name not in faults:
+            running = prefect_service(home).address()
+        if running is not None:
+            given = login(home, "prefect") if login_file(home, "prefect").exists() else os.environ.get(CLIENT)
+            yield _check_prefect(running, given)
+        else:
+            host = os.environ["PREFECT_SERVER_API_HOST"]
+            yield faults.get(name) or _check_port(name, host, setting="PREFECT_SERVER_API_PORT", taken="problem")
+    if not _is_server(os.environ[MLFLOW]):
+        name, running = "mlflow port", None
+        if name not in faults:
+            running = mlflow_service(home).address()
+        if running is not None:
+            of_home = login(home, "mlflow") if login_file(home, "mlflow").exists() else None
+            yield _check_mlflow(running, _own_login() or of_home)
+        else:
+            yield faults.get(name) or _check_port(name, "127.0.0.1", setting="GRPO_MLFLOW_PORT", taken="warning")
+
+
+def check_named_servers() -> Iterator[CheckResult]:
+    """Check the servers that the environment names."""
+    if (url := os.environ.get(PREFECT)) is not None:
+        yield _check_prefect(url, os.environ.get(CLIENT))
+    if _is_server(tracking := os.environ[MLFLOW].rstrip("/")):
+        yield _check_mlflow(tracking, _own_login())
+
+
+def _own_login() -> str | None:
+    """Login in the variables of MLflow's clients. It is not validated, because it belongs to another server."""
+    user, password = os.environ.get(USERNAME), os.environ.get(PASSWORD)
+    return f"{user}:{password}" if user and password else None
+
+
+def _check_mlflow(url: str, login: str | None) -> CheckResult:
+    return _check_server("mlflow", url, f"{url}/health", f"{url}/version", setting=MLFLOW, login=login)
+
+
+def _check_prefect(url: str, login: str | None) -> CheckResult:
+    return _check_server("prefect", url, f"{url}/health", f"{url}/admin/version", setting=PREFECT, login=login)
+
+
+def check_ports() -> Iterator[CheckResult]:
+    """Port settings that are not port numbers."""
+    settings = ("PREFECT_SERVER_API_PORT", "GRPO_MLFLOW_PORT", "GRPO_SERVE_PORT")
+    for name, setting in zip(("prefect port", "mlflow port", "serve port"), settings, strict=True):
+        text = os.environ[setting]
+        if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
+            detail = f"{setting}={text[:40]!r} is not a port"
+            yield _server_check(name, "problem", detail, f"set {setting} to a number from 1 to 65535", wrong_input=True)
+
+
+def _is_server(tracking: str) -> bool:
+    return tracking.startswith(("http:", "https:"))
+
+
+def _check_server(
+    package: Server, url: str, health: str, version: str, *, setting: str, login: str | None
+) -> CheckResult:
+    """Check that a server answers, and that its version matches the installed package."""
+    installed = importlib.metadata.version(package)
+    try:
+        _get(health, login, attempts=_ATTEMPTS)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        reason = masked(str(error) or type(error).__name__, known=url).splitlines()[0]
+        return _server_check(
+            package,
+            "problem",
+            f"{_NAMES[package]} at {masked(url)} does not answer: {reason}",
+            f"start it, or set {setting} to one that runs",
+            wrong_input=not isinstance(error, httpx.HTTPError) or isinstance(error, httpx.UnsupportedProtocol),
+        )
+    try:
+        served = _get(version, login).strip().strip('"')
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
+            return _server_check(package, "problem", f"{masked(url)} refuses the login", LOGIN_REMEDIES[package])
+        served = "unknown version"
+    if served.split(".")[:2] == installed.split(".")[:2]:
+        return _server_check(package, "ok", f"{masked(url)} answers, {served}")
+    detail = f"{masked(url)} answers, {served}; installed here is {installed}"
+    return _server_check(package, "warning", detail, "run the same version on both sides")
+
+
+def _get(url: str, login: str | None, *, attempts: int = 1) -> str:
+    """GET a text with basic authentication. If the connection is dropped, it is tried again."""
+    basic = None if login is None else httpx.BasicAuth(*login.partition(":")[::2])
+    for left in reversed(range(attempts)):
+        try:
+            response = httpx.get(url, timeout=5, follow_redirects=True, auth=basic)
+            response.raise_for_status()
+            return response.text[:1000]
+        except httpx.UnsupportedProtocol:
+            raise
+        except httpx.TransportError:
+            if not left:
+                raise
+            time.sleep(_PAUSE_S)
+    raise AssertionError("at least one attempt is made")
+
+
+def _check_port(name: str, host: str, *, setting: str, taken: State) -> CheckResult:
+    port = int(os.environ[setting])
+    if port_is_free(host, port):
+        return _server_check(name, "ok", f"{host}:{port} is free")
+    detail = f"{host}:{port} is in use by another program"
+    return _server_check(name, taken, detail, f"set {setting} to a free port", wrong_input=True)
+
+
+def check_records(home: Path) -> Iterator[CheckResult]:
+    """Check the home, and the databases of Prefect and MLflow in it or at the addresses of the environment."""
+    yield check_home(home)
+    if PREFECT not in os.environ:
+        setting = "PREFECT_API_DATABASE_CONNECTION_URL"
+        uri = os.environ.get(setting, f"sqlite:///{home / 'prefect' / 'prefect.db'}")
+        yield _check_database("prefect", re.sub(r"\+\w+(?=://)", "", uri), setting=setting)
+    former = former_place(home / "mlflow.db")
+    if former is not None and os.environ[MLFLOW] == f"sqlite:///{home / 'mlflow.db'}":
+        yield _store_check("mlflow", moved(former), MIGRATE, wrong_input=True)
+    else:
+        yield _check_database("mlflow", os.environ[MLFLOW], setting=MLFLOW)
+
+
+def check_home(home: Path) -> CheckResult:
+    """Check that the home of all records can be written."""
+    return _check_folder("home", home, remedy="fix the permissions of the folder, or set GRPO_HOME")
+
+
+def check_store(store: str) -> CheckResult:
+    """Check that the artifact store can be written."""
+    name, remedy = "artifacts", "set `store` to a folder or address that can be written, and its credentials"
+    if not protocol_known(store):
+        return _store_check(name, f"{masked(store)} is not an address of a store", remedy, wrong_input=True)
+    try:
+        file_system, root = fsspec.core.url_to_fs(store)
+        if isinstance(file_system, LocalFileSystem):
+            return _check_folder(name, Path(root), remedy=remedy)
+        probe = f"{root.rstrip('/')}/.probe-{uuid.uuid4().hex}"
+        file_system.pipe_file(probe, b"")
+        file_system.rm_file(probe)
+    except Exception as error:  # noqa: BLE001 - any error of a store is the outcome of the check
+        return _store_check(name, f"{masked(store)}: {type(error).__name__}: {masked(str(error), known=store)}", remedy)
+    return _store_check(name, masked(store))
+
+
+def _check_folder(name: str, folder: Path, *, remedy: str) -> CheckResult:
+    """Write in the folder, or in the nearest existing folder above it."""
+    existing = nearest_existing(folder)
+    try:
+        if not existing.is_dir():
+            raise NotADirectoryError(f"{existing} is not a folder")
+        with tempfile.TemporaryDirectory(prefix=".probe-", dir=existing) as probe, tempfile.TemporaryFile(dir=probe):
+            pass
+    except OSError as error:
+        detail = f"the {name} {folder}: {error.strerror or error}"
+        return _store_check(name, detail, remedy, wrong_input=isinstance(error, NotADirectoryError))
+    return _store_check(name, f"{folder}" if existing == folder.resolve() else f"{folder}, made by the first run")
+
+
+def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
+    """Open the database of a service. Database servers are left to the checks of servers."""
+    if _is_server(uri):
+        return _store_check(name, f"kept by the server at {masked(uri)}")
+    if uri.startswith("sqlite:///"):
+        return _check_sqlite(name, Path(uri.removeprefix("sqlite:///")), setting=setting)
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+    try:
+        engine = create_engine(uri, connect_args={"connect_timeout": 5} if uri.startswith("postgres") else {})
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+        engine.dispose()
+    except (SQLAlchemyError, ImportError, TypeError, ValueError) as error:
+        detail = f"{masked(uri)}: {masked(str(error).strip().splitlines()[0], known=uri)}"
+        wrong_input = not isinstance(error, OperationalError)
+        return _store_check(name, detail, f"start the database, or set {setting}", wrong_input=wrong_input)
+    return _store_check(name, masked(uri))
+
+
+def _check_sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
+    if not path.exists():
+        detail = f"{path}, made by the first run or by `grpo migrate`"
+        checked = _check_folder(name, path.parent, remedy=f"set {setting}")
+        return checked if checked.state == "problem" else checked.model_copy(update={"detail": detail})
+    try:
+        with closing(sqlite3.connect(path, timeout=5)) as database:
+            database.execute("PRAGMA schema_version")
+    except sqlite3.Error as error:
+        remedy = f"restore a backup, move the file away and call `grpo migrate`, or set {setting}"
+        return _store_check(name, f"the records of {name} in {path} cannot be used: {error}", remedy)
+    return _store_check(name, str(path))
+
+
+def protocol_known(store: str) -> bool:
+    """True if fsspec can read such an address."""
+    protocol = fsspec.core.split_protocol(store)[0]
+    return protocol is None or protocol in fsspec.available_protocols()

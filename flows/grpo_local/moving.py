@@ -1,0 +1,47 @@
+"""Records of a home that was moved, renamed or copied, brought to the new place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from grpo.errors import ConfigError
+from grpo.storage.databases import exclusive
+from grpo.storage.files import write_atomically
+from grpo.storage.moved import missing_models, rewrite_places
+from grpo_local.service import recorded_services
+from grpo_local.serving import served_file
+
+
+def move_records(home: Path) -> Iterator[str]:
+    """Change the records in a home to its present place. Yields texts about what was changed, and what is missing.
+
+    Raises `ConfigError` if a process of this home runs, because that process still uses the old place.
+    """
+    if running := [name for name, process in recorded_services(home).items() if process is not None]:
+        raise ConfigError(f"{' and '.join(running)} of this home still run, from the old place; call grpo down first")
+    database = home / "mlflow.db"
+    with exclusive(f"sqlite:///{database}"):
+        former = rewrite_places(database)
+    if not former:
+        yield f"nothing to do: the records in {home} name no other place"
+        return
+    _move_served(home, former)
+    yield f"the records that named {' and '.join(map(str, former))} name {home} now"
+    if missing := missing_models(database):
+        yield (
+            f"{len(missing)} models are not among the files of this home, such as {missing[0]}: copy them from "
+            f"{former[0] / 'mlartifacts'}"
+        )
+
+
+def _move_served(home: Path, former: list[Path]) -> None:
+    """Change the paths in the arguments of the server that `grpo up` starts again."""
+    file = served_file(home)
+    if not file.exists():
+        return
+    text = file.read_text(encoding="utf-8")
+    for place in former:
+        text = text.replace(json.dumps(f"{place}/")[1:-1], json.dumps(f"{home}/")[1:-1])
+    write_atomically(file, text)

@@ -1,0 +1,82 @@
+"""Retraining runs of the last days as Prefect's server records them, and days on which no run was scheduled."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+import httpx
+
+from grpo.errors import printable
+from grpo.storage.documents import Document
+from grpo_local.run_checks import asked
+
+FLOW = "retrain"
+_PAGE = 200  # runs that Prefect's server sends at once
+
+
+class Night(Document):
+    """Run of a day, UTC. If a day has no run, its row has no run either."""
+
+    day: date
+    run: str = ""
+    """Name of the flow run."""
+    state: str = "no run"
+    """State as Prefect names it: Completed, Nothing to do, Failed, Crashed, Late, Running."""
+    message: str = ""
+    """Message of its last state, e.g. the decision or the error."""
+    seconds: float = 0.0
+    """Total run time of all its attempts."""
+    starts: int = 0
+
+
+def read_nights(client: httpx.Client, days: int, *, today: date | None = None) -> list[Night]:
+    """The runs of the flow `retrain` of the last `days` days by their planned start, the newest first.
+
+    Days before the first run are left out, because there was no schedule yet. Raises `httpx.HTTPError`.
+    """
+    last = today or datetime.now(UTC).date()
+    by_day: dict[date, list[Night]] = defaultdict(list)
+    for run in _runs(client, last - timedelta(days=days - 1), last):
+        day = datetime.fromisoformat(run["expected_start_time"]).astimezone(UTC).date()
+        by_day[day].append(_night(day, run))
+    if not by_day:
+        return []
+    back = range((last - min(by_day)).days + 1)
+    return [night for day in (last - timedelta(days=k) for k in back) for night in by_day[day] or [Night(day=day)]]
+
+
+def _runs(client: httpx.Client, first: date, last: date) -> Iterator[dict[str, Any]]:
+    planned = {
+        "after_": datetime.combine(first, time.min, UTC).isoformat(),
+        "before_": datetime.combine(last, time.max, UTC).isoformat(),
+    }
+    offset = 0
+    while True:
+        page = asked(
+            client,
+            "/flow_runs/filter",
+            flows={"name": {"any_": [FLOW]}},
+            flow_runs={"expected_start_time": planned},
+            sort="EXPECTED_START_TIME_DESC",
+            limit=_PAGE,
+            offset=offset,
+        )
+        yield from page
+        offset += len(page)
+        if len(page) < _PAGE:
+            return
+
+
+def _night(day: date, run: dict[str, Any]) -> Night:
+    state = run["state"] or {}
+    return Night(
+        day=day,
+        run=printable(run["name"]),
+        state=state.get("name") or "unknown",
+        message=printable(state.get("message") or ""),
+        seconds=run["total_run_time"],
+        starts=run["run_count"],
+    )

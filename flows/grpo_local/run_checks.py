@@ -1,0 +1,160 @@
+"""Checks of a Prefect server's runs, pools and clock: runs that wait or stand still, and automations that notice it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from grpo_local.checks import PREFECT, CheckResult, State
+from grpo_local.deployments import POOLS
+from grpo_local.login import CLIENT, login, login_file
+from grpo_local.servers import prefect_service
+from grpo_local.settings import CANCELLING_S, IMAGE_S, SILENCE_S
+
+_CLOCK_S = 30.0
+"""Difference of two clocks that matters, because leases and heartbeats are compared with the server's clock."""
+_SHOWN = 3
+
+
+def check_runs(home: Path) -> Iterator[CheckResult]:
+    """Check the runs and pools of the server that the environment names, or of this home's, if one answers."""
+    url = os.environ.get(PREFECT)
+    if url is None:
+        with suppress(ValueError):  # the check of the port has reported that it is not a number
+            url = prefect_service(home).address()
+    if url is None:
+        return
+    with open_api(url, home) as client:
+        try:
+            yield _check_clock(client)
+            yield from _check_pools(client)
+            yield from _check_waiting(client)
+        except (httpx.HTTPError, ValueError):
+            return  # the check of the server has reported it
+
+
+def open_api(url: str, home: Path) -> httpx.Client:
+    """Client of a Prefect server, with the login of the environment or of this home's server.
+
+    Prefect's own client is not used, because it takes seconds to import.
+    """
+    given = os.environ.get(CLIENT)
+    if given is None and os.environ.get(PREFECT) != url and login_file(home, "prefect").exists():
+        given = login(home, "prefect")
+    basic = None if given is None else httpx.BasicAuth(*given.partition(":")[::2])
+    return httpx.Client(base_url=url, auth=basic, timeout=10)
+
+
+def asked(client: httpx.Client, path: str, **where: Any) -> list[dict[str, Any]]:
+    """Rows of a filter of Prefect's API. Raises `httpx.HTTPError`."""
+    rows: list[dict[str, Any]] = client.post(path, json=where).raise_for_status().json()
+    return rows
+
+
+def _check_clock(client: httpx.Client) -> CheckResult:
+    before = time.time()
+    date = client.get("/health").headers.get("date")
+    if date is None:
+        return _result("clock", "absent", "the server's answer has no date")
+    apart = parsedate_to_datetime(date).timestamp() - (before + time.time()) / 2
+    if abs(apart) <= _CLOCK_S:
+        return _result("clock", "ok", f"{abs(apart):.0f} s from the clock of Prefect's server")
+    detail = f"the clock of Prefect's server is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this one"
+    return _result("clock", "problem", detail, "set both clocks by a time server, chrony for example")
+
+
+def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
+    """Check the deployed pools: the number of workers that are online, and the automations that watch the pools."""
+    deployed = [pool for pool in asked(client, "/work_pools/filter") if pool["name"] in POOLS]
+    for pool in deployed:
+        name = pool["name"]
+        workers = asked(client, f"/work_pools/{name}/workers/filter")
+        online = sum(worker["status"] == "ONLINE" for worker in workers)
+        if pool["is_paused"]:
+            yield _result(f"pool {name}", "warning", "is paused", f"prefect work-pool resume {name}")
+        elif not online:
+            remedy = f"grpo up on this machine, or prefect worker start --pool {name} on another"
+            yield _result(f"pool {name}", "warning", "has no worker that is online", remedy)
+        else:
+            yield _result(f"pool {name}", "ok", f"{online} of its workers online")
+    if deployed:
+        from grpo_local.automations import RECOVERY  # Prefect takes seconds to import
+
+        known = {one["name"]: one["enabled"] for one in asked(client, "/automations/filter")}
+        missing = [name for name in RECOVERY if not known.get(name)]
+        detail = f"{', '.join(missing)}: missing or paused" if missing else f"{len(RECOVERY)} enabled"
+        remedy = (
+            "grpo deploy, or enable them on Prefect's page: without them a lost run stays Running" if missing else ""
+        )
+        yield _result("automations", "warning" if missing else "ok", detail, remedy)
+
+
+def _check_waiting(client: httpx.Client) -> Iterator[CheckResult]:
+    """Check for runs that have stood still for longer than an automation allows."""
+    runs = asked(
+        client,
+        "/flow_runs/filter",
+        flow_runs={"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING", "SCHEDULED"]}}},
+        work_pools={"name": {"any_": list(POOLS)}},
+    )
+    heard = _heard(client, [run["id"] for run in runs if run["state_type"] == "RUNNING"])
+    kinds: dict[str, list[str]] = {"lost": [], "not begun": [], "not cancelled": [], "late": []}
+    for run in runs:
+        since = _seconds(run["state"]["timestamp"])
+        if run["state_type"] == "RUNNING" and min(since, heard.get(run["id"], since)) > SILENCE_S:
+            kinds["lost"].append(_named(run))
+        elif run["state_type"] == "PENDING" and since > IMAGE_S:
+            kinds["not begun"].append(_named(run))
+        elif run["state_type"] == "CANCELLING" and since > CANCELLING_S:
+            kinds["not cancelled"].append(_named(run))
+        elif run["state_name"] == "Late":
+            kinds["late"].append(_named(run))
+    remedies = {
+        "lost": "prefect flow-run delete ID, or retry it on Prefect's page: it goes on from its finished stages",
+        "not begun": "look at the log of its worker; retry it on Prefect's page",
+        "not cancelled": "prefect flow-run delete ID",
+        "late": "start a worker of its pool, or wait for the run before it: prefect work-queue inspect training",
+    }
+    for kind, names in kinds.items():
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        state: State = "ok" if not names else "warning" if kind == "late" else "problem"
+        yield _result(f"runs {kind}", state, shown or "none", remedies[kind] if names else "")
+
+
+def _heard(client: httpx.Client, runs: Sequence[str]) -> dict[str, float]:
+    """Seconds since the last heartbeat of each of these runs that has one."""
+    heard: dict[str, float] = {}
+    for run in runs:
+        events = client.post(
+            "/events/filter",
+            json={
+                "limit": 1,
+                "filter": {
+                    "event": {"name": ["prefect.flow-run.heartbeat"]},
+                    "resource": {"id": [f"prefect.flow-run.{run}"]},
+                },
+            },
+        ).raise_for_status()
+        for event in events.json()["events"]:
+            heard[run] = _seconds(event["occurred"])
+    return heard
+
+
+def _named(run: Mapping[str, Any]) -> str:
+    return f"{run['name']} ({run['id']}), {run['state_name']} for {_seconds(run['state']['timestamp']) / 60:.0f} min"
+
+
+def _seconds(time_of: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(time_of)).total_seconds()
+
+
+def _result(name: str, state: State, detail: str, remedy: str = "") -> CheckResult:
+    return CheckResult(area="runs", name=name, state=state, detail=detail, remedy=remedy)

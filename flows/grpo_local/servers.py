@@ -1,0 +1,172 @@
+"""Prefect's and MLflow's servers on this machine, shared by their runs and stopped by the last run.
+
+Prefect's server is a process of its own, because an ephemeral one loses task records when its process exits.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from grpo.errors import ConfigError
+from grpo.storage.files import storage_errors
+from grpo_local.login import (
+    HOSTS,
+    LOGIN_VARIABLES,
+    ORIGINS,
+    PASSWORD,
+    USERNAME,
+    Server,
+    login,
+    login_file,
+    login_place,
+    login_variables,
+)
+from grpo_local.service import Service
+
+_SEND_TIMEOUT_S = 10.0
+_ANSWER_S = 30.0
+
+
+def prefect_service(home: Path) -> Service:
+    """Prefect's server of this home. It is started with the login in the environment."""
+    host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
+    origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
+    return Service(
+        name="prefect",
+        home=home,
+        arguments=("grpo_local.api",),
+        host=host,
+        port=port,
+        path="/api",
+        remedy="set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
+        environment={ORIGINS: os.environ.get(ORIGINS, origins)},
+    )
+
+
+def mlflow_service(home: Path) -> Service:
+    """MLflow's server of this home. It is started with the login in the environment.
+
+    Its artifact folder is the same as for a client that opens the database itself.
+    """
+    port, files = int(os.environ["GRPO_MLFLOW_PORT"]), home / "mlartifacts"
+    hosts = f"127.0.0.1:{port},localhost:{port}"
+    return Service(
+        name="mlflow",
+        home=home,
+        arguments=("grpo_local.tracking",),
+        port=port,
+        remedy="set GRPO_MLFLOW_PORT to a free port",
+        environment={
+            "MLFLOW_HOST": "127.0.0.1",
+            "MLFLOW_PORT": str(port),
+            "MLFLOW_WORKERS": "1",
+            "MLFLOW_BACKEND_STORE_URI": os.environ["MLFLOW_TRACKING_URI"],
+            "MLFLOW_ARTIFACTS_DESTINATION": str(files),
+            "MLFLOW_DEFAULT_ARTIFACT_ROOT": files.as_uri(),
+            HOSTS: os.environ.get(HOSTS, hosts),
+        },
+    )
+
+
+def running_prefect_server(home: Path) -> str | None:
+    """Address of the Prefect server that PREFECT_API_URL names or that runs in this home. None if there is none."""
+    return os.environ.get("PREFECT_API_URL") or prefect_service(home).address()
+
+
+@contextmanager
+def prefect_server(home: Path, *, while_starting: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Provide a Prefect server while the block runs. `while_starting` is called first, while a new server starts.
+
+    It is the server that PREFECT_API_URL names, with the login of PREFECT_API_AUTH_STRING, else a running one of this
+    home, else a new one, with the login of the home. Raises `ConfigError` if another program uses the port.
+    """
+    if url := os.environ.get("PREFECT_API_URL"):
+        while_starting()
+        yield url
+        return
+
+    def started(url: str) -> None:
+        os.environ["PREFECT_API_URL"] = url  # a running server may have another port than a new one
+        while_starting()
+
+    with prefect_environment(home), prefect_service(home).shared(while_starting=started) as url:
+        _require_login("prefect", f"{url}/admin/version", home)
+        try:
+            yield url
+        finally:
+            _send_logs()
+
+
+@contextmanager
+def prefect_environment(home: Path) -> Iterator[None]:
+    """Set the address and login of this home's server while the block runs. Prefect reads them once, at import."""
+    variables = login_variables(home, "prefect")
+    with _set({"PREFECT_API_URL": prefect_service(home).url, **variables}):
+        yield
+
+
+@contextmanager
+def mlflow_server(home: Path) -> Iterator[str]:
+    """Serve MLflow on loopback while the block runs, or yield the address of the server that is configured.
+
+    In the block the environment has the login of this home's server, for it and for the processes that use it. A
+    configured server gets the login that the user has set, and never the login of the home. Raises `ConfigError` if a
+    running server was started with another login.
+    """
+    if (url := os.environ["MLFLOW_TRACKING_URI"]).startswith("http"):
+        yield url
+        return
+    with storage_errors(str(home)):
+        (home / "mlartifacts").mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _set(login_variables(home, "mlflow")), mlflow_service(home).shared() as url:
+        _require_login("mlflow", f"{url}/version", home)
+        yield url
+
+
+def lend_mlflow_login(home: Path) -> None:
+    """Set the login of this home's running MLflow server in the environment, if MLFLOW_TRACKING_URI is its address.
+
+    It is not set if the user has set a login. The recorded process must listen at that very address, so that another
+    program that answers there, or at another name of this machine, does not get the login.
+    """
+    if any(os.environ.get(name) for name in (USERNAME, PASSWORD, "MLFLOW_TRACKING_TOKEN")):
+        return
+    running = Service(name="mlflow", home=home, arguments=()).address()
+    if running == os.environ["MLFLOW_TRACKING_URI"].rstrip("/") and login_file(home, "mlflow").exists():
+        os.environ |= login_variables(home, "mlflow")
+
+
+@contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables while the block runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _require_login(server: Server, url: str, home: Path) -> None:
+    """Raise `ConfigError` if a server that runs already refuses the login that this process would start it with."""
+    user, _, password = login(home, server).partition(":")
+    if httpx.get(url, auth=(user, password), timeout=_ANSWER_S).status_code == httpx.codes.UNAUTHORIZED:
+        raise ConfigError(
+            f"the server at {url} refuses the login in {login_place(home, server)}: a command of this home started it "
+            f"with another one; stop that command, or set the login that it has in {LOGIN_VARIABLES[server]}"
+        )
+
+
+def _send_logs() -> None:
+    """Send the remaining logs before the server stops."""
+    if (handlers := sys.modules.get("prefect.logging.handlers")) is not None:
+        handlers.APILogWorker.drain_all(timeout=_SEND_TIMEOUT_S)

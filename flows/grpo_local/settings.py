@@ -1,0 +1,165 @@
+"""Environment variables of servers and packages: records in the home, loopback only, no telemetry, no downloads.
+
+They are set before Prefect, MLflow, Great Expectations or transformers are imported. Variables that are set already
+keep their values.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from grpo.storage.credentials import mask_errors, without_login
+from grpo.storage.home import home, keep_private
+from grpo.storage.hub import OFFLINE
+
+DEFAULT_PORT = "4200"
+HEARTBEAT_S = 30
+"""Interval of a flow run's heartbeats, the shortest that Prefect has."""
+SILENCE_S = 4 * HEARTBEAT_S
+"""Time without a heartbeat after which a run is lost."""
+PENDING_S = 300
+"""Time within which a run begins in a process after a worker took it."""
+IMAGE_S = 900
+"""The same for a container or a pod, because its image may have to be pulled."""
+CANCELLING_S = 300
+"""Time within which a run that is being cancelled ends."""
+_command_start: list[float] = []
+
+
+def started_at() -> float:
+    """Start time of the run. If a `grpo` command started the run, the start time of the command."""
+    return _command_start.pop() if _command_start else time.time()
+
+
+def mark_start() -> None:
+    """Use the present time as the start time of the next run."""
+    _command_start.append(time.time())
+
+
+def offline_variables() -> dict[str, str]:
+    """Variables that keep every package offline and without telemetry."""
+    return {
+        "DO_NOT_TRACK": "1",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "GX_ANALYTICS_ENABLED": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+    }
+
+
+def run_variables() -> dict[str, str]:
+    """Variables of a flow run that a worker starts: offline, with heartbeats, and patient with Prefect's server.
+
+    Prefect answers 500 while its database is away. Nine tries wait eight minutes in all.
+    """
+    return {
+        **offline_variables(),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
+        "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500,504",
+        "PREFECT_CLIENT_MAX_RETRIES": "8",
+    }
+
+
+def home_variables(home: Path) -> dict[str, str]:
+    """Variables that keep Prefect's and MLflow's records in `home`."""
+    return {
+        "GRPO_HOME": str(home),
+        "PREFECT_HOME": str(home / "prefect"),
+        "PREFECT_LOCAL_STORAGE_PATH": str(home / "prefect" / "storage"),
+        "PREFECT_SERVER_API_HOST": "127.0.0.1",
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "5",
+        "PREFECT_SERVER_API_PORT": DEFAULT_PORT,
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "grpo,grpo_cli,grpo_flows,grpo_local,grpo_tasks",
+        "PREFECT_LOGGING_LEVEL": "WARNING",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_WORKER_QUERY_SECONDS": "2",
+        "GRPO_MLFLOW_PORT": "5000",
+        "GRPO_SERVE_PORT": "8000",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{home / 'mlflow.db'}",
+    }
+
+
+def apply() -> Path:
+    """Set the environment variables, and the umask so that only their owner can read files. Returns the home folder.
+
+    Packages are kept offline. If a config names a model by its id on the hub, it is fetched unless the user forbids it.
+    """
+    folder = home()
+    keep_private()
+    os.environ.setdefault(OFFLINE, os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "0")
+    for name, value in {**offline_variables(), **home_variables(folder)}.items():
+        os.environ.setdefault(name, value)
+    hide_passwords()
+    if os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
+        from grpo_local.servers import lend_mlflow_login
+
+        lend_mlflow_login(folder)
+    return folder
+
+
+def hide_passwords() -> None:
+    """Keep passwords out of messages, logs and databases.
+
+    Passwords in the addresses of Prefect's and MLflow's servers move to the variables that both have for passwords, so
+    that no package sees an address with a password. Log lines and tracebacks of all packages are masked.
+    """
+    mask_errors()
+    prefect, login = without_login(os.environ.get("PREFECT_API_URL", ""))
+    if login is not None:
+        os.environ["PREFECT_API_URL"] = prefect
+        os.environ.setdefault("PREFECT_API_AUTH_STRING", ":".join(login))
+    tracking = os.environ.get("MLFLOW_TRACKING_URI", "")
+    mlflow, login = without_login(tracking) if tracking.startswith("http") else (tracking, None)
+    if login is not None:
+        os.environ["MLFLOW_TRACKING_URI"] = mlflow
+        os.environ.setdefault("MLFLOW_TRACKING_USERNAME", login[0])
+        os.environ.setdefault("MLFLOW_TRACKING_PASSWORD", login[1])
+
+
+def enable_debug_logging() -> None:
+    """With GRPO_DEBUG=1, log this project's own debug messages to stderr."""
+    if os.environ.get("GRPO_DEBUG") != "1":
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    for name in ("grpo", "grpo_cli", "grpo_flows", "grpo_local", "grpo_tasks"):
+        logging.getLogger(name).setLevel(logging.DEBUG)
+        logging.getLogger(name).addHandler(handler)
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """Import packages without garbage collection, because it takes a fifth of the time and frees nothing."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+LEARNER = ("grpo.learner.update", "grpo.learner.inference_backend", "grpo_tasks.executor")
+"""Modules that import PyTorch and Prefect. They are imported early, so that the first stages need not wait for them."""
+
+
+def import_packages(*names: str) -> None:
+    """Import slow packages, for example while a server starts."""
+    with without_gc():
+        for name in names:
+            importlib.import_module(name)

@@ -1,0 +1,1 @@
+"""Forward passes over token sequences, flat with shared prefixes or padded."""

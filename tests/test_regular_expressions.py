@@ -14,7 +14,7 @@ BOUNDED = {
     "grpo.evaluation.plots:svg": "drawings that this package makes",
     "grpo.notebook.config:_billions": "the name of the model in the owner's config",
     "grpo.registry.serving:tool_parser": "a form of one call, which the renderer writes",
-    "grpo.renderers.slots:Slot.message": "the name of a slot, which this package writes",
+    "grpo.renderers.placeholders:Slot.message": "the name of a slot, which this package writes",
     "grpo.renderers.tool_formats:Marks.bare": "marks of a format",
     "grpo.renderers.tool_formats:ToolFormat.__init__": "a reply, of max_new_tokens at most",
     "grpo.renderers.tool_formats:TaggedCalls.__init__": "a reply, of max_new_tokens at most",

@@ -6,12 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from grpo.config.base import ReadWith, Settings
+from grpo.config.base import AppliesWhen, Settings
 from grpo.config.python_object import PythonObject
 from grpo.config.renderer import RendererSettings
 
 STUB = "stub://"
-_COMPRESSED = ReadWith("enable_context_compression")
+_COMPRESSED = AppliesWhen("enable_context_compression")
 
 StrategyName = Literal["customer_service", "technical_support", "educational", "sales"]
 

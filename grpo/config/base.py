@@ -25,7 +25,7 @@ LEAST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class ReadWith:
+class AppliesWhen:
     """Mark of a field that is read only if `setting` has one of `values` (or is set at all, if `values` is empty)."""
 
     setting: str
@@ -37,12 +37,12 @@ class ReadWith:
 
     def fault(self, value: object) -> str:
         """Reason and remedy for a field that is not read."""
-        remedy = f", or set {self.setting} to {self.values[0]}" if self.values and type(self) is ReadWith else ""
+        remedy = f", or set {self.setting} to {self.values[0]}" if self.values and type(self) is AppliesWhen else ""
         condition = f"with {self.setting} {value}" if value else f"without {self.setting}"
         return f"is not read {condition}; leave it out{remedy}"
 
 
-class IgnoredWith(ReadWith):
+class IgnoredWhen(AppliesWhen):
     """Mark of a field that is ignored if `setting` has one of `values` (or is set at all, if `values` is empty)."""
 
     def reads(self, value: object) -> bool:
@@ -53,9 +53,9 @@ class IgnoredWith(ReadWith):
 class Settings(BaseModel):
     """Base of all settings: frozen, finite, unknown keys refused, docstrings of fields as descriptions.
 
-    A field marked `ReadWith` or `IgnoredWith` may differ from its default only if it is read:
+    A field marked `AppliesWhen` or `IgnoredWhen` may differ from its default only if it is read:
 
-        max_rounds: Annotated[int, ReadWith("informative_groups")] = 3
+        max_rounds: Annotated[int, AppliesWhen("informative_groups")] = 3
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
@@ -71,7 +71,7 @@ class Settings(BaseModel):
             if getattr(self, name) == field.get_default(call_default_factory=True):
                 continue
             for mark in field.metadata:
-                if isinstance(mark, ReadWith) and not mark.reads(value := getattr(self, mark.setting)):
+                if isinstance(mark, AppliesWhen) and not mark.reads(value := getattr(self, mark.setting)):
                     raise ValueError(f"{name} {mark.fault(value)}")
         return self
 

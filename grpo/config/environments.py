@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grpo.config.base import LEAST_TEMPERATURE, ModelAddress, ReadWith, Settings
+from grpo.config.base import LEAST_TEMPERATURE, AppliesWhen, ModelAddress, Settings
 from grpo.config.python_object import Options, PythonObject, UserObject
 from grpo.config.tasksets import taskset_reference
 
-_WITH_MODEL = ReadWith("model")
+_WITH_MODEL = AppliesWhen("model")
 
 
 class SupportDeskSettings(Settings):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from grpo.config.base import LocalPath, LocalPlace, ReadWith, Settings, from_config_folder
+from grpo.config.base import AppliesWhen, LocalPath, LocalPlace, Settings, from_config_folder
 from grpo.config.csv_format import DETECTED, CsvFormat
 from grpo.config.python_object import ObjectName, Options, Reads
 from grpo.storage.home import home
@@ -164,7 +164,7 @@ class _RewardDataFile(Settings):
     """Format of the file."""
     path: LocalPath
     """File to read, or a table in an object store."""
-    csv: Annotated[CsvFormat, ReadWith("kind", ("csv",))] = DETECTED
+    csv: Annotated[CsvFormat, AppliesWhen("kind", ("csv",))] = DETECTED
     """Delimiter and encoding of a CSV file, if they cannot be detected."""
     layout: Literal["text", "messages"] = "text"
     """Form of prompt and replies: texts (a user's message, an agent's replies), or messages: a list, one message, or an

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grpo.config.base import LEAST_TEMPERATURE, ReadWith, Settings
+from grpo.config.base import LEAST_TEMPERATURE, AppliesWhen, Settings
 
 
 class EpisodeSettings(Settings):
@@ -54,7 +54,7 @@ class RolloutSettings(EpisodeSettings):
 
     backend: Literal["transformers", "vllm"] = "transformers"
     """Inference backend: the model in this process, or a vLLM engine that its weights are loaded into."""
-    gpu_memory_utilization: Annotated[float, ReadWith("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)
+    gpu_memory_utilization: Annotated[float, AppliesWhen("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)
     """Share of the GPU's memory for the vLLM engine, or of the machine's if vLLM was built for CPUs. The learner needs
     the rest."""
     shards: int = Field(default=1, ge=1)
@@ -63,14 +63,14 @@ class RolloutSettings(EpisodeSettings):
     """Execution of the shards: threads of this process, or processes of a Dask cluster."""
     workers: int = Field(default=2, ge=1)
     """Shards at once: threads, or processes of the cluster that is started for the run."""
-    dask_address: Annotated[str | None, ReadWith("runner", ("dask",))] = Field(
+    dask_address: Annotated[str | None, AppliesWhen("runner", ("dask",))] = Field(
         default=None, pattern=r"^(tcp|tls)://.+:\d+$"
     )
     """Scheduler of a running cluster. Its workers need this machine's files and environment."""
     informative_groups: int | None = Field(default=None, ge=1)
     """Roll out more scenarios until this many groups have rewards that differ (DAPO's dynamic sampling). None rolls out
     only `scenarios`."""
-    max_rounds: Annotated[int, ReadWith("informative_groups")] = Field(default=3, ge=1)
+    max_rounds: Annotated[int, AppliesWhen("informative_groups")] = Field(default=3, ge=1)
     """Most rounds of `scenarios` per iteration to get informative groups."""
     staleness: Literal[0, 1] = 0
     """Updates that a rollout may lag behind. With 1, the next rollout runs during the update on this one."""

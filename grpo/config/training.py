@@ -6,19 +6,19 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from grpo.config.base import IgnoredWith, ReadWith, Settings
+from grpo.config.base import AppliesWhen, IgnoredWhen, Settings
 
 AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"]
 TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 
-_NOT_TRL = IgnoredWith("engine", ("trl",))
-_NOT_DPO = IgnoredWith("algorithm", ("dpo",))
-_NOT_TRPO = IgnoredWith("algorithm", ("trpo",))
-_NOT_TRPO_DPO = IgnoredWith("algorithm", ("trpo", "dpo"))
-_GROUP_BASELINE = IgnoredWith("algorithm", ("ppo", "a2c", "dpo"))
-_CLIPPED = IgnoredWith("algorithm", ("rloo", "reinforce", "a2c", "trpo", "dpo"))
-_CLIPPED_BELOW = IgnoredWith("algorithm", ("cispo", "rloo", "reinforce", "a2c", "trpo", "dpo"))
-_OFF_POLICY = IgnoredWith("algorithm", ("rloo", "reinforce", "a2c"))
+_NOT_TRL = IgnoredWhen("engine", ("trl",))
+_NOT_DPO = IgnoredWhen("algorithm", ("dpo",))
+_NOT_TRPO = IgnoredWhen("algorithm", ("trpo",))
+_NOT_TRPO_DPO = IgnoredWhen("algorithm", ("trpo", "dpo"))
+_GROUP_BASELINE = IgnoredWhen("algorithm", ("ppo", "a2c", "dpo"))
+_CLIPPED = IgnoredWhen("algorithm", ("rloo", "reinforce", "a2c", "trpo", "dpo"))
+_CLIPPED_BELOW = IgnoredWhen("algorithm", ("cispo", "rloo", "reinforce", "a2c", "trpo", "dpo"))
+_OFF_POLICY = IgnoredWhen("algorithm", ("rloo", "reinforce", "a2c"))
 """Without an importance ratio, only the first step on a rollout is unbiased."""
 
 
@@ -81,7 +81,7 @@ class TrainingSettings(Settings):
     credit_assignment: Annotated[Literal["trajectory", "turn", "state"], _GROUP_BASELINE, _NOT_TRL] = "trajectory"
     """trajectory: one advantage for all turns of an episode. turn: one per turn, from its own return. state: the first,
     plus one per turn that compares the turns of the scenario's episodes in the same state of the world (GiGPO)."""
-    state_discount: Annotated[float, ReadWith("credit_assignment", ("state",))] = Field(default=0.95, gt=0, le=1)
+    state_discount: Annotated[float, AppliesWhen("credit_assignment", ("state",))] = Field(default=0.95, gt=0, le=1)
     """Discount per turn of the returns that are compared in a state. If it is below 1, a shorter way is better."""
     reward_clip: Annotated[float | None, _NOT_DPO, _NOT_TRL] = Field(default=None, gt=0)
     """Rewards are clipped to [-reward_clip, reward_clip]."""
@@ -90,7 +90,7 @@ class TrainingSettings(Settings):
     overlong_limit: Annotated[int | None, _NOT_DPO, _NOT_TRL] = Field(default=None, ge=1)
     """Episodes with this many completion tokens or more lose 1 reward (DAPO's overlong punishment). None disables
     it."""
-    overlong_buffer: Annotated[int, ReadWith("overlong_limit"), _NOT_TRL] = Field(default=64, ge=1)
+    overlong_buffer: Annotated[int, AppliesWhen("overlong_limit"), _NOT_TRL] = Field(default=64, ge=1)
     """Tokens before that limit over which the penalty grows."""
     iterations: int = Field(default=20, ge=1)
     """Iterations of rollout, scoring and policy update."""
@@ -112,17 +112,17 @@ class TrainingSettings(Settings):
     """Largest ratio at a negative advantage (dual-clip PPO)."""
     importance_sampling_cap: Annotated[float | None, _NOT_DPO] = Field(default=None, ge=1)
     """Weight tokens by the importance ratio of policy to sampler, truncated to this. None does not weight them."""
-    importance_sampling_mask: Annotated[float | None, ReadWith("importance_sampling_cap"), _NOT_TRL] = Field(
+    importance_sampling_mask: Annotated[float | None, AppliesWhen("importance_sampling_cap"), _NOT_TRL] = Field(
         default=None, gt=1
     )
     """Exclude a sequence if the geometric mean of its importance ratios of policy to sampler is above this or below
     its inverse. None keeps all sequences."""
-    max_mismatch_kl: Annotated[float, ReadWith("importance_sampling_cap")] = Field(default=0.01, gt=0)
+    max_mismatch_kl: Annotated[float, AppliesWhen("importance_sampling_cap")] = Field(default=0.01, gt=0)
     """Largest KL(sampler ‖ policy), in nats per token, that importance_sampling_cap may correct. If it is larger, the
     run stops."""
     top_entropy_quantile: Annotated[float, _NOT_TRPO_DPO] = Field(default=1.0, gt=0, le=1)
     """Share of the tokens, the ones with the highest entropy, that the loss is on."""
-    length_normalizer: Annotated[int, ReadWith("algorithm", ("dr_grpo",))] = Field(default=256, ge=1)
+    length_normalizer: Annotated[int, AppliesWhen("algorithm", ("dr_grpo",))] = Field(default=256, ge=1)
     """Constant that dr_grpo divides a sequence's loss by."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference policy. For dpo, the inverse temperature of the preferences."""
@@ -138,11 +138,11 @@ class TrainingSettings(Settings):
     """Gradients with a larger norm are scaled down to it."""
     microbatch_tokens: int = Field(default=16384, ge=64)
     """Most tokens of one forward pass. A shared prefix counts once."""
-    ratio_tolerance: Annotated[float, IgnoredWith("importance_sampling_cap"), _NOT_DPO] = Field(default=1e-5, gt=0)
+    ratio_tolerance: Annotated[float, IgnoredWhen("importance_sampling_cap"), _NOT_DPO] = Field(default=1e-5, gt=0)
     """Largest distance of the importance ratio from 1 before the first step, averaged over the tokens of a row."""
-    critic: Annotated[CriticSettings, ReadWith("algorithm", ("ppo", "a2c"))] = CriticSettings()
+    critic: Annotated[CriticSettings, AppliesWhen("algorithm", ("ppo", "a2c"))] = CriticSettings()
     """Value head of ppo and a2c."""
-    trust_region: Annotated[TrustRegionSettings, ReadWith("algorithm", ("trpo",))] = TrustRegionSettings()
+    trust_region: Annotated[TrustRegionSettings, AppliesWhen("algorithm", ("trpo",))] = TrustRegionSettings()
     """Step of trpo."""
     lora: Annotated[LoraSettings | None, _NOT_DPO, _NOT_TRL] = None
     """Train adapters instead of all weights."""
@@ -154,7 +154,7 @@ class TrainingSettings(Settings):
     """Data-parallel processes of an optimizer step."""
     sharding: Annotated[Literal["replicated", "sharded"], _NOT_TRL] = "replicated"
     """Each process holds all weights (DDP) or its shard of them (FSDP)."""
-    update_timeout_s: Annotated[float, IgnoredWith("processes", (1,))] = Field(default=14400.0, gt=0)
+    update_timeout_s: Annotated[float, IgnoredWhen("processes", (1,))] = Field(default=14400.0, gt=0)
     """Timeout of an update in several processes. After it, the stage is retried."""
 
     @model_validator(mode="after")

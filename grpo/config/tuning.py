@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from grpo.config.base import ReadWith, RunName, Settings, from_config_folder
+from grpo.config.base import AppliesWhen, RunName, Settings, from_config_folder
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.rollout import equal_episodes
 from grpo.config.search_space import SearchSpace, SpaceName, Value, check_space, get_search_space, with_values
@@ -27,7 +27,7 @@ class HPOConfig(Settings):
     """Direction of the objective, the reward on scenarios held out from training."""
     pruning: bool = True
     """Stop a trial at an intermediate evaluation that is bad in comparison with earlier trials."""
-    pruner: Annotated[Literal["median", "successive_halving"], ReadWith("pruning")] = "median"
+    pruner: Annotated[Literal["median", "successive_halving"], AppliesWhen("pruning")] = "median"
     """Prune below the median of the others at that evaluation, or outside of their better half."""
     intermediate_evals: int = Field(default=4, ge=1)
     """Evaluations of a trial on held-out scenarios, after equal shares of its training. The last is its result."""

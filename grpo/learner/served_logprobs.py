@@ -14,8 +14,8 @@ import numpy as np
 from grpo.errors import AddressError, RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.logprobs import with_proximal_logprobs
-from grpo.log.claims import Claim, ServedCheck, draw, read_claims
 from grpo.log.folder import ServedEntry
+from grpo.log.logged_logprobs import Claim, ServedCheck, draw, read_claims
 from grpo.policy.transformers.model import TransformersPolicy
 
 TOLERANCE = 1e-4

@@ -1,16 +1,17 @@
 """Description of how a chat template renders tools, calls, later system messages and conversations without a user.
 
-A template's own form is called native. A part that it lacks gets a generic form, see `grpo.renderers.fallbacks`. The
-form decides how well a model calls tools, so the log of load_base, the report and `grpo doctor` state it.
+A template's own form is called native. A part that it lacks gets a generic form, see
+`grpo.renderers.template_patches`. The form decides how well a model calls tools, so the log of load_base, the report
+and `grpo doctor` state it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grpo.renderers.fallbacks import Form
 from grpo.renderers.python_calls import PythonCalls
 from grpo.renderers.reply_format import ReplyFormat
+from grpo.renderers.template_patches import Form
 from grpo.renderers.tool_formats import JsonCalls, NamedCalls, TaggedCalls
 from grpo.renderers.unquoted_calls import UnquotedCalls
 

@@ -22,13 +22,13 @@ from grpo.errors import PolicyError
 from grpo.messages import END_OF_THINK, THINK, Message, Tool, ToolCall
 from grpo.renderers.chat_format import ChatFormat, form_of
 from grpo.renderers.encoding import Place, any_of, control_tokens, text_encoder
-from grpo.renderers.fallbacks import FORMS, Form
+from grpo.renderers.placeholders import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
 from grpo.renderers.reply_format import Progress
 from grpo.renderers.reply_grammar import ReplyShape, reply_grammar
-from grpo.renderers.slots import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
 from grpo.renderers.template import ChatTemplate, TemplateFailure
-from grpo.renderers.turns import TurnEnd, reply_shape, tail, turn_text
-from grpo.renderers.variants import Variant, find_variant, remedies, source_of
+from grpo.renderers.template_choice import Variant, find_variant, remedies, source_of
+from grpo.renderers.template_patches import FORMS, Form
+from grpo.renderers.turn_boundaries import TurnEnd, reply_shape, tail, turn_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,9 +47,9 @@ class Renderer:
 
     `stop_ids` are the tokens that end a turn: the ones in generation_config.json, the template's, and the tokenizer's
     `eos`. `stop_id` is the template's own. `template` is the template that conversations are rendered with, see
-    `grpo.renderers.variants`. Export this template with the model. `added` are the parts that the model's own template
-    leaves out. `most_calls` is 1 if the template renders only one call per turn. `reasons` is True if replies have
-    reasoning, and `begins_reasoning` is True if a prompt opens it.
+    `grpo.renderers.template_choice`. Export this template with the model. `added` are the parts that the model's own
+    template leaves out. `most_calls` is 1 if the template renders only one call per turn. `reasons` is True if replies
+    have reasoning, and `begins_reasoning` is True if a prompt opens it.
 
     Raises `PolicyError` if the tokenizer is empty (transformers silently creates one if the files are missing), or if
     the chat template is missing, fails, does not terminate, or rewrites earlier turns.

@@ -12,9 +12,9 @@ import json
 import re
 from datetime import datetime
 
-from grpo.renderers.slots import dated
+from grpo.renderers.placeholders import dated
 from grpo.renderers.template import ChatTemplate
-from grpo.renderers.turns import USER
+from grpo.renderers.turn_boundaries import USER
 
 _FIXED = re.compile(r"\{#-? *date +(\S+?) *-?#\}\n?")
 """Comment that fixes the date of a template, so that tokens stay the same if a run ends on another day."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from grpo.messages import THINK
-from grpo.renderers.fallbacks import HERMES, Form, with_forms
+from grpo.renderers.placeholders import MessageShape, common_prefix, slots_in
 from grpo.renderers.reply_format import EXAMPLE
-from grpo.renderers.slots import MessageShape, common_prefix, slots_in
 from grpo.renderers.template import ChatTemplate, TemplateFailure
-from grpo.renderers.turns import CALL, RESULT, SYSTEM, USER
+from grpo.renderers.template_patches import HERMES, Form, with_forms
+from grpo.renderers.turn_boundaries import CALL, RESULT, SYSTEM, USER
 
 
 def missing_parts(

@@ -14,8 +14,8 @@ from typing import Any
 
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool, ToolCall
 from grpo.renderers.channels import parse_channels
+from grpo.renderers.placeholders import common_prefix
 from grpo.renderers.python_calls import PythonCalls
-from grpo.renderers.slots import common_prefix
 from grpo.renderers.tool_formats import (
     EXAMPLE_NAME,
     JsonCalls,

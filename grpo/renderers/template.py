@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import Tool
-from grpo.renderers.slots import DATE_MACRO, MessageShape, escape, slots_in, template_messages
+from grpo.renderers.placeholders import DATE_MACRO, MessageShape, escape, slots_in, template_messages
 from grpo.renderers.time_limit import time_limit
 
 if TYPE_CHECKING:

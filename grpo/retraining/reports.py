@@ -6,7 +6,7 @@ from typing import Literal
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
-from grpo.log.claims import ServedCheck
+from grpo.log.logged_logprobs import ServedCheck
 from grpo.retraining.corrections import CorrectionCounts
 from grpo.retraining.curation import CurationCounts
 from grpo.retraining.mixture import MixtureCounts

@@ -39,7 +39,7 @@ from grpo.serving.mirror.mirror import Mirror, MirrorSettings
 from grpo.serving.request_counts import RequestCounts
 from grpo.serving.requests.service import Service
 from grpo.serving.requests.settings import ServiceSettings
-from grpo.serving.routes.app import Parts, create_app
+from grpo.serving.routes.app import ServerState, create_app
 from grpo.serving.routes.events import watch_jobs
 from grpo.serving.routes.operations import Orchestrator
 from grpo.serving.shared.conversations import SharedConversations
@@ -181,7 +181,7 @@ def build_app(
         if budgets is not None:
             budgets.close()
 
-    parts = Parts(service=service, limiter=limiter, metrics=metrics, refused_work=refused_work)
+    parts = ServerState(service=service, limiter=limiter, metrics=metrics, refused_work=refused_work)
     app = create_app(parts, authenticate, lifespan=lifespan, orchestrator=orchestrator, body_bytes=settings.body_bytes)
     metrics.watch_edge(refused_work, connections, app)
     return RequestCounts(app, metrics), service

@@ -6,8 +6,8 @@ from itertools import chain
 
 from grpo.artifacts import local_path
 from grpo.config.scenarios import ServedSource
-from grpo.log.claims import ServedCheck
 from grpo.log.folder import ServedLog
+from grpo.log.logged_logprobs import ServedCheck
 from grpo.policy.catalog import load_weights
 from grpo.policy.weights.registered import REGISTERED
 from grpo_tasks.results import StageResult

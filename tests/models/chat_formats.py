@@ -10,7 +10,7 @@ from grpo.errors import PolicyError
 from grpo.messages import Tool
 from grpo.renderers.chat_format import ChatFormat
 from grpo.renderers.chat_template import Renderer
-from grpo.renderers.variants import remedies
+from grpo.renderers.template_choice import remedies
 from tests.benchmarks.page import DOCS, Table
 from tests.grpo.renderers.published import names, of_family, tokenizer
 

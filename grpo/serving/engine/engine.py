@@ -26,8 +26,8 @@ from grpo.errors import ConfigError, PolicyError
 from grpo.policy.grammars import GrammarError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampler, Sampling
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.engine.frames import Frames, read_frame
 from grpo.serving.engine.heartbeat import Heartbeat
+from grpo.serving.engine.message_connection import MessageConnection, read_frame
 from grpo.serving.engine.messages import (
     Cancel,
     Ended,
@@ -168,7 +168,7 @@ class Engine:
             prefix_cache_bytes=prefix_cache_bytes,
             threads=threads,
         )
-        self._frames = Frames(self._receive, self._lost)
+        self._frames = MessageConnection(self._receive, self._lost)
         self._turns: dict[int, _Turn] = {}
         self._numbers = itertools.count()
         self._stats = EngineStats()

@@ -37,8 +37,8 @@ from grpo.policy.transformers.sampling.catalog import make_serving_sampler
 from grpo.policy.transformers.sampling.padded_sampler import PaddedSampler
 from grpo.policy.transformers.sampling.serving_sampler import ServingSampler
 from grpo.policy.transformers.sampling.token_masks import TokenMasks
-from grpo.serving.engine.frames import Frames, frame
 from grpo.serving.engine.heartbeat import start_beating
+from grpo.serving.engine.message_connection import MessageConnection, frame
 from grpo.serving.engine.messages import (
     Cancel,
     Ended,
@@ -91,7 +91,7 @@ class _Process:
     def __init__(self, policy: TransformersPolicy) -> None:
         self._policy = policy
         self._disconnected = asyncio.Event()
-        self._frames = Frames(self._receive, self._disconnected.set)
+        self._frames = MessageConnection(self._receive, self._disconnected.set)
         self._sampler: ServingSampler | PaddedSampler | None = None
         self._grammars: Grammars
         self._compiling: dict[int, asyncio.Task[None]] = {}

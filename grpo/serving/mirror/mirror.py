@@ -31,8 +31,8 @@ from pydantic import ValidationError
 
 from grpo.errors import DataError
 from grpo.log.folder import ERASURES, ServedLog, read_erasure
+from grpo.log.follower import LogTail, Unread
 from grpo.log.records import OUTCOMES, Feedback, Record, ServedTurn
-from grpo.log.tail import LogTail, Unread
 from grpo.serving.mirror.redacted import Redaction
 from grpo.serving.mirror.redaction_process import RedactionProcess
 from grpo.serving.mirror.trace_store import TraceStore, is_refusal

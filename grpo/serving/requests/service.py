@@ -31,12 +31,12 @@ from grpo.serving.engine.versions import ServedVersion, Versions
 from grpo.serving.protocol.api_errors import APIError, erased_error, invalid_request, is_api_error, overloaded
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.chat_response import Usage
+from grpo.serving.requests.admission import Admission
 from grpo.serving.requests.asked import Asked
+from grpo.serving.requests.chat_handler import ChatHandler
 from grpo.serving.requests.constraints import Constraints, constraint_of
 from grpo.serving.requests.conversations import AnsweredTurn, Continuation, Conversations
 from grpo.serving.requests.counts import Counts
-from grpo.serving.requests.exchange import Exchange
-from grpo.serving.requests.hold import Hold
 from grpo.serving.requests.places import Places
 from grpo.serving.requests.prompt_sizes import (
     PromptSize,
@@ -99,7 +99,7 @@ class Service:
         self._observe = observe
         self._turn_s = 1.0
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._holds: set[Hold] = set()
+        self._admissions: set[Admission] = set()
         """Requests in progress."""
 
     @property
@@ -129,22 +129,22 @@ class Service:
         """Tokens of the largest context of the loaded versions. 0 if none is loaded."""
         return max((version.max_context for version in self.versions.loaded), default=0)
 
-    async def begin(self, request: ChatRequest, caller: Caller) -> Exchange:
+    async def begin(self, request: ChatRequest, caller: Caller) -> ChatHandler:
         """Admit a request. Raises `APIError` if it cannot be answered, with status 503 if the server is full.
 
-        From then on the request counts toward `max_requests` and `max_tokens`. The route must call `leave()` of the
-        exchange's `hold`, also when the request fails, because its share is not free for others until then.
+        From then on the request counts toward `max_requests` and `max_tokens`. The route must call `release()` of
+        the handler's `admission`, also when the request fails, because its share is not free for others until then.
         """
         with self.preparing():
-            exchange_of, lease = await self._prepare(request, caller)
+            handler_of, lease = await self._prepare(request, caller)
         try:
-            exchange = exchange_of()
+            handler = handler_of()
         except BaseException:
             self.turns.release(lease)
             raise
-        exchange.hold.lease = lease
-        self.counts.joined[exchange.place.joined] += 1
-        return exchange
+        handler.admission.lease = lease
+        self.counts.joined[handler.place.joined] += 1
+        return handler
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class Service:
         finally:
             self.requests -= 1
 
-    async def _prepare(self, request: ChatRequest, caller: Caller) -> tuple[Callable[[], Exchange], UUID | None]:
+    async def _prepare(self, request: ChatRequest, caller: Caller) -> tuple[Callable[[], ChatHandler], UUID | None]:
         """Read a request and find its place. Returns the function that admits it, and the lease on its place.
 
         Each step that waits may let other requests go on, so the place is looked up again after it. If the place, its
@@ -190,10 +190,10 @@ class Service:
                     continue
             begun = await self.turns.begin(place, caller.key_hash, by_id=request.conversation is not None)
             if begun is not None and self._is_answering(version, place, request):
-                exchange_of = partial(
-                    Exchange, self, request, caller, version, begun.place, tools.tools, renderer, needed, constraint
+                handler_of = partial(
+                    ChatHandler, self, request, caller, version, begun.place, tools.tools, renderer, needed, constraint
                 )
-                return exchange_of, begun.lease
+                return handler_of, begun.lease
             if begun is not None:
                 self.turns.release(begun.lease)
             loaded = await self.places.load(request, caller, asked)
@@ -252,7 +252,9 @@ class Service:
         if not version.answers:
             self._refuse("not ready", "the engine does not answer", retry_after_s=2.0)
 
-    def admit(self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None) -> Hold:
+    def admit(
+        self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None
+    ) -> Admission:
         """Admit turns with their tokens. Raises `APIError` 503 if the server is full, 400 if they can never fit.
 
         `before` is the turn that the request continues. It is marked as in progress, so that another request with the
@@ -278,51 +280,51 @@ class Service:
             if before is not None:
                 before.in_progress += sign
 
-        def release(hold: Hold) -> None:
+        def release(admission: Admission) -> None:
             change(-1)
-            self.turns.release(hold.lease)
-            self._holds.discard(hold)
+            self.turns.release(admission.lease)
+            self._admissions.discard(admission)
 
         change(1)
-        hold = Hold(self._tasks, release, begun=self.now())
-        self._holds.add(hold)
-        return hold
+        admission = Admission(self._tasks, release, begun=self.now())
+        self._admissions.add(admission)
+        return admission
 
     def forget(self, erasure: Erasure) -> int:
         """End the turns in progress of an erasure, and forget its conversations. Returns the number of ended turns.
 
         Each ended turn is logged as erased, and its client gets 410.
         """
-        ended = sum(hold.erase() for hold in tuple(self._holds) if self._is_erased(hold, erasure))
+        ended = sum(admission.erase() for admission in tuple(self._admissions) if self._is_erased(admission, erasure))
         self.conversations.erase(lambda turn: self._is_subject(turn.conversation_id, turn.user, erasure))
         self.turns.forget_later(erasure)
         for version in self.versions.loaded:
             version.served.agent.forget(lambda caller: self._is_remembered(caller, erasure))
         return ended
 
-    def _is_erased(self, hold: Hold, erasure: Erasure) -> bool:
-        return hold.begun <= erasure.time and self._is_subject(hold.conversation_id, hold.user, erasure)
+    def _is_erased(self, admission: Admission, erasure: Erasure) -> bool:
+        return admission.begun <= erasure.time and self._is_subject(admission.conversation_id, admission.user, erasure)
 
     def _is_subject(self, conversation_id: str, user: str | None, erasure: Erasure) -> bool:
         by_user = bool(user) and name_digest(self.log.user_hash(str(user))) in erasure.users
         return by_user or name_digest(conversation_id) in erasure.conversations
 
     def _is_remembered(self, caller: str, erasure: Erasure) -> bool:
-        """True if an erased turn is by this caller of an agent's memory, `key hash/user` as `Exchange` names it."""
+        """True if an erased turn is by this caller of an agent's memory, `key hash/user` as `ChatHandler` names it."""
         key, _, user = caller.partition("/")
         hashed = self.log.user_hash(user) if user else ""
         return name_digest(f"{key}/{hashed}") in erasure.callers or (
             bool(user) and name_digest(hashed) in erasure.users
         )
 
-    async def remember(self, turn: AnsweredTurn, place: Continuation, hold: Hold, *, is_last: bool) -> None:
+    async def remember(self, turn: AnsweredTurn, place: Continuation, admission: Admission, *, is_last: bool) -> None:
         """Keep an answered turn, so that its conversation can go on from it. Raises `APIError` if it is not kept."""
         try:
-            await self.turns.commit(turn, place, hold.lease, is_last=is_last)
+            await self.turns.commit(turn, place, admission.lease, is_last=is_last)
         except APIError:
             self.counts.unshared += 1
             raise
-        if hold.erased:  # the erasure came while the turn was written
+        if admission.erased:  # the erasure came while the turn was written
             self.turns.forget_later(self._erasure_of(turn))
             raise erased_error()
         if place.before is not None:

@@ -24,9 +24,9 @@ from grpo.serving.protocol.api_errors import APIError, install_error_handlers, o
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.completion_request import CompletionRequest
 from grpo.serving.protocol.responses_request import ResponsesRequest, renamed
-from grpo.serving.requests.exchange import Exchange
+from grpo.serving.requests.admission import Admission
+from grpo.serving.requests.chat_handler import ChatHandler
 from grpo.serving.requests.feedback import FeedbackRequest, Receipt, log_feedback
-from grpo.serving.requests.hold import Hold
 from grpo.serving.requests.request_body import RequestT, read_request, read_small_request
 from grpo.serving.requests.service import Service
 from grpo.serving.routes.chat_socket import serve_chat_socket
@@ -74,7 +74,7 @@ BODIES: dict[str, type[BaseModel]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class ServerState:
     """Shared state of the routes."""
 
     service: Service
@@ -84,7 +84,7 @@ class Parts:
 
 
 def create_app(
-    parts: Parts,
+    parts: ServerState,
     authenticate: Authenticator,
     *,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
@@ -164,7 +164,7 @@ def _add_probes(app: FastAPI, service: Service) -> None:
         return JSONResponse(body, status_code=200 if service.ready else 503)
 
 
-def _add_chat(app: FastAPI, parts: Parts) -> None:
+def _add_chat(app: FastAPI, parts: ServerState) -> None:
     service = parts.service
 
     @app.get("/v1/models")
@@ -183,17 +183,17 @@ def _add_chat(app: FastAPI, parts: Parts) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request, caller: Authenticated) -> Response:
         """Reply to a conversation, whole or as a stream of server-sent events."""
-        exchange = await _admit(ChatRequest, service.begin, request, caller, parts)
-        if exchange is None:
+        handler = await _admit(ChatRequest, service.begin, request, caller, parts)
+        if handler is None:
             return Response(status_code=499)
-        ids = {"x-conversation-id": exchange.completion.conversation_id}
-        if exchange.request.stream:
-            stream = server_sent_events(exchange, with_usage=exchange.request.with_usage)
-            return EventStream(exchange.hold, stream, {**ids, **exchange.hold.headers})
-        return await _answer(request, exchange.hold, whole(exchange), ids)
+        ids = {"x-conversation-id": handler.completion.conversation_id}
+        if handler.request.stream:
+            stream = server_sent_events(handler, with_usage=handler.request.with_usage)
+            return EventStream(handler.admission, stream, {**ids, **handler.admission.headers})
+        return await _answer(request, handler.admission, whole(handler), ids)
 
 
-def _add_responses(app: FastAPI, parts: Parts) -> None:
+def _add_responses(app: FastAPI, parts: ServerState) -> None:
     async def begin(body: ResponsesRequest, caller: Caller) -> _Asked:
         try:
             return _Asked(body, await parts.service.begin(body.to_chat(), caller))
@@ -206,35 +206,35 @@ def _add_responses(app: FastAPI, parts: Parts) -> None:
         asked = await _admit(ResponsesRequest, begin, request, caller, parts)
         if asked is None:
             return Response(status_code=499)
-        exchange = asked.exchange
-        writer = ResponseWriter(asked.request, exchange)
-        ids = {"x-conversation-id": exchange.completion.conversation_id}
-        if exchange.request.stream:
-            return EventStream(exchange.hold, writer.events(), {**ids, **exchange.hold.headers})
-        return await _answer(request, exchange.hold, writer.whole(), ids)
+        handler = asked.handler
+        writer = ResponseWriter(asked.request, handler)
+        ids = {"x-conversation-id": handler.completion.conversation_id}
+        if handler.request.stream:
+            return EventStream(handler.admission, writer.events(), {**ids, **handler.admission.headers})
+        return await _answer(request, handler.admission, writer.whole(), ids)
 
 
 class _Asked:
     """Admitted request of the Responses API."""
 
-    def __init__(self, request: ResponsesRequest, exchange: Exchange) -> None:
-        self.request, self.exchange = request, exchange
-        self.max_tokens, self.hold = exchange.max_tokens, exchange.hold
+    def __init__(self, request: ResponsesRequest, handler: ChatHandler) -> None:
+        self.request, self.handler = request, handler
+        self.max_tokens, self.admission = handler.max_tokens, handler.admission
 
 
 async def _answer(
-    request: Request, hold: Hold, body: Awaitable[dict[str, Any]], headers: Mapping[str, str]
+    request: Request, admission: Admission, body: Awaitable[dict[str, Any]], headers: Mapping[str, str]
 ) -> Response:
     """Response with a body that is not streamed. If the client goes away, the body is cancelled."""
     try:
         answered = await unless_disconnected(request, body)
     except BaseException:
-        hold.leave()
+        admission.release()
         raise
     if answered is None:
-        hold.leave()
+        admission.release()
         return Response(status_code=499)
-    return WholeReply(answered, hold, {**headers, **hold.headers})
+    return WholeReply(answered, admission, {**headers, **admission.headers})
 
 
 async def _admit(
@@ -242,7 +242,7 @@ async def _admit(
     begin: Callable[[RequestT, Caller], Awaitable[AdmittedT]],
     request: Request,
     caller: Caller,
-    parts: Parts,
+    parts: ServerState,
 ) -> AdmittedT | None:
     """Parse and admit a request, without FastAPI, which would block the event loop. None if the client goes away."""
     content, service = await request.body(), parts.service
@@ -263,23 +263,23 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "grpo"}
 
 
-def _add_completions(app: FastAPI, parts: Parts) -> None:
+def _add_completions(app: FastAPI, parts: ServerState) -> None:
     @app.post("/v1/completions")
     async def complete(request: Request, caller: Authenticated) -> Response:
         """Continue a prompt of text or token ids."""
         begin = partial(begin_completion, parts.service)
-        exchange = await _admit(CompletionRequest, begin, request, caller, parts)
-        if exchange is None:
+        handler = await _admit(CompletionRequest, begin, request, caller, parts)
+        if handler is None:
             return Response(status_code=499)
         try:
-            answered = await unless_disconnected(request, exchange.body())
+            answered = await unless_disconnected(request, handler.body())
         finally:
-            exchange.hold.leave()
-        headers = exchange.hold.headers
+            handler.admission.release()
+        headers = handler.admission.headers
         return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
 
 
-def _add_sockets(app: FastAPI, parts: Parts) -> None:
+def _add_sockets(app: FastAPI, parts: ServerState) -> None:
     @app.websocket("/v1/chat/stream")
     async def chat(socket: WebSocket) -> None:
         """Replies to conversations, over one connection."""
@@ -291,7 +291,7 @@ def _add_sockets(app: FastAPI, parts: Parts) -> None:
         await serve_event_socket(socket, parts.service)
 
 
-def _add_feedback(app: FastAPI, parts: Parts) -> None:
+def _add_feedback(app: FastAPI, parts: ServerState) -> None:
     service = parts.service
 
     @app.post("/v1/feedback")
@@ -307,7 +307,7 @@ def _add_feedback(app: FastAPI, parts: Parts) -> None:
         return Receipt(id=record.id)
 
 
-def _add_metrics(app: FastAPI, parts: Parts) -> None:
+def _add_metrics(app: FastAPI, parts: ServerState) -> None:
     @app.get("/metrics")
     async def prometheus() -> Response:
         """Metrics in Prometheus' text format."""

@@ -31,7 +31,7 @@ from grpo.serving.protocol.api_errors import APIError, error_body, invalid_reque
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.chat_response import json_text
 from grpo.serving.protocol.json_bounds import encodable
-from grpo.serving.requests.exchange import Exchange
+from grpo.serving.requests.chat_handler import ChatHandler
 from grpo.serving.requests.request_body import parse_object, read_request
 from grpo.serving.requests.service import Service
 from grpo.serving.routes.streams import admit, chunks
@@ -150,14 +150,14 @@ async def _reply(
 ) -> AsyncGenerator[str]:
     """Frames of the reply to one request."""
 
-    async def read_and_begin() -> Exchange:
+    async def read_and_begin() -> ChatHandler:
         nonlocal frame
         request = await _read(frame, caller, service)
         frame = None
         return await service.begin(request, caller)
 
     try:
-        exchange = await admit(read_and_begin, service, limiter, caller)
+        handler = await admit(read_and_begin, service, limiter, caller)
     except APIError as error:
         waiting.end_first(error.status)
         yield error_text(error)
@@ -170,13 +170,13 @@ async def _reply(
     waiting.end_first()
     service.streaming += 1
     try:
-        async with aclosing(chunks(exchange, with_usage=exchange.request.with_usage)) as stream:
+        async with aclosing(chunks(handler, with_usage=handler.request.with_usage)) as stream:
             async for ready in stream:
                 for chunk in ready:
                     yield error_text(chunk) if isinstance(chunk, APIError) else json_text(chunk)
     finally:
         service.streaming -= 1
-        exchange.hold.leave()
+        handler.admission.release()
 
 
 async def _read(frame: str | None, caller: Caller, service: Service) -> ChatRequest:

@@ -33,7 +33,7 @@ from grpo.serving.protocol.chat_response import Usage
 from grpo.serving.protocol.completion_request import DEFAULT_MAX_TOKENS, CompletionRequest
 from grpo.serving.requests.prompt_sizes import PIECE, count_tokens
 from grpo.serving.requests.service import Service
-from grpo.serving.requests.token_tap import TokenTap
+from grpo.serving.requests.token_stream import TokenStream
 from grpo.serving.routes.streams import answerable
 from grpo.trajectories import Turn
 from grpo.user_failures import describe, user_code
@@ -43,11 +43,11 @@ _CHARACTERS_PER_ID = 4
 """A token id of a prompt counts as this many characters, because it is decoded."""
 
 
-async def begin_completion(service: Service, request: CompletionRequest, caller: Caller) -> CompletionExchange:
+async def begin_completion(service: Service, request: CompletionRequest, caller: Caller) -> CompletionHandler:
     """Admit a request for completions. Raises `APIError` if it cannot be answered."""
     with service.preparing():
         version, prompt = await _prepare(service, request, caller)
-    return CompletionExchange(service, request, caller, version, prompt)
+    return CompletionHandler(service, request, caller, version, prompt)
 
 
 async def _prepare(
@@ -107,7 +107,7 @@ def _render(version: ServedVersion, request: CompletionRequest) -> _RenderedProm
     return _RenderedPrompt(renderer=renderer, ids=ids, text=text, array=np.asarray(ids, np.int32))
 
 
-class CompletionExchange:
+class CompletionHandler:
     """One request for completions in progress. Raises `APIError` if the server has no capacity for it."""
 
     def __init__(
@@ -131,13 +131,13 @@ class CompletionExchange:
         self.max_tokens = request.n * (len(self._prompt) + self._max_new_tokens)
         """Most tokens that the request may need."""
         self._done: dict[int, tuple[dict[str, Any], Usage]] = {}
-        self.hold = service.admit(self.version, request.n, self.max_tokens)
-        """Admission for this request. The route must call `hold.leave()`, also when the request fails."""
-        self.hold.conversation_id, self.hold.user = self._id, request.user
+        self.admission = service.admit(self.version, request.n, self.max_tokens)
+        """Admission for this request. The route must call `admission.release()`, also when the request fails."""
+        self.admission.conversation_id, self.admission.user = self._id, request.user
 
     async def body(self) -> dict[str, Any]:
         """Generate and log all choices, and return the body of the response. Cancelling this aborts the choices."""
-        tasks = [self.hold.generate(self._choose(index)) for index in range(self._choices)]
+        tasks = [self.admission.generate(self._choose(index)) for index in range(self._choices)]
         try:
             await asyncio.gather(*tasks)
         except Exception as error:
@@ -145,7 +145,7 @@ class CompletionExchange:
         finally:
             for task in tasks:
                 task.cancel()
-        await self.hold.settle()
+        await self.admission.settle()
         served = self.version.served
         ordered = [self._done[index] for index in range(self._choices)]
         return {
@@ -160,13 +160,13 @@ class CompletionExchange:
 
     async def _choose(self, index: int) -> None:
         """Generate and log one choice."""
-        tap = TokenTap(self._renderer, self._request.stops)
+        reply_tokens = TokenStream(self._renderer, self._request.stops)
         stops = frozenset(self._request.stop_token_ids or ())
         status: TurnStatus = "failed"
         reason, generation = "", None
 
         def on_token(token: SampledToken) -> bool:
-            return tap(token) or token.id in stops
+            return reply_tokens(token) or token.id in stops
 
         try:
             session = await self.version.open(self._renderer)
@@ -178,7 +178,7 @@ class CompletionExchange:
             status, reason = "answered", "length" if generation.stop == "length" else "stop"
         except asyncio.CancelledError:
             status, reason = "aborted", "the client went away"
-            if self.hold.erased:
+            if self.admission.erased:
                 status, reason = "erased", "erased while it ran"
                 raise erased_error() from None
             raise
@@ -187,14 +187,16 @@ class CompletionExchange:
             reason = describe(error, with_place=False)
             raise
         finally:
-            self.hold.used_tokens += len(self._prompt) + len(tap.tokens)
+            self.admission.used_tokens += len(self._prompt) + len(reply_tokens.tokens)
             if generation is None:
-                await asyncio.shield(self.hold.start(self._log_unanswered(index, tap, status=status, reason=reason)))
-        text = self._text(generation) if tap.stopped_text is None else tap.stopped_text
+                await asyncio.shield(
+                    self.admission.start(self._log_unanswered(index, reply_tokens, status=status, reason=reason))
+                )
+        text = self._text(generation) if reply_tokens.stopped_text is None else reply_tokens.stopped_text
         usage = Usage(prompt=len(self._prompt), completion=len(generation.token_ids))
-        turn = self._record(index, tap, status, reason, generation=generation, text=text)
-        await asyncio.shield(self.hold.start(self._service.record(turn, usage, tap.times)))
-        self._done[index] = (self._choice(index, text, reason, generation, tap), usage)
+        turn = self._record(index, reply_tokens, status, reason, generation=generation, text=text)
+        await asyncio.shield(self.admission.start(self._service.record(turn, usage, reply_tokens.times)))
+        self._done[index] = (self._choice(index, text, reason, generation, reply_tokens), usage)
 
     def _sampling(self, index: int) -> Sampling:
         return self._request.to_sampling(
@@ -212,11 +214,13 @@ class CompletionExchange:
             ids = ids[:-1]
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
-    def _choice(self, index: int, text: str, reason: str, generation: Generation, tap: TokenTap) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str, reason: str, generation: Generation, reply_tokens: TokenStream
+    ) -> dict[str, Any]:
         """OpenAI's choice, with the token ids of vLLM."""
         choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
         if self._request.logprobs is not None:
-            choice["logprobs"] = self._logprobs(tap.tokens)
+            choice["logprobs"] = self._logprobs(reply_tokens.tokens)
         if self._request.return_token_ids:
             choice |= {"token_ids": generation.token_ids, "prompt_token_ids": self._prompt}
         return choice
@@ -236,17 +240,17 @@ class CompletionExchange:
             return f"token_id:{id_}"
         return str(self._tokenizer.decode([id_]))
 
-    async def _log_unanswered(self, index: int, tap: TokenTap, *, status: TurnStatus, reason: str) -> None:
+    async def _log_unanswered(self, index: int, reply_tokens: TokenStream, *, status: TurnStatus, reason: str) -> None:
         try:
-            turn = self._record(index, tap, status, reason)
-            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)), tap.times)
+            turn = self._record(index, reply_tokens, status, reason)
+            await self._service.record(turn, Usage(prompt=0, completion=len(reply_tokens.tokens)), reply_tokens.times)
         except GRPOError as error:
             logger.error("completion %s was not logged: %s", self._id, error)
 
     def _record(
         self,
         index: int,
-        tap: TokenTap,
+        reply_tokens: TokenStream,
         status: TurnStatus,
         reason: str,
         *,
@@ -283,7 +287,7 @@ class CompletionExchange:
             top_p=sampling.top_p,
             seed=sampling.seed,
             choice=index,
-            first_token_s=tap.times[0] - self._started if tap.times else None,
+            first_token_s=reply_tokens.times[0] - self._started if reply_tokens.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
             user="" if user is None else self._service.log.user_hash(user),

@@ -1,4 +1,4 @@
-"""Bodies and events of OpenAI's Responses API, written from the same exchange that answers the chat API.
+"""Bodies and events of OpenAI's Responses API, written from the same handler that answers the chat API.
 
 response.created, response.in_progress
 response.output_item.added       message        content_part.added, output_text.delta …, .done, content_part.done
@@ -16,19 +16,19 @@ from grpo.log.ids import turn_of
 from grpo.serving.protocol.api_errors import APIError
 from grpo.serving.protocol.chat_response import TokenLogprob, Usage, json_text, tool_calls
 from grpo.serving.protocol.responses_request import PREFIX, ResponsesRequest, SchemaFormat, renamed
-from grpo.serving.requests.exchange import Exchange
-from grpo.serving.requests.exchange_events import Delta, Ended
+from grpo.serving.requests.chat_handler import ChatHandler
+from grpo.serving.requests.reply_events import Delta, Ended
 from grpo.serving.routes.streams import answerable
 
 _ALIVE = b": keep-alive\n\n"
 
 
 class ResponseWriter:
-    """Response of one exchange, whole or as events."""
+    """Response of one request, whole or as events."""
 
-    def __init__(self, request: ResponsesRequest, exchange: Exchange) -> None:
-        self._request, self._exchange = request, exchange
-        self._turn = turn_of(exchange.completion.id)
+    def __init__(self, request: ResponsesRequest, handler: ChatHandler) -> None:
+        self._request, self._handler = request, handler
+        self._turn = turn_of(handler.completion.id)
         self._number = 0
         self._sent = ""
         self._begun = False
@@ -37,13 +37,13 @@ class ResponseWriter:
     async def whole(self) -> dict[str, Any]:
         """Body of a response that is not streamed."""
         try:
-            async with aclosing(self._exchange.events()) as events:
+            async with aclosing(self._handler.events()) as events:
                 async for event in events:
                     if isinstance(event, Ended):
                         ended = event  # a request of this API has one choice
         except Exception as error:
             raise renamed(answerable(error)) from error
-        await self._exchange.hold.settle()
+        await self._handler.admission.settle()
         return self._ended(ended)
 
     async def events(self) -> AsyncGenerator[bytes]:
@@ -51,14 +51,16 @@ class ResponseWriter:
         yield self._event("response.created", response=self._body("in_progress"))
         yield self._event("response.in_progress", response=self._body("in_progress"))
         try:
-            async with aclosing(self._exchange.events()) as events:
+            async with aclosing(self._handler.events()) as events:
                 async for event in events:
                     if event is None:
                         yield _ALIVE
                     elif isinstance(event, Delta):
                         yield b"".join(self._delta(event.text, event.logprobs))
                     else:
-                        await self._exchange.hold.settle()  # before the client knows the end, as it may go on at once
+                        await (
+                            self._handler.admission.settle()
+                        )  # before the client knows the end, as it may go on at once
                         yield b"".join(self._end(event))
         except Exception as error:
             failure = renamed(answerable(error))
@@ -118,7 +120,7 @@ class ResponseWriter:
                 "content": content}  # fmt: skip
 
     def _body(self, status: str, usage: Usage | None = None) -> dict[str, Any]:
-        request, completion = self._request, self._exchange.completion
+        request, completion = self._request, self._handler.completion
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         given = request.model_dump(
             by_alias=True,

@@ -20,10 +20,10 @@ from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter
 from grpo.serving.protocol.api_errors import APIError, error_body, overloaded
 from grpo.serving.protocol.chat_response import DONE, Choice, Usage, event
+from grpo.serving.requests.admission import Admission
+from grpo.serving.requests.chat_handler import ChatHandler
 from grpo.serving.requests.constraints import refused_schema
-from grpo.serving.requests.exchange import Exchange
-from grpo.serving.requests.exchange_events import Delta, Ended
-from grpo.serving.requests.hold import Hold
+from grpo.serving.requests.reply_events import Delta, Ended
 
 if TYPE_CHECKING:
     from grpo.serving.requests.service import Service
@@ -40,7 +40,7 @@ class Admitted(Protocol):
     """Request that the service has admitted."""
 
     max_tokens: int
-    hold: Hold
+    admission: Admission
 
 
 async def admit(
@@ -56,26 +56,26 @@ async def admit(
     try:
         service.check_room()
         try:
-            exchange = await begin()
+            handler = await begin()
         except Exception as error:  # e.g. of a renderer of the user's own
             raise answerable(error) from error
         try:
-            await reservation.take(exchange.max_tokens)
+            await reservation.take(handler.max_tokens)
         except BaseException:
-            exchange.hold.leave()
+            handler.admission.release()
             raise
     except BaseException:
         await reservation.cancel()
         raise
-    exchange.hold.reservation = reservation
-    return exchange
+    handler.admission.reservation = reservation
+    return handler
 
 
 class EventStream(StreamingResponse):
     """Stream of a request. It ends when its client goes away, also while there is nothing to send."""
 
-    def __init__(self, hold: Hold, stream: AsyncGenerator[bytes], headers: Mapping[str, str]) -> None:
-        self._hold = hold
+    def __init__(self, admission: Admission, stream: AsyncGenerator[bytes], headers: Mapping[str, str]) -> None:
+        self._admission = admission
         unbuffered = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(stream, media_type="text/event-stream", headers={**headers, **unbuffered})
 
@@ -92,14 +92,14 @@ class EventStream(StreamingResponse):
                 await self.stream_response(send)
                 group.cancel_scope.cancel()
         finally:
-            self._hold.leave()
+            self._admission.release()
 
 
 class WholeReply(JSONResponse):
     """Reply as one object. Its request ends when the object was sent."""
 
-    def __init__(self, body: Mapping[str, Any], hold: Hold, headers: Mapping[str, str]) -> None:
-        self._hold = hold
+    def __init__(self, body: Mapping[str, Any], admission: Admission, headers: Mapping[str, str]) -> None:
+        self._admission = admission
         super().__init__(body, headers=headers)
 
     async def __call__(self, connection: Connection, receive: Receive, send: Send) -> None:
@@ -107,29 +107,29 @@ class WholeReply(JSONResponse):
         try:
             await super().__call__(connection, receive, send)
         finally:
-            self._hold.leave()
+            self._admission.release()
 
 
-async def whole(exchange: Exchange) -> dict[str, Any]:
+async def whole(handler: ChatHandler) -> dict[str, Any]:
     """Body of a response that is not streamed."""
     choices: dict[int, Choice] = {}
     usages: list[Usage] = []
     try:
-        async with aclosing(exchange.events()) as events:
+        async with aclosing(handler.events()) as events:
             async for event_ in events:
                 if isinstance(event_, Ended):
                     choices[event_.choice.index] = event_.choice
                     usages.append(event_.usage)
     except Exception as error:
         raise answerable(error) from error
-    await exchange.hold.settle()
+    await handler.admission.settle()
     ordered = [choices[index] for index in sorted(choices)]
-    return exchange.completion.body(ordered, Usage.total(usages))
+    return handler.completion.body(ordered, Usage.total(usages))
 
 
-async def server_sent_events(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[bytes]:
+async def server_sent_events(handler: ChatHandler, *, with_usage: bool) -> AsyncGenerator[bytes]:
     """Server-sent events of a reply. A comment is sent in an interval without events, to keep the connection alive."""
-    async with aclosing(chunks(exchange, with_usage=with_usage)) as stream:
+    async with aclosing(chunks(handler, with_usage=with_usage)) as stream:
         async for ready in stream:
             yield (
                 b"".join(event(error_body(chunk) if isinstance(chunk, APIError) else chunk) for chunk in ready)
@@ -137,17 +137,17 @@ async def server_sent_events(exchange: Exchange, *, with_usage: bool) -> AsyncGe
             )
 
 
-async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Sequence[Chunk]]:
+async def chunks(handler: ChatHandler, *, with_usage: bool) -> AsyncGenerator[Sequence[Chunk]]:
     """Chunks of a reply, then `[DONE]`. If the reply fails, the error is the last chunk.
 
     Chunks that are ready together are yielded together, because each sending takes time. An empty list stands for an
     interval without events.
     """
-    completion, usages = exchange.completion, list[Usage]()
+    completion, usages = handler.completion, list[Usage]()
     begun: set[int] = set()
     ready: list[Chunk] = []
     try:
-        async with aclosing(exchange.events()) as events:
+        async with aclosing(handler.events()) as events:
             async for event_ in events:
                 if event_ is not None:
                     index = event_.index if isinstance(event_, Delta) else event_.choice.index
@@ -159,10 +159,10 @@ async def chunks(exchange: Exchange, *, with_usage: bool) -> AsyncGenerator[Sequ
                     else:
                         usages.append(event_.usage)
                         ready += completion.last_chunks(event_.choice, event_.sent, event_.rest)
-                if len(usages) < exchange.choices:
+                if len(usages) < handler.choices:
                     yield ready
                     ready = []
-        await exchange.hold.settle()  # before the client knows the end, and may send its next request
+        await handler.admission.settle()  # before the client knows the end, and may send its next request
         if with_usage:
             ready.append(completion.usage_chunk(Usage.total(usages)))
         yield [*ready, DONE]

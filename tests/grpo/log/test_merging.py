@@ -15,13 +15,13 @@ import pytest
 from grpo.log import segments
 from grpo.log.compaction import compact, erase_records, expire
 from grpo.log.folder import ServedLog
+from grpo.log.follower import READ, LogTail
 from grpo.log.log_tables import find_tables
 from grpo.log.merging import merge_days, remove_merged
 from grpo.log.records import Record
-from grpo.log.tail import READ, LogTail
 from tests.grpo.log.fixtures import NOON, feedback, turn
 from tests.grpo.log.test_compaction import problems, read, write
-from tests.grpo.log.test_tail import take
+from tests.grpo.log.test_follower import take
 
 LATER = NOON.date() + timedelta(days=5)
 

@@ -14,9 +14,9 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from grpo.errors import DataError
-from grpo.log.claims import read_claims
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
+from grpo.log.logged_logprobs import read_claims
 from grpo.policy.grammars import Grammars
 from grpo.serving.protocol.api_errors import APIError
 from grpo.serving.requests.constraints import Constraint, Constraints

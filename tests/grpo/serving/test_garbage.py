@@ -14,13 +14,13 @@ import pytest
 from websockets.sync.client import connect
 
 from grpo.serving.garbage import frozen_survivors
-from grpo.serving.requests.exchange import Exchange
-from grpo.serving.requests.hold import Hold
-from grpo.serving.routes.completions import CompletionExchange
+from grpo.serving.requests.admission import Admission
+from grpo.serving.requests.chat_handler import ChatHandler
+from grpo.serving.routes.completions import CompletionHandler
 from tests import waiting
 from tests.grpo.serving.chat_servers import chat_server
 
-_REQUESTS = (Exchange, CompletionExchange, Hold)
+_REQUESTS = (ChatHandler, CompletionHandler, Admission)
 until = partial(waiting.until, patience_s=240)
 
 

@@ -21,10 +21,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Hold:
+class Admission:
     """Capacity of one request. `tasks` are all tasks of the server, and `released` gives the capacity back."""
 
-    def __init__(self, tasks: set[asyncio.Task[Any]], released: Callable[[Hold], None], *, begun: datetime) -> None:
+    def __init__(
+        self, tasks: set[asyncio.Task[Any]], released: Callable[[Admission], None], *, begun: datetime
+    ) -> None:
         self.lease: UUID | None = None
         """Lease on the turn that the request continues, in the store that servers share."""
         self.reservation: Reservation | None = None
@@ -72,7 +74,7 @@ class Hold:
             task.cancel()
         return len(running)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Note that the handler has ended. Later calls do nothing."""
         if not self._left:
             self._left = True

@@ -6,7 +6,7 @@ import pytest
 
 from grpo.policy.policy import SampledToken
 from grpo.renderers.chat_template import Renderer
-from grpo.serving.requests.token_tap import TokenTap
+from grpo.serving.requests.token_stream import TokenStream
 from tests.grpo.serving.chat_servers import load_clerk
 
 
@@ -23,49 +23,49 @@ def tokens(renderer: Renderer, text: str) -> list[SampledToken]:
 def test_the_text_is_that_of_the_tokens_without_the_stop_token(renderer: Renderer):
     """Also a character of several tokens, which is complete with its last one."""
 
-    async def run() -> TokenTap:
-        tap = TokenTap(renderer, ())
+    async def run() -> TokenStream:
+        reply_tokens = TokenStream(renderer, ())
         for token in [*tokens(renderer, "Größe 🎈 ok"), SampledToken(id=renderer.stop_id, logprob=0.0)]:
-            assert not tap(token)
-            assert "\ufffd" not in tap.text
-        return tap
+            assert not reply_tokens(token)
+            assert "\ufffd" not in reply_tokens.text
+        return reply_tokens
 
-    tap = asyncio.run(run())
-    assert tap.text == tap.settled() == "Größe 🎈 ok"
-    assert len(tap.take()) == len(tap.tokens)
-    assert tap.take() == ()
+    reply_tokens = asyncio.run(run())
+    assert reply_tokens.text == reply_tokens.settled() == "Größe 🎈 ok"
+    assert len(reply_tokens.take()) == len(reply_tokens.tokens)
+    assert reply_tokens.take() == ()
 
 
 def test_a_stop_text_ends_the_turn_and_its_beginnings_are_held(renderer: Renderer):
     """With STOP as a stop text, `a S` settles `a `, `a STOP b` ends with `a `."""
 
-    async def run() -> tuple[TokenTap, list[str], list[bool]]:
-        tap, settled, ended = TokenTap(renderer, ("STOP", "never")), [], []
+    async def run() -> tuple[TokenStream, list[str], list[bool]]:
+        reply_tokens, settled, ended = TokenStream(renderer, ("STOP", "never")), [], []
         for token in tokens(renderer, "a STOP b"):
-            ended.append(tap(token))
-            settled.append(tap.settled())
+            ended.append(reply_tokens(token))
+            settled.append(reply_tokens.settled())
             if ended[-1]:
                 break
-        return tap, settled, ended
+        return reply_tokens, settled, ended
 
-    tap, settled, ended = asyncio.run(run())
+    reply_tokens, settled, ended = asyncio.run(run())
     assert ended[-1]
     assert not any(ended[:-1])
-    assert tap.stopped_text == settled[-1] == "a "
+    assert reply_tokens.stopped_text == settled[-1] == "a "
     assert all("a ".startswith(text) for text in settled)
 
 
 def test_tokens_that_come_before_they_are_read_are_waited_for_once(renderer: Renderer):
     async def run() -> None:
-        tap = TokenTap(renderer, ())
+        reply_tokens = TokenStream(renderer, ())
         sampled = tokens(renderer, "one two three four")
         for token in sampled:
-            tap(token)
-        await asyncio.wait_for(tap.wait(), 5)
-        assert len(tap.tokens) == len(sampled)
+            reply_tokens(token)
+        await asyncio.wait_for(reply_tokens.wait(), 5)
+        assert len(reply_tokens.tokens) == len(sampled)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(tap.wait(), 0.05)
-        tap(sampled[0])
-        await asyncio.wait_for(tap.wait(), 5)
+            await asyncio.wait_for(reply_tokens.wait(), 0.05)
+        reply_tokens(sampled[0])
+        await asyncio.wait_for(reply_tokens.wait(), 5)
 
     asyncio.run(run())

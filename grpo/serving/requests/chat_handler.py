@@ -32,12 +32,12 @@ from grpo.serving.engine.versions import ServedVersion
 from grpo.serving.protocol.api_errors import APIError, erased_error, invalid_request
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.chat_response import Choice, Completion, FinishReason, Usage
+from grpo.serving.requests.admission import Admission
 from grpo.serving.requests.constraints import Constraint
 from grpo.serving.requests.conversations import AnsweredTurn, Continuation, Conversations
-from grpo.serving.requests.exchange_events import Delta, Ended, Event
-from grpo.serving.requests.hold import Hold
+from grpo.serving.requests.reply_events import Delta, Ended, Event
 from grpo.serving.requests.settings import ServiceSettings
-from grpo.serving.requests.token_tap import TokenTap
+from grpo.serving.requests.token_stream import TokenStream
 from grpo.serving.requests.turn_log import TurnLog
 from grpo.user_failures import describe, guard_tasks, is_exception, user_code
 
@@ -46,8 +46,8 @@ _SILENCE_S = 15.0
 """If a stream was silent for this time, it gets a comment, because proxies cut idle connections."""
 
 
-class Owner(Protocol):
-    """What an exchange needs of its service."""
+class TurnService(Protocol):
+    """What a handler needs of its service."""
 
     settings: ServiceSettings
     conversations: Conversations
@@ -55,7 +55,9 @@ class Owner(Protocol):
     log: TurnLog
     now: Callable[[], datetime]
 
-    def admit(self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None) -> Hold:
+    def admit(
+        self, version: ServedVersion, requests: int, tokens: int, before: AnsweredTurn | None = None
+    ) -> Admission:
         """Reserve capacity for this many requests and tokens. Raises `APIError` if there is none."""
         ...
 
@@ -67,12 +69,12 @@ class Owner(Protocol):
         """Log a turn, and return when it is durable."""
         ...
 
-    async def remember(self, turn: AnsweredTurn, place: Continuation, hold: Hold, *, is_last: bool) -> None:
+    async def remember(self, turn: AnsweredTurn, place: Continuation, admission: Admission, *, is_last: bool) -> None:
         """Keep an answered turn, so that its conversation can go on. Raises `APIError` if it cannot be kept."""
         ...
 
 
-class Exchange:
+class ChatHandler:
     """One request in progress: its place in a conversation, and the choices that are generated.
 
     `needed` is the number of tokens of the conversation with its new messages, as `renderer` renders them.
@@ -80,7 +82,7 @@ class Exchange:
 
     def __init__(
         self,
-        service: Owner,
+        service: TurnService,
         request: ChatRequest,
         caller: Caller,
         version: ServedVersion,
@@ -107,9 +109,9 @@ class Exchange:
         self._fit_reply, self._max_new_tokens = limit is None, limit or served.max_new_tokens
         self.max_tokens = request.n * (needed + self._max_new_tokens)
         """Most tokens that the request may need."""
-        self.hold = service.admit(version, request.n, self.max_tokens, before)
-        """Admission for this request. The route must call `hold.leave()`, also when the request fails."""
-        self.hold.conversation_id, self.hold.user = place.conversation_id, request.user
+        self.admission = service.admit(version, request.n, self.max_tokens, before)
+        """Admission for this request. The route must call `admission.release()`, also when the request fails."""
+        self.admission.conversation_id, self.admission.user = place.conversation_id, request.user
         self.completion = Completion(
             id=f"chatcmpl-{self._id}",
             created=int(self._received.timestamp()),
@@ -125,7 +127,7 @@ class Exchange:
         `APIError` if the conversation leaves no room for a reply, and passes on the errors of agent, engine and log.
         """
         queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        tasks = [self.hold.generate(self._choose(index, queue)) for index in range(self.choices)]
+        tasks = [self.admission.generate(self._choose(index, queue)) for index in range(self.choices)]
         ended = 0
         try:
             await asyncio.sleep(0)  # let all begin: a task that is cancelled before it begins leaves no line in the log
@@ -167,13 +169,13 @@ class Exchange:
 
         After the generation, the turn is logged in a separate task, which completes even if the client goes away.
         """
-        tap = TokenTap(self._renderer, self.request.stops)
+        reply_tokens = TokenStream(self._renderer, self.request.stops)
         transcript: TokenTranscript | None = None
         try:
             session = await self.version.open(self._renderer)
             try:
-                transcript = self._transcript(session, self._sampling(index), tap)
-                watcher = asyncio.create_task(self._stream(index, tap, queue))
+                transcript = self._transcript(session, self._sampling(index), reply_tokens)
+                watcher = asyncio.create_task(self._stream(index, reply_tokens, queue))
                 try:
                     reply = await self._respond(transcript)
                 finally:
@@ -182,21 +184,25 @@ class Exchange:
             finally:
                 session.close()
             with user_code("the renderer", passes=is_exception):
-                choice = self._choice(index, reply, tap)
+                choice = self._choice(index, reply, reply_tokens)
         except asyncio.CancelledError:
-            if self.hold.erased:
-                await asyncio.shield(self.hold.start(self._end_erased(index, tap, queue)))
+            if self.admission.erased:
+                await asyncio.shield(self.admission.start(self._end_erased(index, reply_tokens, queue)))
                 return
-            self.hold.start(self._log_unanswered(index, transcript, tap, "aborted", "the client went away"))
+            self.admission.start(
+                self._log_unanswered(index, transcript, reply_tokens, "aborted", "the client went away")
+            )
             raise
         except Exception as error:
             if not isinstance(error, APIError):
                 self._service.count_error()
             reason = error.message if isinstance(error, APIError) else describe(error, with_place=False)
-            await asyncio.shield(self.hold.start(self._log_unanswered(index, transcript, tap, "failed", reason)))
+            await asyncio.shield(
+                self.admission.start(self._log_unanswered(index, transcript, reply_tokens, "failed", reason))
+            )
             queue.put_nowait(error)
             return
-        await asyncio.shield(self.hold.start(self._end(choice, transcript, tap, queue)))
+        await asyncio.shield(self.admission.start(self._end(choice, transcript, reply_tokens, queue)))
 
     async def _respond(self, transcript: TokenTranscript) -> Reply:
         """Reply of the agent. Raises `APIError` if the conversation leaves no room for it."""
@@ -214,14 +220,14 @@ class Exchange:
         user = f"{self._caller.key_hash}/{self.request.user or ''}"
         return {"user_id": user, "strategy": self.request.strategy}
 
-    def _transcript(self, session: Session, sampling: Sampling, tap: TokenTap) -> TokenTranscript:
+    def _transcript(self, session: Session, sampling: Sampling, reply_tokens: TokenStream) -> TokenTranscript:
         before = self.place.before
         if before is not None:
-            transcript = before.tokens.resume(session, sampling, on_token=tap, fit_reply=self._fit_reply)
+            transcript = before.tokens.resume(session, sampling, on_token=reply_tokens, fit_reply=self._fit_reply)
         else:
             limit = self.version.max_context
             transcript = TokenTranscript(
-                session, self._renderer, sampling, max_context=limit, on_token=tap, fit_reply=self._fit_reply
+                session, self._renderer, sampling, max_context=limit, on_token=reply_tokens, fit_reply=self._fit_reply
             )
         transcript.encode_elsewhere = self._prepare
         transcript.parses_calls = self._parses_calls
@@ -242,46 +248,50 @@ class Exchange:
         """False if calls are left in the content: the client wants no calls, or wants JSON and there are no tools."""
         return not self.request.calls_nothing and (bool(self._renderer.tools) or not self.request.has_format)
 
-    async def _stream(self, index: int, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]) -> None:
+    async def _stream(self, index: int, reply_tokens: TokenStream, queue: asyncio.Queue[Event | BaseException]) -> None:
         """Send text as soon as it is settled, if neither the agent nor the renderer changes sampled replies."""
         agent = self.version.served.agent
         if not self.request.stream or agent.overrides_replies or type(self._renderer) is not Renderer:
             return
         progress = Progress()
         while True:
-            await tap.wait()
-            text = tap.settled()
+            await reply_tokens.wait()
+            text = reply_tokens.settled()
             if agent.config.enable_reasoning:
                 text = stable_prefix(text, reasoning=True)
             text = self._renderer.settled_content(text, progress)
-            if len(text) > len(tap.sent):
-                logprobs = tap.take() if self.request.logprobs else None
-                queue.put_nowait(Delta(index=index, text=text[len(tap.sent) :], logprobs=logprobs))
-                tap.sent = text
+            if len(text) > len(reply_tokens.sent):
+                logprobs = reply_tokens.take() if self.request.logprobs else None
+                queue.put_nowait(Delta(index=index, text=text[len(reply_tokens.sent) :], logprobs=logprobs))
+                reply_tokens.sent = text
                 await asyncio.sleep(self._service.settings.stream_interval_s)
 
-    def _choice(self, index: int, reply: Reply, tap: TokenTap) -> Choice:
+    def _choice(self, index: int, reply: Reply, reply_tokens: TokenStream) -> Choice:
         """Reply as the client reads it, cut before the stop text that ended it, if there is one."""
-        message, stopped = reply.message, tap.stopped_text
+        message, stopped = reply.message, reply_tokens.stopped_text
         if stopped is not None and reply.as_sampled:
             message = self._renderer.parse_text(stopped)
         if not self._parses_calls and message.tool_calls:  # they come from the text that was parsed again above
             message = replace(message, content=(reply.text if stopped is None else stopped).strip(), tool_calls=())
         finish: FinishReason = "tool_calls" if message.tool_calls else "length" if reply.length_limited else "stop"
-        if not message.content.startswith(tap.sent):
-            raise PolicyError(f"the streamed text {tap.sent[-40:]!r} is not the beginning of the reply")
-        logprobs = tuple(map(tap.to_logprob, tap.tokens)) if self.request.logprobs else None
+        if not message.content.startswith(reply_tokens.sent):
+            raise PolicyError(f"the streamed text {reply_tokens.sent[-40:]!r} is not the beginning of the reply")
+        logprobs = tuple(map(reply_tokens.to_logprob, reply_tokens.tokens)) if self.request.logprobs else None
         turn_id = self._turn_id(index)
         return Choice(index=index, message=message, finish_reason=finish, turn_id=turn_id, logprobs=logprobs)
 
     async def _end(
-        self, choice: Choice, transcript: TokenTranscript, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]
+        self,
+        choice: Choice,
+        transcript: TokenTranscript,
+        reply_tokens: TokenStream,
+        queue: asyncio.Queue[Event | BaseException],
     ) -> None:
         """Log the answered turn, then remember it and send its end."""
-        if self.hold.erased:
-            return await self._end_erased(choice.index, tap, queue)
+        if self.admission.erased:
+            return await self._end_erased(choice.index, reply_tokens, queue)
         place, usage = self.place, self._usage(transcript)
-        self.hold.used_tokens += usage.prompt + usage.completion
+        self.admission.used_tokens += usage.prompt + usage.completion
         try:
             answer = partial(
                 AnsweredTurn,
@@ -297,46 +307,50 @@ class Exchange:
                 strategy=self.request.strategy if place.before is None else place.before.strategy,
             )
             answered = await self._prepare(place.characters, answer)
-            turn = self._record(choice.index, transcript, tap, "answered", choice.finish_reason)
+            turn = self._record(choice.index, transcript, reply_tokens, "answered", choice.finish_reason)
             visible = replace(turn.turns[-1], message=choice.message)
-            await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, tap.times)
-            if self.hold.erased:  # it was erased while it was written: the erasure has removed it or is about to
+            await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, reply_tokens.times)
+            if self.admission.erased:  # it was erased while it was written: the erasure has removed it or is about to
                 raise erased_error()
             transcript.release()
-            await self._service.remember(answered, place, self.hold, is_last=choice.index == 0)
+            await self._service.remember(answered, place, self.admission, is_last=choice.index == 0)
         except Exception as error:
             if not isinstance(error, StorageError | APIError):
-                await self._log_unanswered(choice.index, None, tap, "failed", describe(error, with_place=False))
+                await self._log_unanswered(
+                    choice.index, None, reply_tokens, "failed", describe(error, with_place=False)
+                )
             queue.put_nowait(error)
             return
-        rest = tap.take() if self.request.logprobs else None
-        queue.put_nowait(Ended(choice=choice, sent=tap.sent, rest=rest, usage=usage))
+        rest = reply_tokens.take() if self.request.logprobs else None
+        queue.put_nowait(Ended(choice=choice, sent=reply_tokens.sent, rest=rest, usage=usage))
         try:
             with user_code("the agent's memory", passes=is_exception):
                 self.version.served.agent.remember(self._new[-1], choice.message.content, self._context)
         except Exception:
             logger.exception("the agent did not remember turn %s, which is answered", choice.turn_id)
 
-    async def _end_erased(self, index: int, tap: TokenTap, queue: asyncio.Queue[Event | BaseException]) -> None:
+    async def _end_erased(
+        self, index: int, reply_tokens: TokenStream, queue: asyncio.Queue[Event | BaseException]
+    ) -> None:
         """Log that a turn was erased while it ran, without its content, and tell the client."""
-        await self._log_unanswered(index, None, tap, "erased", "erased while it ran")
+        await self._log_unanswered(index, None, reply_tokens, "erased", "erased while it ran")
         queue.put_nowait(erased_error())
 
     async def _log_unanswered(
-        self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str
+        self, index: int, transcript: TokenTranscript | None, reply_tokens: TokenStream, status: TurnStatus, reason: str
     ) -> None:
         """Log a turn without a reply. If the log fails, the error is reported, and the turn counts as unlogged."""
-        read = 0 if transcript is None or not tap.tokens else len(transcript.ids)
+        read = 0 if transcript is None or not reply_tokens.tokens else len(transcript.ids)
         if status != "failed" or transcript is not None:
-            self.hold.used_tokens += read + len(tap.tokens)
+            self.admission.used_tokens += read + len(reply_tokens.tokens)
         try:
-            turn = self._record(index, transcript, tap, status, reason)
-            await self._service.record(turn, Usage(prompt=0, completion=len(tap.tokens)), tap.times)
+            turn = self._record(index, transcript, reply_tokens, status, reason)
+            await self._service.record(turn, Usage(prompt=0, completion=len(reply_tokens.tokens)), reply_tokens.times)
         except GRPOError as error:
             logger.error("turn %s was not logged: %s", self._turn_id(index), error)
 
     def _record(
-        self, index: int, transcript: TokenTranscript | None, tap: TokenTap, status: TurnStatus, reason: str
+        self, index: int, transcript: TokenTranscript | None, reply_tokens: TokenStream, status: TurnStatus, reason: str
     ) -> ServedTurn:
         """Record of the turn, with what the transcript has added since the turn before."""
         place, served, sampling = self.place, self.version.served, self._sampling(index)
@@ -367,7 +381,7 @@ class Exchange:
             top_p=sampling.top_p,
             seed=sampling.seed,
             choice=index,
-            first_token_s=tap.times[0] - self._started if tap.times else None,
+            first_token_s=reply_tokens.times[0] - self._started if reply_tokens.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
             user="" if self.request.user is None or erased else self._service.log.user_hash(self.request.user),

@@ -34,7 +34,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-class Frames(asyncio.Protocol):
+class MessageConnection(asyncio.Protocol):
     """Messages on an event loop. Each is handled as soon as it arrives, instead of in a task that has to wait."""
 
     def __init__(self, receive: Callable[[Any], None], lost: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo.serving.engine.frames import Frames, frame, read_frame
+from grpo.serving.engine.message_connection import MessageConnection, frame, read_frame
 
 MESSAGES = [None, [], {"a": 1}, list(range(70_000)), "ä", b"\x00" * 5]
 
@@ -17,7 +17,7 @@ def test_messages_arrive_whole_however_the_bytes_are_cut():
     data = b"".join(map(frame, MESSAGES))
     for most in (9, 5000, len(data)):
         numbers, received = random.Random(most), list[Any]()
-        frames, place = Frames(received.append, pytest.fail), 0
+        frames, place = MessageConnection(received.append, pytest.fail), 0
         while place < len(data):
             size = numbers.randint(1, most)
             frames.data_received(data[place : place + size])
@@ -48,7 +48,7 @@ def test_a_message_that_is_cut_off_is_none():
 def test_nothing_is_sent_over_a_connection_that_is_lost_and_its_end_is_told_once():
     """Not after `close` either, which is the server's own."""
     ends: list[bool] = []
-    frames = Frames(lambda message: None, lambda: ends.append(True))
+    frames = MessageConnection(lambda message: None, lambda: ends.append(True))
     frames.send("before it is made")
     frames.connection_lost(None)
     assert ends == [True]

@@ -3,7 +3,7 @@
     the template itself                if it is prefix-preserving and renders all parts of a conversation
     its training variant               TRL's, for the templates that TRL knows
     with one of its own switches       that keeps the reasoning of earlier turns
-    with forms for what it leaves out  see `grpo.renderers.fallbacks`
+    with forms for what it leaves out  see `grpo.renderers.template_patches`
 
 If no variant is prefix-preserving, the template is refused, unless its first line is `{#- turns as generated #}`. With
 that line earlier turns stay in the context as they were generated, even if the template renders them in another way.
@@ -23,13 +23,13 @@ from grpo.errors import PolicyError
 from grpo.messages import END_OF_THINK, THINK, Tool
 from grpo.renderers.dates import check_date, without_date
 from grpo.renderers.encoding import any_of
-from grpo.renderers.fallbacks import HERMES, Form, with_forms
 from grpo.renderers.missing_parts import missing_parts, opens_after_result, states_tools
+from grpo.renderers.placeholders import CallShape, MessageShape, common_prefix, slots_in
 from grpo.renderers.reply_format import EXAMPLE, Render, ReplyFormat, example_call, read_format
-from grpo.renderers.slots import CallShape, MessageShape, common_prefix, slots_in
 from grpo.renderers.template import ChatTemplate, TemplateFailure
+from grpo.renderers.template_patches import HERMES, Form, with_forms
 from grpo.renderers.trial import unread_call, unread_reply
-from grpo.renderers.turns import (
+from grpo.renderers.turn_boundaries import (
     CALL,
     REPLY,
     RESULT,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from grpo.messages import END_OF_THINK, THINK, Message
-from grpo.renderers.slots import CallShape, MessageShape, common_prefix, fill, shape_of, slots_in, texts_of
+from grpo.renderers.placeholders import CallShape, MessageShape, common_prefix, fill, shape_of, slots_in, texts_of
 from grpo.renderers.template import ChatTemplate, TemplateFailure
 
 SYSTEM, USER, REPLY, RESULT = (MessageShape(role=role) for role in ("system", "user", "assistant", "tool"))

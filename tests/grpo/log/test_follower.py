@@ -7,8 +7,8 @@ from pathlib import Path
 
 from grpo.log.compaction import compact, erase_records
 from grpo.log.folder import ServedLog
+from grpo.log.follower import READ, LogTail
 from grpo.log.records import Record
-from grpo.log.tail import READ, LogTail
 from tests.grpo.log.fixtures import NOON, feedback, turn
 from tests.grpo.log.test_compaction import write
 

@@ -12,7 +12,7 @@ from grpo.renderers.chat_template import Renderer
 from grpo.serving.protocol.chat_response import TokenLogprob
 
 
-class TokenTap:
+class TokenStream:
     """Tokens of a turn as they come from the engine. It ends the turn when the text has one of `stops`.
 
     Without `stops`, tokens are only decoded when the text is read, so a reply that is not streamed is never decoded.

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from grpo_cli.app import app
 from typer.main import get_command
 
+from grpo_cli.app import app
 from tests.places import ROOT
 
 PROGRAMS = ("grpo", "make", "prefect")

@@ -54,7 +54,6 @@ def home() -> Path:
 def server(home: Path) -> Iterator[str]:
     """A real Prefect server on a free port, started with the limit of open files that a shell has."""
     from grpo_local.servers import prefect_server
-
     from tests.file_limits import default_files
 
     with ExitStack() as stack:

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_local.service import free_port
-
 from tests.places import ROOT
 from tests.wrong_usages import USAGES, Usage
 

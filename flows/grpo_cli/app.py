@@ -6,7 +6,6 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from grpo_local import settings
 
 from grpo.errors import DISTRIBUTION
 from grpo.interrupts import end_by_signals
@@ -22,13 +21,14 @@ from grpo_cli.servers import deploy, down, env, migrate, ui, up
 from grpo_cli.store import store
 from grpo_cli.train import pretrain, retrain, train, tune
 from grpo_cli.verify_log import verify_log
+from grpo_local import settings
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
     train, evaluate, tune, retrain, promote, rollback, admit, lineage, reproduce, runs, report, show, models, export,
     init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, verify_log, erase, pretrain,
 ):  # fmt: skip
-    app.command(context_settings={"ignore_unknown_options": command is up})(with_exit_codes(command))
+    app.command()(with_exit_codes(command))
 app.add_typer(keys, name="keys")
 app.add_typer(store, name="store")
 

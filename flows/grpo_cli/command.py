@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from grpo_local import settings
 
 from grpo.policy.weights.promotion_records import LONGEST_REASON
 from grpo.storage.shipped import shipped_folder
 from grpo_cli.console import PlainConsole
+from grpo_local import settings
 
 QUICKSTART = shipped_folder() / "configs" / "quickstart.yaml"
 

@@ -13,9 +13,6 @@ from rich.text import Text
 from grpo.registry.model_card import source_text
 
 if TYPE_CHECKING:
-    from grpo_local.checks import DoctorReport
-    from grpo_local.nights import Night
-
     from grpo.evaluation.schema import EvaluationDocument, Interval, PolicyEvaluation, ReportDocument
     from grpo.policy.weights.sources import ModelPlan
     from grpo.registry import ChampionChange, Lineage
@@ -27,6 +24,8 @@ if TYPE_CHECKING:
     from grpo.tuning.study_summary import StudySummary
     from grpo_flows.dry_run import DryRun
     from grpo_flows.reproduce import Reproduction
+    from grpo_local.checks import DoctorReport
+    from grpo_local.nights import Night
 
 _NIGHTS = {
     "Completed": "green",

@@ -14,6 +14,14 @@ from typing import Any
 import fsspec
 import psutil
 from fsspec.implementations.local import LocalFileSystem
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from grpo.config.pipeline import PipelineConfig
+from grpo.errors import DISTRIBUTION, GRPOError, install_command
+from grpo.storage.files import nearest_existing
+from grpo_cli.command import QUICKSTART
+from grpo_cli.display import model_line
 from grpo_local.checks import (
     CheckResult,
     DoctorReport,
@@ -24,14 +32,6 @@ from grpo_local.checks import (
     protocol_known,
 )
 from grpo_local.run_checks import check_runs
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-
-from grpo.config.pipeline import PipelineConfig
-from grpo.errors import DISTRIBUTION, GRPOError, install_command
-from grpo.storage.files import nearest_existing
-from grpo_cli.command import QUICKSTART
-from grpo_cli.display import model_line
 
 _DEVELOPMENT = ("dev",)
 """Extras for work on the project itself."""
@@ -59,11 +59,10 @@ def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
     """Every fault for which a run of this config would be refused."""
     if config is None:
         return
-    from grpo_local.preflight import faults
-
     from grpo.identity.cache_identity import pin_models
     from grpo.policy.weights.sources import model_plan
     from grpo.preflight import Facts
+    from grpo_local.preflight import faults
 
     errors = [fault.error for fault in faults(config)]
     try:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import typer
-from grpo_local.login import LOGIN_REMEDIES
 from rich.text import Text
 
 from grpo.errors import AddressError, ConfigError, GRPOError, PromotionRefused, RegistryError, printable
@@ -24,6 +23,7 @@ from grpo.storage.files import causes, storage_error
 from grpo.storage.home import home
 from grpo.user_failures import is_exception, user_code
 from grpo_cli.console import PlainConsole
+from grpo_local.login import LOGIN_REMEDIES
 
 P = ParamSpec("P")
 R = TypeVar("R")

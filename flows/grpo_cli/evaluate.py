@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from grpo_local import settings
 
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import AddressError, ConfigError, DataError, PolicyError, printable
@@ -19,6 +18,7 @@ from grpo.storage.files import write_atomically
 from grpo_cli.command import console, start_command
 from grpo_cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_cli.errors import exit_codes
+from grpo_local import settings
 
 
 def evaluate(
@@ -120,9 +120,8 @@ def evaluate(
 
 def _check_files(pipeline: PipelineConfig, model: str | None, scenarios_file: str | None, episodes: int | None) -> None:
     """Refuse missing scenarios, models and options of the user's objects before a server is started."""
-    from grpo_local.preflight import check_evaluation
-
     from grpo.scenarios.subset import select_scenarios
+    from grpo_local.preflight import check_evaluation
 
     selected = select_scenarios(pipeline, scenarios_file, episodes)
     check_evaluation(selected, model, whole=scenarios_file is not None, depth="files")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from grpo_local import settings
 
 from grpo.config.base import with_paths_from
 from grpo.config.commented_yaml import commented_yaml
@@ -17,6 +16,7 @@ from grpo.storage.files import write_atomically
 from grpo.user_objects import make_importable
 from grpo_cli.command import QUICKSTART, Overrides, console, start_command
 from grpo_cli.errors import FAILED, REFUSED, exit_codes
+from grpo_local import settings
 
 
 def init(

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from grpo_local import settings
 
 from grpo.errors import AddressError
 from grpo_cli.command import ModelAddress, Reason, console, start_command
 from grpo_cli.dry_runs import DryRunOption, print_outline, print_planned_change, scratch_services
 from grpo_cli.errors import FAILED, REFUSED
+from grpo_local import settings
 
 if TYPE_CHECKING:
     from grpo.registry import ChampionChange, Registry

@@ -137,11 +137,10 @@ def show(
 
 
 def _print_nights(home: Path, days: int, *, as_json: bool) -> None:
+    from grpo_cli.display import print_nights
     from grpo_local.nights import read_nights
     from grpo_local.run_checks import open_api
     from grpo_local.servers import prefect_server
-
-    from grpo_cli.display import print_nights
 
     with prefect_server(home) as url, open_api(url, home) as client:
         rows = read_nights(client, days)

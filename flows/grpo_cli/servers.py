@@ -9,46 +9,45 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from grpo_local import settings
-from grpo_local.login import Server
 
 from grpo.errors import ConfigError
 from grpo_cli.command import console, start_command
 from grpo_cli.dry_runs import DryRunOption, print_outline, scratch_services
-from grpo_cli.serve import parse_served
+from grpo_cli.serve import serve_config
+from grpo_local import settings
+from grpo_local.login import Server
 
 Deployments = Annotated[Path, typer.Option(help="File of the deployments.")]
 
 
 def up(
-    options: Annotated[
-        list[str] | None, typer.Argument(metavar="SERVE_OPTION", help="With --serve: options of grpo serve.")
-    ] = None,
     deployments: Deployments = Path("prefect.yaml"),
     serve: Annotated[
         str | None, typer.Option(help="Model to serve as well, as `grpo serve` takes it: models:/NAME@champion.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, a setting of the server of --serve; repeatable.")
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Start Prefect, MLflow and the workers on this machine, and deploy; running processes are left alone.
 
     Then `eval "$(grpo env)"` gives Prefect's own commands the address and login, `prefect deployment run
-    train/quickstart --watch` trains, and `grpo down` stops everything. With --serve a model is served as well, with
-    the options of `grpo serve`, and started again if it dies; its port is GRPO_SERVE_PORT, 8000 by default.
+    train/quickstart --watch` trains, and `grpo down` stops everything. With --serve a model is served as well, as by
+    `grpo serve`, and started again if it dies. Its port is GRPO_SERVE_PORT, 8000 by default.
 
     Example: grpo up
 
-    Example: grpo up --serve models:/support-desk@champion --consent training --concurrency 16
+    Example: grpo up --serve models:/support-desk@champion --set service.consent=training
     """
     home = start_command()
-    if options and serve is None:
-        raise ConfigError(f"grpo up has no {options[0]}; options of grpo serve need --serve MODEL")
-    served = None if serve is None else parse_served(serve, options or ())
+    if overrides and serve is None:
+        raise ConfigError("--set changes settings of the served model; name the model with --serve")
+    served = None if serve is None else serve_config(serve, overrides)
     if dry_run:
         with scratch_services():
-            from grpo_local.stack import running_services
-
             from grpo_flows.plans.deployments import plan_deployments
+            from grpo_local.stack import running_services
 
             outline = plan_deployments(deployments, gpu_slots=None)
             services = {

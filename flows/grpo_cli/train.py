@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from grpo_local import settings
 
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo_cli.command import ConfigFile, Overrides, console, start_command
 from grpo_cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_cli.errors import REFUSED
+from grpo_local import settings
 
 
 def train(
@@ -65,10 +65,9 @@ def train(
 def _dry_run(config: PipelineConfig, home: Path, *, origin: str) -> None:
     """Print what a run would do."""
     with scratch_services():
-        from grpo_local.checks import check_servers, require
-
         from grpo_cli.display import print_dry_run
         from grpo_flows.dry_run import dry_run as estimate
+        from grpo_local.checks import check_servers, require
 
         require(check_servers(home))
         planned = estimate(config)

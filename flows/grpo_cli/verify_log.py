@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from grpo_local import settings
 
 from grpo_cli.command import console, start_command
+from grpo_local import settings
 
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from grpo_local import preflight
 from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import ArtifactStore
@@ -29,6 +28,7 @@ from grpo_flows.pipeline import (
     starting_policies,
     training_steps,
 )
+from grpo_local import preflight
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
 from grpo_tasks.results import StageResult, stages_with_results
 from grpo_tasks.rollout import RolloutResult

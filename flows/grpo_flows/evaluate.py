@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
-from grpo_local import preflight
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
@@ -18,6 +17,7 @@ from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
 from grpo_flows.pipeline import Scenarios, base_policy, collect_heldout, prepare_scenarios
+from grpo_local import preflight
 from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.models import REGISTERED, stored_checkpoint

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from grpo_local import preflight
 from prefect import flow
 from pydantic import BaseModel, ConfigDict
 
@@ -20,6 +19,7 @@ from grpo.registry.recorded_config import recorded_config
 from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies, training_steps
+from grpo_local import preflight
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.registry import registry
 from grpo_tasks.run_checkpoints import RunCheckpoints

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from grpo_local.preflight import check_retraining
 from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
@@ -36,6 +35,7 @@ from grpo.scenarios.sources import content_hash
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
 from grpo.user_failures import reason_of
+from grpo_local.preflight import check_retraining
 from grpo_tasks.build_mixture import build_mixture
 from grpo_tasks.check_triggers import check_triggers
 from grpo_tasks.curate import CurationResult, curate, keep_conversations, keep_planned

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import cast
 
 import yaml
-from grpo_local import preflight, settings
 from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Completed
@@ -54,6 +53,7 @@ from grpo_flows.pipeline import (
     starting_policies,
     training_steps,
 )
+from grpo_local import preflight, settings
 from grpo_tasks.evaluate import evaluate
 from grpo_tasks.executor import StageExecutor, one_thread, stage_executor
 from grpo_tasks.gate import gate

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 
-from grpo_local import preflight
 from prefect import flow
 
 from grpo.config.search_space import Value
@@ -13,6 +12,7 @@ from grpo.config.tuning import TuneConfig
 from grpo.errors import PolicyError
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
 from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policies, training_steps
+from grpo_local import preflight
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.validation_split import validation_split
 

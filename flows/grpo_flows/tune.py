@@ -14,7 +14,6 @@ from pathlib import Path
 
 import optuna
 import yaml
-from grpo_local import preflight
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
@@ -35,6 +34,7 @@ from grpo.tuning.study import search as search_study
 from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies
+from grpo_local import preflight
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.split import SplitResult
 from grpo_tasks.study_report import report_study, study_record

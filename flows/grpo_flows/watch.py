@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from grpo_local.preflight import check_retraining
 from prefect import flow
 from prefect.events import emit_event
 
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.reports import TriggerReport
 from grpo_flows.retrain import check
+from grpo_local.preflight import check_retraining
 from grpo_tasks.executor import one_thread, stage_executor
 
 EVENT = "grpo.drift-detected"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,11 +36,11 @@ def move_records(home: Path) -> Iterator[str]:
 
 
 def _move_served(home: Path, former: list[Path]) -> None:
-    """Change the paths in the arguments of the server that `grpo up` starts again."""
+    """Change the paths in the settings of the server that `grpo up` starts again."""
     file = served_file(home)
     if not file.exists():
         return
     text = file.read_text(encoding="utf-8")
     for place in former:
-        text = text.replace(json.dumps(f"{place}/")[1:-1], json.dumps(f"{home}/")[1:-1])
+        text = text.replace(f"{place}/", f"{home}/")
     write_atomically(file, text)

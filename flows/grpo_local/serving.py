@@ -1,15 +1,17 @@
 """Server of a model in the stack: a process of `grpo serve`, which the supervisor keeps alive until `grpo down`.
 
-`services/served.json` under the home names what it serves. Without the file nothing is served.
+`services/serve.yaml` under the home has its settings. Without the file nothing is served.
 """
 
 from __future__ import annotations
 
-import json
-import shlex
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import yaml
+
+from grpo.config.base import with_absolute_paths
+from grpo.config.loading import load_settings
+from grpo.config.serving import ServeConfig
 from grpo.errors import ConfigError
 from grpo.storage.files import write_atomically
 from grpo_local.service import Service
@@ -20,73 +22,68 @@ _END_S = 30.0
 """Time after draining within which the log is closed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Server of a model: the arguments of `grpo serve`, and the values that the stack needs to watch the process."""
-
-    arguments: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-    port: int | None = None
-    tls: bool = False
-    drain_s: float = 0.0
-    """Time that running turns have to end when it is stopped."""
-
-
-def start_serving(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -> str:
+def start_serving(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_url: str) -> str:
     """Start the server unless it runs, wait for its model, and leave it to the supervisor. Returns its address.
 
-    Raises `ConfigError` if another server runs already, or if the server ends at its start, e.g. because there are no
-    keys or no champion.
+    Raises `ConfigError` if a server with other settings runs already, or if the server ends at its start, e.g. because
+    there are no keys or no champion.
     """
-    running = _read(home)
-    if running is not None and running != served:
-        raise ConfigError(
-            f"grpo serve {shlex.join(running.arguments)} runs, other than {shlex.join(served.arguments)}; call grpo "
-            "down first"
-        )
-    server = _service(home, served, prefect_url=prefect_url, mlflow_url=mlflow_url)
-    server.start()
-    address = server.wait()
-    write_atomically(served_file(home), json.dumps(asdict(served)))
-    return address
+    file, text = served_file(home), _text(config)
+    running = file.read_text(encoding="utf-8") if file.exists() else None
+    if running not in (None, text):
+        raise ConfigError(f"{_read(home).model} is served with the settings in {file}; call grpo down first")
+    write_atomically(file, text)
+    server = _service(home, config, prefect_url=prefect_url, mlflow_url=mlflow_url)
+    try:
+        server.start()
+        return server.wait()
+    except BaseException:
+        if running is None:
+            file.unlink()
+        raise
 
 
 def supervised_server(home: Path, *, prefect_url: str, mlflow_url: str) -> Service | None:
     """The server that has to run. None if nothing is served."""
-    served = _read(home)
-    return None if served is None else _service(home, served, prefect_url=prefect_url, mlflow_url=mlflow_url)
+    if not served_file(home).exists():
+        return None
+    return _service(home, _read(home), prefect_url=prefect_url, mlflow_url=mlflow_url)
 
 
 def stop_serving(home: Path) -> None:
     """Stop the server when its running turns have ended."""
-    served = _read(home) or Served()
+    config = _read(home) if served_file(home).exists() else ServeConfig(model="")
     served_file(home).unlink(missing_ok=True)
-    _service(home, served, prefect_url="", mlflow_url="").stop()
+    _service(home, config, prefect_url="", mlflow_url="").stop()
 
 
-def _service(home: Path, served: Served, *, prefect_url: str, mlflow_url: str) -> Service:
+def served_file(home: Path) -> Path:
+    """File with the settings of what is served."""
+    return home / "services" / "serve.yaml"
+
+
+def _text(config: ServeConfig) -> str:
+    """Settings as YAML, with absolute paths, because the supervisor may run in another folder."""
+    settings = with_absolute_paths(config).model_dump(mode="json", exclude_defaults=True)
+    settings["port"] = config.port  # also the default, for which the environment could have another one
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+
+
+def _read(home: Path) -> ServeConfig:
+    return load_settings(served_file(home), ServeConfig)
+
+
+def _service(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_url: str) -> Service:
     return Service(
         name="serve",
         home=home,
-        arguments=("grpo_cli", "serve", *served.arguments),
-        scheme="https" if served.tls else "http",
-        host=served.host,
-        port=served.port,
+        arguments=("grpo_cli", "serve", str(served_file(home))),
+        scheme="https" if config.tls else "http",
+        host=config.host,
+        port=config.port,
         remedy="set GRPO_SERVE_PORT to a free port",
         environment={"PREFECT_API_URL": prefect_url or None, "MLFLOW_TRACKING_URI": mlflow_url},
         started_path="/ready",
         start_timeout_s=_LOAD_S,
-        stop_timeout_s=served.drain_s + _END_S,
+        stop_timeout_s=config.drain_s + _END_S,
     )
-
-
-def served_file(home: Path) -> Path:
-    """File that says what is served."""
-    return home / "services" / "served.json"
-
-
-def _read(home: Path) -> Served | None:
-    if not served_file(home).exists():
-        return None
-    record = json.loads(served_file(home).read_text(encoding="utf-8"))
-    return Served(**{**record, "arguments": tuple(record["arguments"])})

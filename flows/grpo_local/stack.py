@@ -16,13 +16,14 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from grpo.config.serving import ServeConfig
 from grpo.errors import ConfigError
 from grpo.storage.locks import file_lock
 from grpo_local.deployments import POOLS, deploy
 from grpo_local.login import CLIENT, PASSWORD, SERVER, USERNAME, login
 from grpo_local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
 from grpo_local.service import Service, free_port
-from grpo_local.serving import Served, start_serving, stop_serving, supervised_server
+from grpo_local.serving import start_serving, stop_serving, supervised_server
 
 _WORKER_TIMEOUT_S = 120.0
 
@@ -64,11 +65,11 @@ def worker_service(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) 
     )
 
 
-def up(home: Path, deployments: Path, served: Served | None = None) -> Addresses:
+def up(home: Path, deployments: Path, served: ServeConfig | None = None) -> Addresses:
     """Start the missing processes, create pools and limits, and deploy. Processes that run already stay as they are.
 
-    `served` is the model to serve as well. Raises `ConfigError` if a port is taken, a process ends at its start, a
-    deployment is refused, or another model is served already.
+    `served` has the settings of a model to serve as well. Raises `ConfigError` if a port is taken, a process ends at
+    its start, a deployment is refused, or another model is served already.
     """
     names = ("PREFECT_API_URL", SERVER, CLIENT, "MLFLOW_TRACKING_URI", USERNAME, PASSWORD)
     servers = {name: os.environ.get(name) for name in names}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +18,7 @@ from pydantic import (
     ValidationInfo,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from grpo.storage.shipped import SCHEME, shipped_folder
 
@@ -156,31 +159,46 @@ def without_paths(settings: BaseModel) -> dict[str, Any]:
 
 def with_paths_from(settings: S, folder: Path) -> S:
     """Settings with relative paths that count from `folder` instead of the working folder."""
+    return _with_paths(settings, lambda path: os.path.relpath(path, folder))
+
+
+def with_absolute_paths(settings: S) -> S:
+    """Settings with absolute paths, which hold in every working folder."""
+    return _with_paths(settings, os.path.abspath)
+
+
+def _with_paths(settings: S, change: Callable[[str], str]) -> S:
+    """Settings with each relative path changed. An absolute path, a URI and a `$VARIABLE` stay unchanged."""
+
+    def changed_path(value: str) -> str:
+        is_fixed = _is_uri(value) or value.startswith("$") or Path(value).is_absolute()
+        return value if is_fixed else change(value)
+
     changes: dict[str, Any] = {}
     for name, value in settings:
-        marks = type(settings).model_fields[name].metadata
+        marks = _marks(type(settings).model_fields[name])
         if isinstance(value, Settings):
-            changes[name] = with_paths_from(value, folder)
+            changes[name] = _with_paths(value, change)
         elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
-            changes[name] = tuple(with_paths_from(item, folder) for item in value)
+            changes[name] = tuple(_with_paths(item, change) for item in value)
         elif isinstance(value, str) and any(isinstance(mark, ByContent) for mark in marks):
-            changes[name] = _relative(value, folder)
+            changes[name] = changed_path(value)
         elif isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
             path = model_path(value)
-            changes[name] = value if path is None else f"{path[0]}{_relative(path[1], folder)}"
+            changes[name] = value if path is None else f"{path[0]}{changed_path(path[1])}"
         elif isinstance(value, tuple) and any(isinstance(mark, ByContent) for mark in marks):
-            changes[name] = tuple(_relative(item, folder) for item in value)
+            changes[name] = tuple(map(changed_path, value))
         elif isinstance(value, dict):
             paths = {key: value[key] for key in settings.path_options if isinstance(value.get(key), str)}
-            changes[name] = {**value, **{key: _relative(path, folder) for key, path in paths.items()}}
+            changes[name] = {**value, **{key: changed_path(path) for key, path in paths.items()}}
     changed = {name: value for name, value in changes.items() if value != getattr(settings, name)}
     return settings.model_copy(update=changed) if changed else settings
 
 
-def _relative(value: str, folder: Path) -> str:
-    """Path relative to a folder. An absolute path, a URI and a `$VARIABLE` stay unchanged."""
-    is_fixed = _is_uri(value) or value.startswith("$") or Path(value).is_absolute()
-    return value if is_fixed else os.path.relpath(value, folder)
+def _marks(field: FieldInfo) -> list[object]:
+    """Marks of a field. The ones of an optional field, `LocalPath | None`, are inside of its annotation."""
+    inner = (get_args(part)[1:] for part in get_args(field.annotation) if get_origin(part) is Annotated)
+    return [*field.metadata, *chain.from_iterable(inner)]
 
 
 class _ModelMark:

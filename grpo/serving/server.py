@@ -22,23 +22,23 @@ import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 
+from grpo.config.serving import ServerSettings
 from grpo.log.folder import ServedLog
 from grpo.serving.access.budgets import TokenBudgets
-from grpo.serving.access.connections import HEAD_S, Connections, default_connections
-from grpo.serving.access.guard import BODY_BYTES, Authenticator
+from grpo.serving.access.connections import Connections, default_connections
+from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.limits import Limiter
-from grpo.serving.access.refused_work import REFUSED_BYTES, RefusedWork
+from grpo.serving.access.refused_work import RefusedWork
 from grpo.serving.access.usage import LocalUsage
 from grpo.serving.access.uvicorn_protocols import bounded_protocols
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.engine.versions import EngineSettings, Versions
+from grpo.serving.engine.versions import Versions
 from grpo.serving.erasure import ErasableLog
 from grpo.serving.garbage import frozen_survivors
 from grpo.serving.metrics import Metrics
-from grpo.serving.mirror.mirror import Mirror, MirrorSettings
+from grpo.serving.mirror.mirror import Mirror
 from grpo.serving.request_counts import RequestCounts
 from grpo.serving.requests.service import Service
-from grpo.serving.requests.settings import ServiceSettings
 from grpo.serving.routes.app import ServerState, create_app
 from grpo.serving.routes.events import watch_jobs
 from grpo.serving.routes.operations import Orchestrator
@@ -68,50 +68,24 @@ _PING_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """Address, folders and sizes of a server."""
+class ServerPlaces:
+    """Folders, files and servers that a server works with."""
 
     log: Path
     """Folder of the serving log."""
-    database: str | None = field(default=None, repr=False)
-    """URL, with password, of the PostgreSQL database that the servers of one log share. None for a single server."""
     budgets: Path
     """File of the token budgets of a single server."""
-    host: str = "127.0.0.1"
-    port: int = 8000
-    certificate: Path | None = None
-    """TLS certificate. None serves plain HTTP."""
-    private_key: Path | None = None
-    retention_days: int | None = None
-    """Days after which turns are erased. None keeps them."""
-    body_bytes: int = BODY_BYTES
-    """Maximum bytes of a request's body."""
-    frame_bytes: int = BODY_BYTES
-    """Maximum bytes of a decompressed WebSocket message. A longer one closes the connection."""
-    refused_bytes: int = REFUSED_BYTES
-    """Bytes of refused requests that one key may send per minute. Above it, requests get 429 before they are read."""
-    connections: int | None = None
-    """Maximum number of connections. None takes what the limit of open files allows, up to 8192."""
-    connections_per_address: int | None = None
-    """Maximum number of connections from one address. None is half of all."""
-    head_s: float = HEAD_S
-    """Time within which the head of a request must be complete."""
     reports: Path | None = None
     """Folder of the runs on this machine, for metrics of their last retrainings. None leaves these metrics out."""
-    mirror: MirrorSettings | None = None
-    """Mirror of the log in MLflow. None mirrors nothing."""
-    watch_s: float = 5.0
-    """Interval between two looks for a new version."""
-    jobs_s: float = 2.0
-    """Interval between two looks at training runs, while a client listens to events."""
-    drain_s: float = 60.0
-    """Time that running turns get to end when the server stops."""
-    engine: EngineSettings = field(default_factory=EngineSettings)
-    service: ServiceSettings = field(default_factory=ServiceSettings)
+    database: str | None = field(default=None, repr=False)
+    """URL, with password, of the PostgreSQL database that the servers of one log share. None for a single server."""
+    tracking_uri: str = ""
+    """MLflow of the mirror."""
 
 
 def run_server(
     settings: ServerSettings,
+    places: ServerPlaces,
     next_version: NextVersion,
     authenticate: Authenticator,
     orchestrator: Orchestrator | None = None,
@@ -123,7 +97,7 @@ def run_server(
     """
     sys.setswitchinterval(_SWITCH_S)
     connections = open_book(settings)
-    app, service = build_app(settings, next_version, authenticate, orchestrator, connections=connections)
+    app, service = build_app(settings, places, next_version, authenticate, orchestrator, connections=connections)
     try:
         ChatServer(uvicorn_config(app, settings, connections), service).run()
     except SystemExit:  # uvicorn raises it if the log could not be opened
@@ -144,6 +118,7 @@ def open_book(settings: ServerSettings) -> Connections:
 
 def build_app(
     settings: ServerSettings,
+    places: ServerPlaces,
     next_version: NextVersion,
     authenticate: Authenticator,
     orchestrator: Orchestrator | None = None,
@@ -152,13 +127,13 @@ def build_app(
 ) -> tuple[RequestCounts, Service]:
     """Build the application and the service of a server. The application's lifespan starts and stops the service."""
     metrics = Metrics()
-    log = ErasableLog(settings.log, retention_days=settings.retention_days, home=settings.reports)
+    log = ErasableLog(places.log, retention_days=settings.retention_days, home=places.reports)
     service = Service(Versions(settings.engine), log, settings.service, observe=metrics.observe)
     log.on_erasure = service.forget
-    mirror = _mirror(log, settings, metrics)
-    metrics.watch(service, log, settings.reports, mirror)
-    database = None if settings.database is None else SharedDatabase(settings.database)
-    budgets = TokenBudgets(settings.budgets) if database is None else None
+    mirror = _mirror(log, settings, places, metrics)
+    metrics.watch(service, log, places.reports, mirror)
+    database = None if places.database is None else SharedDatabase(places.database)
+    budgets = TokenBudgets(places.budgets) if database is None else None
     limiter = Limiter(LocalUsage(budgets)) if database is None else _share(service, database)
     refused_work = RefusedWork(limiter, bytes_per_minute=settings.refused_bytes)
 
@@ -169,7 +144,7 @@ def build_app(
         try:
             watching = _watching(service, orchestrator, settings)
             async with log, database or nullcontext(), mirror or nullcontext(), running, watching:
-                for erasure in await asyncio.to_thread(ServedLog(settings.log).erasures):
+                for erasure in await asyncio.to_thread(ServedLog(places.log).erasures):
                     service.turns.forget_later(erasure)  # it may be of a time when no server ran
                 with frozen_survivors():
                     yield
@@ -195,10 +170,16 @@ def _share(service: Service, database: SharedDatabase) -> Limiter:
     return Limiter(SharedUsage(database))
 
 
-def _mirror(log: ErasableLog, settings: ServerSettings, metrics: Metrics) -> Mirror | None:
+def _mirror(log: ErasableLog, settings: ServerSettings, places: ServerPlaces, metrics: Metrics) -> Mirror | None:
     if settings.mirror is None:
         return None
-    return Mirror(log, settings.mirror, retention_days=settings.retention_days, observe=metrics.observe_feedback)
+    return Mirror(
+        log,
+        settings.mirror,
+        tracking_uri=places.tracking_uri,
+        retention_days=settings.retention_days,
+        observe=metrics.observe_feedback,
+    )
 
 
 @asynccontextmanager
@@ -251,8 +232,8 @@ def uvicorn_config(app: Any, settings: ServerSettings, connections: Connections)
         ws_ping_timeout=_PING_S,
         host=settings.host,
         port=settings.port,
-        ssl_certfile=None if settings.certificate is None else str(settings.certificate),
-        ssl_keyfile=None if settings.private_key is None else str(settings.private_key),
+        ssl_certfile=None if settings.tls is None else settings.tls.certificate,
+        ssl_keyfile=None if settings.tls is None else settings.tls.private_key,
         ws_max_size=settings.frame_bytes,
         timeout_graceful_shutdown=int(settings.drain_s),
         timeout_keep_alive=_KEEP_ALIVE_S,

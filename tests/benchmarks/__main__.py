@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 from grpo_local import settings
-
 from tests.benchmarks import page
 from tests.benchmarks.measure import apart
 from tests.benchmarks.parts import PARTS, run

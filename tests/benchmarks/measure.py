@@ -17,8 +17,8 @@ from typing import IO, ParamSpec, TypeVar
 
 import psutil
 import torch
-from grpo_local import settings
 
+from grpo_local import settings
 from tests.places import ROOT
 
 P = ParamSpec("P")

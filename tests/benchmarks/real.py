@@ -12,7 +12,6 @@ import argparse
 import sys
 from pathlib import Path
 
-from grpo_local.service import free_port
 from pydantic import BaseModel
 
 from grpo.config.pipeline import load_config
@@ -20,6 +19,7 @@ from grpo.errors import DataError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Interval, ReportDocument, SliceMetrics
 from grpo.rewards.learned.metrics import wilson_interval
+from grpo_local.service import free_port
 from tests.benchmarks.measure import command_cost, environment_at
 from tests.benchmarks.page import Findings, Table, commit, read
 from tests.places import ROOT

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from grpo_local.service import free_port
-
 from tests.benchmarks.page import Findings, Table
 from tests.benchmarks.serve_bare import bare
 from tests.benchmarks.serve_overload import costs, mirror_cost, overload

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpo_local.service import free_port
-
 from grpo_tasks.registry import registry
 from tests.benchmarks.serve_load import Load, Turn, play
 from tests.benchmarks.serve_rows import Bar, first_token_ms, lost, percentile

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 
+from grpo.config.serving import EngineSettings
 from grpo.messages import Message
 from grpo.policy.catalog import load_weights
 from grpo.policy.grammars import Grammars
@@ -29,7 +30,7 @@ from grpo.policy.transformers.sampling.catalog import make_serving_sampler
 from grpo.policy.transformers.sampling.token_masks import TokenMasks
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_grammar import ReplyShape
-from grpo.serving.engine.versions import EngineSettings, ServedModel
+from grpo.serving.engine.versions import ServedModel
 from tests.grpo.serving.chat_servers import CLERK, ChatServer, chat_server, clerk
 
 SCHEMAS = Path("tests/benchmarks/schemas.json")

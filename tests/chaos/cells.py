@@ -18,14 +18,14 @@ from uuid import UUID
 
 import boto3
 import httpx
-from grpo_local.automations import STARTS
-from grpo_local.login import CLIENT
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.states import Cancelled
 
 from grpo.storage.locks import scratch_path
+from grpo_local.automations import STARTS
+from grpo_local.login import CLIENT
 from tests.benchmarks.page import commit
 from tests.chaos.faults import FAULTS, Fault, Moment, Preparation
 from tests.chaos.stack import BUCKET, Stack

@@ -23,11 +23,11 @@ from typing import Any
 from unittest import mock
 
 import yaml
+from prefect.context import refresh_global_settings_context
+
 from grpo_local import settings
 from grpo_local.login import CLIENT, HOSTS, PASSWORD, USERNAME
 from grpo_local.service import Service, free_port
-from prefect.context import refresh_global_settings_context
-
 from tests.chaos.machine import Machine
 from tests.chaos.proxy import Proxy
 from tests.e2e.postgres import Cluster, postgres

@@ -12,12 +12,12 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from grpo_local.deployments import POOLS
-from grpo_local.login import HOSTS, PASSWORD, USERNAME
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields
 
 from grpo.config.pipeline import load_config
+from grpo_local.deployments import POOLS
+from grpo_local.login import HOSTS, PASSWORD, USERNAME
 from tests.places import ROOT
 
 DEPLOYMENTS = ROOT / "deployments"

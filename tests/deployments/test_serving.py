@@ -15,14 +15,14 @@ import kubernetes_validate
 import pytest
 import uvicorn
 import yaml
-from grpo_cli.app import app
 from typer.main import get_command
 
+from grpo.config.serving import EngineSettings, ServerSettings
 from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.engine.versions import EngineSettings
-from grpo.serving.server import ServerSettings, build_app, open_book
+from grpo.serving.server import ServerPlaces, build_app, open_book
+from grpo_cli.app import app
 from tests.grpo.serving.chat_servers import clerk
 from tests.grpo.serving.metric_families import families
 from tests.places import ROOT
@@ -123,9 +123,10 @@ def loading(tmp_path: Path) -> Iterator[tuple[str, threading.Event, Any]]:
         load.wait()
         return clerk()
 
-    settings = ServerSettings(log=tmp_path / "log", budgets=tmp_path / "budgets.db", watch_s=0.05)
+    settings = ServerSettings(watch_s=0.05)
+    places = ServerPlaces(log=tmp_path / "log", budgets=tmp_path / "budgets.db")
     application, service = build_app(
-        settings, next_version, Authenticator(KeyStore(tmp_path / "keys.json")), connections=open_book(settings)
+        settings, places, next_version, Authenticator(KeyStore(tmp_path / "keys.json")), connections=open_book(settings)
     )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.config.commented_yaml import commented_yaml
 from grpo.config.pipeline import load_config
+from grpo_cli.app import app
 from tests.command_lines import PROGRAMS, CommandLine, commands, commands_of, examples, pages, parse
 from tests.places import ROOT
 

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.config.pipeline import load_config
@@ -17,6 +16,7 @@ from grpo.environments.replay import ReplayEnvironment
 from grpo.messages import Message, ToolCall
 from grpo.scenario import Scenario
 from grpo.scenarios.table import read_scenarios
+from grpo_cli.app import app
 from tests.places import ROOT
 
 PAGE = (ROOT / "docs" / "logs.md").read_text(encoding="utf-8")

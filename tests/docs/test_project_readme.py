@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
+from grpo_cli.app import app
 from tests.command_lines import shell_lines
 from tests.places import ROOT
 

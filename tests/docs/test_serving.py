@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.log.folder import ServedLog
@@ -21,6 +20,7 @@ from grpo.log.records import Feedback
 from grpo.serving.access.callers import SCOPES, CallerLimits
 from grpo.serving.requests.conversations import Joined
 from grpo.serving.requests.feedback import FeedbackRequest
+from grpo_cli.app import app
 from tests.command_lines import commands_of
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 from tests.places import ROOT

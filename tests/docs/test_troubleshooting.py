@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
+from grpo_cli.app import app
 from tests.places import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")

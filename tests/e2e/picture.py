@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 
 import httpx
-from grpo_local import settings
-from grpo_local.login import CLIENT
 from PIL import Image
 
+from grpo_local import settings
+from grpo_local.login import CLIENT
 from tests.e2e.browser import browser
 from tests.e2e.served import LOGIN, basic, prefect_service
 from tests.places import ROOT

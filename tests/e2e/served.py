@@ -8,7 +8,6 @@ from pathlib import Path
 
 from grpo_local.login import CLIENT, HOSTS, ORIGINS, PASSWORD, SERVER, USERNAME
 from grpo_local.service import Service, free_port
-
 from tests.places import ROOT
 
 LOGIN = "grpo:login-of-a-container"

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from grpo_local.service import free_port
 
+from grpo_local.service import free_port
 from tests.places import ROOT
 from tests.waiting import until
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+
 from grpo_local.login import CLIENT, HOSTS
 from grpo_local.service import Service, free_port
-
 from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.greeting import write_greeting
 from tests.places import ROOT

@@ -12,15 +12,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from grpo_local.login import PASSWORD, USERNAME
-from grpo_local.service import Service
 
+from grpo.config.serving import MirrorSettings, ServiceSettings
 from grpo.log.folder import ServedLog
 from grpo.log.join import Joined, join
 from grpo.messages import Message
-from grpo.serving.mirror.mirror import MirrorSettings
 from grpo.serving.mirror.trace_store import TraceStore
-from grpo.serving.requests.settings import ServiceSettings
+from grpo_local.login import PASSWORD, USERNAME
+from grpo_local.service import Service
 from tests import waiting
 from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
@@ -62,10 +61,8 @@ def server(tmp_path: Path, tracking: Service, experiment: str) -> Iterator[ChatS
 
 
 def mirrored(folder: Path, tracking: Service, experiment: str, *, outcomes: bool = False) -> Any:
-    mirror = MirrorSettings(
-        tracking_uri=tracking.url, experiment=experiment, every_s=0.1, feedback_s=0.2, outcomes=outcomes
-    )
-    return chat_server(folder, mirror=mirror, service=ServiceSettings(consent="training"))
+    mirror = MirrorSettings(experiment=experiment, every_s=0.1, feedback_s=0.2, outcomes=outcomes)
+    return chat_server(folder, mirror=mirror, tracking_uri=tracking.url, service=ServiceSettings(consent="training"))
 
 
 def ask(client: openai.OpenAI, *messages: dict[str, str], **body: Any) -> Any:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from grpo_local.service import free_port
 
+from grpo_local.service import free_port
 from tests.places import ROOT
 
 pytestmark = pytest.mark.e2e

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+
 from grpo_local.login import CLIENT, login
 from grpo_local.servers import mlflow_service
 from grpo_local.service import Service, free_port
-
 from tests.e2e.browser import STRANGER, browser
 from tests.e2e.served import basic
 from tests.greeting import write_greeting

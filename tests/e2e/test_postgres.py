@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from grpo_local.login import CLIENT, PASSWORD, USERNAME
 
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
+from grpo_local.login import CLIENT, PASSWORD, USERNAME
 from tests.doubles import short_run
 from tests.e2e.picture import draw
 from tests.e2e.postgres import Cluster, postgres

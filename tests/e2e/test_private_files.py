@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from grpo_local.service import free_port
 
 from grpo.serving.access.keys import KeyStore
+from grpo_local.service import free_port
 from tests import waiting
 from tests.e2e.commands import start
 from tests.e2e.served import own_environment

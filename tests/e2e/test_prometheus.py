@@ -18,7 +18,7 @@ import openai
 import pytest
 import yaml
 
-from grpo.serving.engine.versions import EngineSettings
+from grpo.config.serving import EngineSettings
 from grpo.serving.requests.service import ServiceSettings
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 from tests.places import ROOT

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
 from grpo.storage.signing import KEY, key_file
+from grpo_cli.app import app
 from grpo_tasks.registry import registry
 from tests.doubles import short_run
 from tests.places import DESK_SCENARIOS, ROOT

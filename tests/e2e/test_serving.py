@@ -9,15 +9,15 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
+from grpo.errors import ConfigError
+from grpo.serving.access.keys import KeyStore
 from grpo_cli.serve import parse_served
 from grpo_local import settings
 from grpo_local.service import Service, free_port
 from grpo_local.serving import start_serving, stop_serving, supervised_server
 from grpo_local.stack import running_services
 from grpo_local.supervisor import restart_if_dead
-
-from grpo.errors import ConfigError
-from grpo.serving.access.keys import KeyStore
 from tests.grpo.serving.test_server import self_signed
 from tests.places import DESK_MODEL, ROOT
 

@@ -18,9 +18,6 @@ from uuid import UUID
 import psutil
 import pytest
 import yaml
-from grpo_local.login import PASSWORD, USERNAME
-from grpo_local.recovery import flow_run_processes
-from grpo_local.service import Service, free_port, port_is_free
 from mlflow import MlflowClient
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -35,6 +32,9 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateTyp
 
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
+from grpo_local.login import PASSWORD, USERNAME
+from grpo_local.recovery import flow_run_processes
+from grpo_local.service import Service, free_port, port_is_free
 from tests import waiting
 from tests.doubles import short_run
 from tests.places import ROOT

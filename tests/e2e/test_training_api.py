@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+
+from grpo.serving.engine.registered import WatchedVersion
 from grpo_local.deployments import deploy
 from grpo_local.servers import prefect_service
 from grpo_local.stack import worker_service
 from grpo_local.training_jobs import PrefectJobs
-
-from grpo.serving.engine.registered import WatchedVersion
 from grpo_tasks.registry import registry
 from tests import waiting
 from tests.doubles import short_run

@@ -11,13 +11,13 @@ from pathlib import Path
 import optuna
 import pytest
 import yaml
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.tuning import TuneConfig
 from grpo.tuning.document import StudyDocument
+from grpo_cli.app import app
 from tests.doubles import short_run
 from tests.e2e.served import own_environment
 from tests.places import ROOT

@@ -200,8 +200,9 @@ def by_call(retrained: Retrained, user: str) -> dict[str, Any] | None:
 
 
 def by_command(retrained: Retrained, user: str) -> dict[str, Any] | None:
-    from grpo_cli.app import app
     from typer.testing import CliRunner
+
+    from grpo_cli.app import app
 
     result = CliRunner().invoke(app, ["erase", "--user", user, "--store", retrained.store, "--json"])
     document = json.loads(result.stdout)
@@ -234,8 +235,9 @@ def test_the_command_says_that_memory_files_of_stopped_servers_are_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Their path is known to the agent's code only."""
-    from grpo_cli.app import app
     from typer.testing import CliRunner
+
+    from grpo_cli.app import app
 
     monkeypatch.setenv("GRPO_HOME", str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo import progress
@@ -17,6 +16,7 @@ from grpo.errors import ConfigError, RegistryError
 from grpo.evaluation.recorded_episodes import read_part
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import EvaluationDocument, ReportDocument
+from grpo_cli.app import app
 from tests.doubles import short_run
 from tests.grpo.registry.making import ANNA, put_version
 from tests.places import DESK_MODEL, DESK_SCENARIOS

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import Result
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.report import read_report
+from grpo_cli.app import app
 from grpo_tasks.registry import registry
 from tests.doubles import changed, short_run
 from tests.hub_server import Hub, hub_server, hub_variables, model_files

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
+from grpo.config.serving import ServerSettings
 from grpo.messages import Message, Tool
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.policy.tokenizer import load_tokenizer
@@ -26,7 +27,7 @@ from grpo.renderers.chat_template import Renderer
 from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.server import ServerSettings, run_server
+from grpo.serving.server import ServerPlaces, run_server
 from tests.places import DESK_MODEL
 
 MODEL = "echo"
@@ -92,10 +93,9 @@ class EchoVersions:
 def serve(folder: Path, port: int, database: str) -> None:
     """Serve until a signal. `folder` has the log, the keys and the file of the version, which all servers share."""
     os.environ["GRPO_HOME"] = str(folder)
-    settings = ServerSettings(
-        log=folder / "log", budgets=folder / "budgets.db", database=database, port=port, watch_s=WATCH_S, drain_s=10.0
-    )
-    run_server(settings, EchoVersions(folder / "version"), Authenticator(KeyStore(folder / "keys.json")))
+    settings = ServerSettings(port=port, watch_s=WATCH_S, drain_s=10.0)
+    places = ServerPlaces(log=folder / "log", budgets=folder / "budgets.db", database=database)
+    run_server(settings, places, EchoVersions(folder / "version"), Authenticator(KeyStore(folder / "keys.json")))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from grpo.serving.engine.versions import EngineSettings
-from grpo.serving.requests.settings import ServiceSettings
+from grpo.config.serving import EngineSettings, ServiceSettings
 from tests.grpo.serving.chat_servers import chat_server
 
 FRAME_BYTES = 2**20

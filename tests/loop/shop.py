@@ -13,12 +13,12 @@ from typing import Any
 
 import openai
 import yaml
-from grpo_local import settings
-from grpo_local.login import CLIENT
-from grpo_local.service import Service, free_port
 
 from grpo.retraining.reports import RetrainingReport
 from grpo.serving.access.keys import KeyStore
+from grpo_local import settings
+from grpo_local.login import CLIENT
+from grpo_local.service import Service, free_port
 from tests.e2e.served import LOGIN, prefect_service
 from tests.places import ROOT
 

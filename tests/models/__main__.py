@@ -18,9 +18,9 @@ from pathlib import Path
 import mlflow.transformers  # noqa: F401  imported once, not in the process of each family
 import torch
 import transformers
-from grpo_local import settings
 from transformers.utils import logging as transformers_logging
 
+from grpo_local import settings
 from tests.benchmarks.page import here
 from tests.models.examine import examine
 from tests.models.families import families, unbuildable, variants, wrappers

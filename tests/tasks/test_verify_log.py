@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
-from grpo_cli.errors import FAILED
 from typer.testing import CliRunner, Result
 
 from grpo.config.scenarios import ServedSource
@@ -16,6 +14,8 @@ from grpo.errors import RatioError
 from grpo.log.folder import ServedLog
 from grpo.log.writer import ServingLog
 from grpo.serving.engine.registered import WatchedVersion
+from grpo_cli.app import app
+from grpo_cli.errors import FAILED
 from grpo_tasks.registry import registry
 from grpo_tasks.verify_log import verify_log
 from tests.grpo.registry.test_served_agent import registered

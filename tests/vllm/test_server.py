@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from grpo_local.service import free_port
 
 from grpo.policy.catalog import open_policy
 from grpo.policy.openai import CompletionsPolicy
@@ -20,6 +19,7 @@ from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.trajectories import Trajectory
+from grpo_local.service import free_port
 from tests.doubles import desk_scenarios
 from tests.vllm.engine import MARKS, MEMORY, desk_config, largest_error
 

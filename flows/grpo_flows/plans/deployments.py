@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from grpo_local.deployments import PIPELINE, POOLS, TRAINING, load_deployed, settings_class
 
 from grpo.errors import ConfigError
 from grpo_flows.plans.outline import Outline
+from grpo_local.deployments import PIPELINE, POOLS, TRAINING, load_deployed, settings_class
 from grpo_tasks.gpu_slots import LIMIT
 
 _STEP = "load_parameters"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from grpo_local import preflight
-
 from grpo.identity.cache_identity import RunInputs
 from grpo.identity.provenance import provenance
 from grpo_flows.plans.outline import Outline
 from grpo_flows.reproduce import reads_now, require_unchanged
+from grpo_local import preflight
 from grpo_tasks.registry import registry
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from grpo_local.preflight import check_retraining
-
 from grpo.config.retraining import RetrainConfig
 from grpo.retraining.triggers import TriggerResult
 from grpo.storage.home import home
 from grpo_flows.plans.outline import Outline, follow
 from grpo_flows.retrain import check, pending_path
+from grpo_local.preflight import check_retraining
 from grpo_tasks.registry import registry
 
 

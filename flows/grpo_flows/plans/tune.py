@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from grpo_local.preflight import check_tuning
-
 from grpo.config.search_space import SearchSpace
 from grpo.config.tuning import TuneConfig
 from grpo.storage.credentials import masked
 from grpo.storage.home import home
 from grpo_flows.plans.outline import Outline, follow
 from grpo_flows.tune import shared_stages
+from grpo_local.preflight import check_tuning
 
 
 def plan_study(config: TuneConfig) -> Outline:

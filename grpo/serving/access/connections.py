@@ -32,8 +32,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-HEAD_S = 10.0
-"""Time limit for the head of a request, and also for a TLS handshake."""
+from grpo.config.serving import HEAD_S
+
 STALL_S = 30.0
 """A connection is closed if data waits for the client, and it took none of it for this time."""
 ADMIT = "grpo.admit"

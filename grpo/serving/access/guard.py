@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as Connection
 
+from grpo.config.serving import BODY_BYTES
 from grpo.errors import GRPOError
 from grpo.serving.access.callers import SCOPES, Caller, Scope
 from grpo.serving.access.connections import admit
@@ -28,7 +29,6 @@ from grpo.serving.access.refused_work import RefusedWork, Tarpit, Unauthenticate
 from grpo.serving.protocol.api_errors import SERVER_ERROR, APIError, error_response, invalid_request
 from grpo.serving.protocol.json_bounds import encodable
 
-BODY_BYTES = 4 * 2**20
 SMALL_BODY_BYTES = 256 * 2**10
 """Most bytes of a body for a route that does not generate, because the event loop parses it in a few milliseconds."""
 BODIES = 64

@@ -9,6 +9,7 @@ from typing import Any
 
 import jwt
 
+from grpo.config.serving import TokenSettings
 from grpo.errors import ConfigError
 from grpo.serving.access.callers import SCOPES, Caller, CallerLimits, sha256
 
@@ -111,38 +112,22 @@ class TokenVerifier:
         )
 
 
-def token_verifier(
-    *,
-    issuer: str | None,
-    audience: str | None,
-    algorithms: Collection[str],
-    variable: str | None,
-    file: Path | None,
-) -> TokenVerifier | None:
-    """Create the verifier from a server's settings, or return None if none of them is given.
-
-    Raises `ConfigError` if some are missing, and when `TokenVerifier` and `read_key` do.
-    """
-    if not (issuer or audience or algorithms or variable or file):
-        return None
-    if not (issuer and audience and algorithms):
-        raise ConfigError("tokens need an issuer, an audience and the algorithms that are accepted; name all three")
+def token_verifier(settings: TokenSettings) -> TokenVerifier:
+    """Create the verifier from a server's settings. Raises `ConfigError` when `TokenVerifier` and `read_key` do."""
     return TokenVerifier(
-        read_key(variable=variable, file=file), algorithms=algorithms, issuer=issuer, audience=audience
+        read_key(settings), algorithms=settings.algorithms, issuer=settings.issuer, audience=settings.audience
     )
 
 
-def read_key(*, variable: str | None = None, file: Path | None = None) -> str:
+def read_key(settings: TokenSettings) -> str:
     """Read the shared secret or public key (PEM) from an environment variable or a file. Raises `ConfigError`."""
-    if (variable is None) == (file is None):
-        raise ConfigError("the key of tokens comes from an environment variable or from a file; name one of the two")
-    if variable is not None:
+    if settings.key_file is None:
+        variable = settings.key_variable or ""
         place, text = f"environment variable {variable}", os.environ.get(variable, "")
     else:
-        assert file is not None
-        place = f"file {file}"
+        place = f"file {settings.key_file}"
         try:
-            text = file.read_text(encoding="utf-8")
+            text = Path(settings.key_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"the key of tokens in {place} cannot be read: {reason}") from error

@@ -22,12 +22,11 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
+from grpo.config.serving import REFUSED_BYTES
 from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter
 from grpo.serving.protocol.api_errors import APIError
 
-REFUSED_BYTES = 16 * 2**20
-"""Bytes of refused requests that one key may send in any 60 seconds."""
 LEAST_BYTES = 4096
 """Smallest number of bytes that a refused request counts as."""
 REFUSED_CPU_S = 1.0

@@ -14,7 +14,8 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from grpo.serving.access.connections import ADMIT, HEAD_S, Connections, State
+from grpo.config.serving import HEAD_S
+from grpo.serving.access.connections import ADMIT, Connections, State
 
 HEAD_BYTES = 128 * 2**10
 """If an incomplete head has more bytes, its connection is closed. The guard refuses half of it with 431."""

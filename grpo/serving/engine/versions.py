@@ -18,10 +18,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from typing import Self
 from weakref import WeakKeyDictionary
 
+from grpo.config.serving import EngineSettings
 from grpo.errors import GRPOError, PolicyError
 from grpo.messages import Message, Tool
 from grpo.policy.policy import Sampler, Session
@@ -41,24 +41,6 @@ _KEPT_VERSIONS = 2
 _LONGEST_PAUSE_S = 300.0
 _WOKEN_S, _WANT_AGAIN_S = 0.2, 30.0
 """Shortest time between two looks, and between two loads of a version that other servers have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Sizes of the engine of each version."""
-
-    concurrency: int = 64
-    """Turns that are generated at once."""
-    prefill_chunk: int = 64
-    """Prompt tokens of a conversation that are read in one forward pass."""
-    prefix_cache_bytes: int = 2**30
-    """Most memory for the keys and values of idle conversations."""
-    threads: int | None = None
-    """Threads of a forward pass on the CPU. None uses all cores but one, which is left to the event loop."""
-    longest_pass_s: float = 300.0
-    """If a forward pass takes longer, its engine process counts as hung and is replaced."""
-    longest_silence_s: float = 10.0
-    """An engine process sends a heartbeat each second. If it is silent for longer, the server is not ready."""
 
 
 class ServedVersion:

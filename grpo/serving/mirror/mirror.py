@@ -29,6 +29,7 @@ from typing import Any, Protocol, Self
 from filelock import Timeout
 from pydantic import ValidationError
 
+from grpo.config.serving import MirrorSettings
 from grpo.errors import DataError
 from grpo.log.folder import ERASURES, ServedLog, read_erasure
 from grpo.log.follower import LogTail, Unread
@@ -58,20 +59,6 @@ _LONGEST_PAUSE_S = 60.0
 _EXPIRY_S = 3600.0
 _END_S = 5.0
 """Longest wait for a batch in progress when the server stops. If it does not end, the next start sends it again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorSettings:
-    """Experiment of the mirror, and its intervals."""
-
-    tracking_uri: str
-    experiment: str
-    every_s: float = 2.0
-    """Interval at which the log is read."""
-    feedback_s: float = 30.0
-    """Interval at which assessments are read."""
-    outcomes: bool = False
-    """Read assessments `success` too, so that people who can log in to the tracking server decide what succeeded."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +99,7 @@ class _State:
 
 
 class Mirror:
-    """Mirror of a log, which runs while its block does.
+    """Mirror of a log in the MLflow of `tracking_uri`, which runs while its block does.
 
     `observe` is called with people's feedback after it is in the log.
     """
@@ -122,13 +109,14 @@ class Mirror:
         log: MirroredLog,
         settings: MirrorSettings,
         *,
+        tracking_uri: str,
         retention_days: int | None = None,
         observe: Callable[[Feedback], None] = lambda feedback: None,
     ) -> None:
         self.counts = MirrorCounts()
         self._log, self._settings, self._retention_days, self._observe = log, settings, retention_days, observe
-        self._store = TraceStore(settings.tracking_uri, settings.experiment)
-        name = hashlib.sha256(f"{settings.tracking_uri}\0{settings.experiment}".encode()).hexdigest()[:16]
+        self._store = TraceStore(tracking_uri, settings.experiment)
+        name = hashlib.sha256(f"{tracking_uri}\0{settings.experiment}".encode()).hexdigest()[:16]
         self._file = log.folder / FOLDER / f"{name}.json"
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="mirror")

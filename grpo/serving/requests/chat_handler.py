@@ -20,6 +20,7 @@ import numpy as np
 
 from grpo.agents.reasoning import stable_prefix
 from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
+from grpo.config.serving import ServiceSettings
 from grpo.errors import GRPOError, PolicyError, StorageError
 from grpo.log.records import CONSTRAINED, ServedTurn, TurnStatus
 from grpo.messages import Tool
@@ -36,7 +37,6 @@ from grpo.serving.requests.admission import Admission
 from grpo.serving.requests.constraints import Constraint
 from grpo.serving.requests.conversations import AnsweredTurn, Continuation, Conversations
 from grpo.serving.requests.reply_events import Delta, Ended, Event
-from grpo.serving.requests.settings import ServiceSettings
 from grpo.serving.requests.token_stream import TokenStream
 from grpo.serving.requests.turn_log import TurnLog
 from grpo.user_failures import describe, guard_tasks, is_exception, user_code

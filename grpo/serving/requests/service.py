@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
+from grpo.config.serving import ServiceSettings
 from grpo.log.folder import name_digest
 from grpo.log.records import Erasure, ServedTurn
 from grpo.messages import Tool, count_calls
@@ -46,7 +47,6 @@ from grpo.serving.requests.prompt_sizes import (
     check_without_user,
     count_tokens,
 )
-from grpo.serving.requests.settings import ServiceSettings
 from grpo.serving.requests.turn_log import TurnLog
 from grpo.serving.requests.turn_store import TurnStore
 from grpo.user_failures import user_code

@@ -14,9 +14,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.routing import Match
 
+from grpo.config.serving import BODY_BYTES
 from grpo.errors import StorageError
 from grpo.serving.access.callers import Caller, Scope
-from grpo.serving.access.guard import BODY_BYTES, Authenticator, Guard
+from grpo.serving.access.guard import Authenticator, Guard
 from grpo.serving.access.limits import Limiter
 from grpo.serving.access.refused_work import RefusedWork
 from grpo.serving.metrics import Metrics

@@ -6,7 +6,6 @@ The routes ask an `Orchestrator` for training runs. `grpo_local.training_jobs` h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal, Protocol, Self
 from uuid import UUID
@@ -146,14 +145,14 @@ def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | 
         body = await read_small_request(ScaleRequest, request, preparation=service.preparation)
         slots = service.versions.settings.concurrency
         if body.concurrency is not None and body.concurrency > slots:
-            message = f"concurrency {body.concurrency}: the server was started with --concurrency {slots}"
+            message = f"concurrency {body.concurrency}: the server was started with engine.concurrency {slots}"
             raise invalid_request(message, param="concurrency", code="invalid_value")
         pool: dict[str, Any] = {}
         if body.work_pool is not None:
             limit = await _present(orchestrator).scale(body.work_pool.name, body.work_pool.concurrency_limit)
             pool = {"work_pool": {"name": body.work_pool.name, "concurrency_limit": limit}}
         if body.max_requests is not None:
-            service.settings = replace(service.settings, max_requests=body.max_requests)
+            service.settings = service.settings.model_copy(update={"max_requests": body.max_requests})
         if body.concurrency is not None:
             service.versions.scale(body.concurrency)
         return {"max_requests": service.settings.max_requests, "concurrency": service.versions.concurrency, **pool}

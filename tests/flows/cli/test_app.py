@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
-from grpo_cli.errors import FAILED, REFUSED, WRONG_INPUT
 from typer.testing import CliRunner
 
 from grpo import interrupts
+from grpo_cli.app import app
+from grpo_cli.errors import FAILED, REFUSED, WRONG_INPUT
 from tests.command_lines import commands, examples
 from tests.places import ROOT
 

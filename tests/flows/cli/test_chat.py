@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from grpo_cli.app import app
 from typer.testing import CliRunner, Result
 
 from grpo.policy.transformers.model import load
+from grpo_cli.app import app
 from tests.places import ROOT
 
 

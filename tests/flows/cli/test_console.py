@@ -7,11 +7,11 @@ import logging
 import time
 
 import pytest
-from grpo_cli.console import PlainConsole, _OnceFilter, show_progress
 from rich.table import Table
 
 from grpo import progress
 from grpo.errors import printable
+from grpo_cli.console import PlainConsole, _OnceFilter, show_progress
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 import re
 
-from grpo_cli.console import PlainConsole
-from grpo_cli.display import print_checks, print_evaluation, print_lineage, print_reproduction
-from grpo_local.checks import CheckResult, DoctorReport
 from rich.console import Console
 
 from grpo.evaluation.schema import EvaluationDocument
 from grpo.registry import ChampionChange, Lineage
 from grpo.registry.lineage import Ancestor
+from grpo_cli.console import PlainConsole
+from grpo_cli.display import print_checks, print_evaluation, print_lineage, print_reproduction
 from grpo_flows.reproduce import Reproduction
+from grpo_local.checks import CheckResult, DoctorReport
 from tests.grpo.registry.making import ANNA, make_provenance
 
 

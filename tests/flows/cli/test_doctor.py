@@ -11,6 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+
+from grpo.config.pipeline import load_config
+from grpo.errors import ConfigError
 from grpo_cli import doctor
 from grpo_local.checks import (
     CheckResult,
@@ -22,9 +25,6 @@ from grpo_local.checks import (
     check_store,
     require,
 )
-
-from grpo.config.pipeline import load_config
-from grpo.errors import ConfigError
 from tests.places import ROOT
 
 METADATA = """Metadata-Version: 2.1

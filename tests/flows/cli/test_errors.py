@@ -11,9 +11,6 @@ import httpx
 import pytest
 import sqlalchemy
 import typer
-from grpo_cli.app import app
-from grpo_cli.errors import known_failure, with_exit_codes
-from grpo_local.service import free_port
 from typer.testing import CliRunner, Result
 
 from grpo.errors import (
@@ -26,6 +23,9 @@ from grpo.errors import (
     install_command,
 )
 from grpo.interrupts import Stopped
+from grpo_cli.app import app
+from grpo_cli.errors import known_failure, with_exit_codes
+from grpo_local.service import free_port
 from tests.places import ROOT
 
 CONFIGS = ROOT / "data" / "configs"

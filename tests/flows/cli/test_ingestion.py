@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import yaml
-from grpo_cli.app import app
-from grpo_cli.ingestion import one_line
 from typer.testing import CliRunner
 
 from grpo.config.scenarios import ScenarioSettings
 from grpo.scenarios.sources import read_records
+from grpo_cli.app import app
+from grpo_cli.ingestion import one_line
 from tests.doubles import changed, short_run
 
 CHAT = {"messages": [{"role": "user", "content": "Hi there."}, {"role": "assistant", "content": "Hello."}]}

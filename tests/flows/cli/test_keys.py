@@ -6,12 +6,12 @@ import logging
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
-from grpo_cli.errors import WRONG_INPUT
 from typer.testing import CliRunner
 
 from grpo.serving.access.callers import CallerLimits
 from grpo.serving.access.keys import KeyStore
+from grpo_cli.app import app
+from grpo_cli.errors import WRONG_INPUT
 
 
 def _keys(*arguments: str) -> tuple[int, str, str]:

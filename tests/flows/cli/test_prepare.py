@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from grpo_cli.app import app
 from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from grpo.artifacts import local_path
 from grpo.config.loading import load_settings
 from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
+from grpo_cli.app import app
 from tests.grpo.retraining.curating import curate
 from tests.places import DESK_SCENARIOS, ROOT
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
 from typer.testing import CliRunner, Result
 
 from grpo.policy.transformers.model import load
 from grpo.registry import Registry
+from grpo_cli.app import app
 from tests.grpo.registry.making import ANNA, make_provenance, serving
 from tests.grpo.registry.test_model_card import GATES
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from grpo_cli.app import app
 from typer.testing import CliRunner, Result
 
 from grpo.artifacts import ArtifactStore
@@ -13,6 +12,7 @@ from grpo.evaluation.schema import ReportDocument, RolloutRecord
 from grpo.messages import Message, ToolCall
 from grpo.tables import write_trajectories
 from grpo.trajectories import Outcome, Trajectory, Turn
+from grpo_cli.app import app
 from tests.doubles import make_trajectory, put_file
 from tests.grpo.evaluation.test_html_report import document
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from grpo_local.login import login, login_file
 from grpo_local.servers import mlflow_server
 from grpo_local.service import port_is_free
-
 from tests.places import ROOT
 
 

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.artifacts import ArtifactStore
+from grpo_cli.app import app
 from tests.doubles import put_file
 
 

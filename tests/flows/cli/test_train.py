@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from grpo_cli.app import app
 from typer.testing import CliRunner
 
 from grpo.config.loading import load_settings
@@ -19,6 +18,7 @@ from grpo.config.pipeline import load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.errors import ConfigError
 from grpo.rewards.hacking.check import check_rewards
+from grpo_cli.app import app
 from tests.doubles import short_run
 from tests.places import ROOT
 

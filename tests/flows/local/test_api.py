@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from grpo_local.api import TrustedOriginMiddleware, _is_prefect_page
-from grpo_local.login import CLIENT, ORIGINS, SERVER
-from grpo_local.service import free_port
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from grpo_local.api import TrustedOriginMiddleware, _is_prefect_page
+from grpo_local.login import CLIENT, ORIGINS, SERVER
+from grpo_local.service import free_port
 from tests.places import ROOT
 
 OWN = ("http://127.0.0.1:4200", "http://localhost:4200")

@@ -60,9 +60,10 @@ class Pool:
     """A work pool with the automations, whose times are the shortest that Prefect allows."""
 
     def __init__(self, client: SyncPrefectClient) -> None:
-        from grpo_local.automations import write_automations
         from prefect import flow
         from prefect.client.schemas.actions import WorkPoolCreate
+
+        from grpo_local.automations import write_automations
 
         self.client, self.name = client, f"pool-{uuid.uuid4().hex[:8]}"
         self.write = partial(write_automations, client, (self.name,), sender=self.name)
@@ -167,8 +168,9 @@ def test_a_crash_is_reacted_to_although_the_event_before_it_is_unknown(pool: Poo
 def test_a_crash_whose_event_was_lost_is_found_in_the_database(pool: Pool, receiver: Receiver):
     """As it is after a server was killed before its automation reacted: a paused one does not react. A run that was
     started as often as the bound says stays crashed."""
-    from grpo_local.automations import STARTS
     from prefect.states import Crashed, Failed, Pending, Running
+
+    from grpo_local.automations import STARTS
 
     automation = pool.ours()["grpo: crashed runs go on"]
     pool.client.pause_automation(automation.id)
@@ -183,8 +185,9 @@ def test_a_crash_whose_event_was_lost_is_found_in_the_database(pool: Pool, recei
 
 def test_a_run_that_crashes_is_started_a_bounded_number_of_times_and_told(pool: Pool, receiver: Receiver):
     """The crash after the last start is the one that somebody is told of."""
-    from grpo_local.automations import STARTS
     from prefect.states import Crashed, Pending, Running
+
+    from grpo_local.automations import STARTS
 
     run = pool.run()
     for start in range(STARTS):

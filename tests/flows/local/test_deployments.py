@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from grpo_local import settings
-from grpo_local.deployments import JOB_TEMPLATE, deploy, load_parameters
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import validate
@@ -22,6 +20,8 @@ from grpo.config.pipeline import GpuStages, PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.tuning import TuneConfig
 from grpo.errors import ConfigError
+from grpo_local import settings
+from grpo_local.deployments import JOB_TEMPLATE, deploy, load_parameters
 from tests.greeting import write_greeting
 from tests.places import ROOT
 

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from grpo_local.login import SERVER, login, login_file, password_hint
 
 from grpo.errors import ConfigError
+from grpo_local.login import SERVER, login, login_file, password_hint
 from tests.places import ROOT
 
 

@@ -6,13 +6,14 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from grpo_cli.display import print_nights
-from grpo_local.nights import read_nights
-from grpo_local.run_checks import open_api
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.states import Completed, Crashed, Failed, Running, Scheduled
 from rich.console import Console
+
+from grpo_cli.display import print_nights
+from grpo_local.nights import read_nights
+from grpo_local.run_checks import open_api
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 TODAY = date(2030, 3, 10)

@@ -32,10 +32,11 @@ def test_after_an_outage_runs_have_time_to_be_heard_before_they_are_lost():
 
     An automation of somebody else's keeps its time.
     """
-    from grpo_local.automations import RECOVERY
-    from grpo_local.outages import HEARD_S, patient_evaluation
     from prefect.server.database import provide_database_interface
     from prefect.server.events.schemas.automations import EventTrigger, Posture
+
+    from grpo_local.automations import RECOVERY
+    from grpo_local.outages import HEARD_S, patient_evaluation
 
     db = provide_database_interface()
     silence = EventTrigger(posture=Posture.Proactive, within=timedelta(seconds=120), threshold=1)

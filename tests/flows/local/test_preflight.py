@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpo_local import preflight
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.tuning import TuneConfig
 from grpo.errors import ConfigError, PolicyError, StorageError
 from grpo.preflight.outcomes import settled
 from grpo.scenario import Expected
+from grpo_local import preflight
 from tests.doubles import desk_scenarios, short_run, with_a_conversation
 from tests.late_failures import LATE_FAILURES, LateFailure, written
 from tests.places import DESK_MODEL, ROOT

@@ -146,8 +146,9 @@ def test_a_run_that_ends_while_its_dead_worker_is_cleaned_up_does_not_start_agai
     pool: Pool, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     """Its process reports the end just before it is killed."""
-    from grpo_local import recovery
     from prefect import states
+
+    from grpo_local import recovery
 
     run = pool.run(states.Pending, states.Running)
     monkeypatch.setattr(recovery, "kill_flow_runs", lambda runs: pool.go(run, getattr(states, end)))
@@ -160,8 +161,9 @@ def test_a_deleted_run_does_not_stop_the_recovery_of_others(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, worker_dead: bool
 ):
     """It is deleted on the page during the recovery."""
-    from grpo_local import recovery
     from prefect.states import Pending, Running
+
+    from grpo_local import recovery
 
     deleted, lost = pool.run(Pending, Running), pool.run(Pending, Running)
     unfinished = recovery._unfinished
@@ -181,8 +183,9 @@ def test_a_run_without_a_worker_label_is_lost_after_a_minute(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, worker_dead: bool
 ):
     """Another worker took it and labels it at once; after a minute that worker must have died."""
-    from grpo_local import recovery
     from prefect.states import Pending, Running
+
+    from grpo_local import recovery
 
     run = pool.run(Pending, worker=None)
     by_hand = pool.run(Pending, Running, worker=None)

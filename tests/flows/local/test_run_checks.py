@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+
 from grpo_local import run_checks
 from grpo_local.checks import CheckResult
 

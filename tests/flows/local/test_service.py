@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from grpo.errors import ConfigError, StorageError
 from grpo_local import service as services
 from grpo_local.service import (
     Service,
@@ -22,8 +24,6 @@ from grpo_local.service import (
     processes_with_variable,
     recorded_services,
 )
-
-from grpo.errors import ConfigError, StorageError
 from tests.places import ROOT
 
 

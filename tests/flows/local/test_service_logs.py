@@ -9,7 +9,6 @@ from pathlib import Path
 
 from grpo_local.service import Service
 from grpo_local.service_logs import KEPT, rotate_logs
-
 from tests import waiting
 
 until = partial(waiting.until, patience_s=240)

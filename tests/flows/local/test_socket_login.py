@@ -14,8 +14,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from grpo_local.login import CLIENT
-from grpo_local.socket_login import SocketLoginMiddleware
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.testclient import TestClient
@@ -27,6 +25,8 @@ from websockets.typing import Subprotocol
 
 from grpo.serving.access.connections import ADMIT
 from grpo.serving.access.uvicorn_protocols import FIRST_FRAME_BYTES
+from grpo_local.login import CLIENT
+from grpo_local.socket_login import SocketLoginMiddleware
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 LOGIN = "grpo:a-long-password"

@@ -4,10 +4,10 @@ import logging
 from pathlib import Path
 
 import pytest
-from grpo_local.service import Service, free_port
-from grpo_local.supervisor import restart_if_dead, supervise_once
 
 from grpo.errors import ConfigError
+from grpo_local.service import Service, free_port
+from grpo_local.supervisor import restart_if_dead, supervise_once
 
 
 @pytest.mark.parametrize("error", [ConfigError("port in use"), OSError("disk full"), ValueError("no UUID")], ids=repr)

@@ -18,10 +18,6 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from grpo_local.login import HOSTS, PASSWORD, USERNAME, login, login_file
-from grpo_local.servers import lend_mlflow_login, mlflow_server, mlflow_service
-from grpo_local.service import free_port
-from grpo_local.tracking import LoginMiddleware
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
@@ -29,6 +25,10 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from grpo.errors import ConfigError
+from grpo_local.login import HOSTS, PASSWORD, USERNAME, login, login_file
+from grpo_local.servers import lend_mlflow_login, mlflow_server, mlflow_service
+from grpo_local.service import free_port
+from grpo_local.tracking import LoginMiddleware
 from tests.file_limits import default_files
 from tests.places import ROOT
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from grpo_local.login import login
 from grpo_local.servers import mlflow_server
 from grpo_local.service import free_port

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+
 from grpo_local.tracking_calls import is_listed, listed_calls
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports

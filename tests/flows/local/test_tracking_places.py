@@ -8,10 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from grpo_local import tracking_places
-from grpo_local.tracking_places import is_below, is_place
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from grpo_local import tracking_places
+from grpo_local.tracking_places import is_below, is_place
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from grpo_local.training_jobs import PrefectJobs, override
 
 from grpo.serving.protocol.api_errors import APIError
+from grpo_local.training_jobs import PrefectJobs, override
 
 CONFIG = {"training": {"iterations": 8, "learning_rate": 0.1, "shuffle": True}, "scenarios": {"path": "a.jsonl"}}
 

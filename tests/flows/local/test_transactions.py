@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from grpo_local.transactions import LockedTransactions, lock_transactions
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import provide_database_interface, temporary_database_config
+
+from grpo_local.transactions import LockedTransactions, lock_transactions
 
 
 async def _count_to_two(database: AioSqliteConfiguration, *, patience_s: float) -> int:

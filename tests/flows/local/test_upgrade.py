@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from grpo_local.upgrade import upgrade
 
 from grpo.errors import ConfigError
+from grpo_local.upgrade import upgrade
 
 
 @pytest.fixture

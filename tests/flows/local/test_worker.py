@@ -85,9 +85,10 @@ def test_a_run_that_comes_back_ends_its_process_and_not_the_worker(pool: str):
 
 def test_a_process_that_hangs_frees_its_place_when_its_run_has_ended(pool: str, monkeypatch: pytest.MonkeyPatch):
     """The server has set the run to Crashed, as the automation does for one without a heartbeat."""
-    import grpo_local.worker as module
     from prefect import get_client
     from prefect.states import Crashed
+
+    import grpo_local.worker as module
 
     monkeypatch.setattr(module, "_GRACE", timedelta(0))
     run = _scheduled_run(pool)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from grpo_cli.app import app
 from typer.testing import CliRunner, Result
 
+from grpo_cli.app import app
 from tests.places import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -11,6 +11,7 @@ from grpo.config.loading import load_settings
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.retraining import RetrainConfig
 from grpo.config.rewards import RewardComponent
+from grpo.config.scenarios import ChatSource
 from grpo.errors import ConfigError
 from grpo.identity.cache_identity import run_settings
 from tests.places import DESK_MODEL, DESK_SCENARIOS, ROOT
@@ -146,3 +147,9 @@ def test_shipped_files_have_addresses(monkeypatch: pytest.MonkeyPatch, tmp_path:
     for address in ("grpo://models/missing", "grpo://../pyproject.toml"):
         with pytest.raises(ConfigError, match="does not ship with grpo"):
             local_path(address)
+
+
+def test_an_optional_path_is_named_from_where_a_config_is_written(project: Path):
+    """Its mark is inside of the annotation `LocalPath | None`."""
+    source = ChatSource(kind="openai_messages", path="shop/results.jsonl", requests="shop/requests.jsonl")
+    assert with_paths_from(source, project / "runs").requests == "../requests.jsonl"

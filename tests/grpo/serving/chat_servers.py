@@ -14,22 +14,20 @@ import openai
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
+from grpo.config.serving import BODY_BYTES, EngineSettings, MirrorSettings, ServerSettings, ServiceSettings, TLSSettings
 from grpo.log.folder import ServedLog
 from grpo.log.records import ServedTurn
 from grpo.policy.catalog import load_weights
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.serving.access.connections import Connections
-from grpo.serving.access.guard import BODY_BYTES, Authenticator
+from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.engine import ProcessPolicy
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.engine.versions import EngineSettings
-from grpo.serving.mirror.mirror import MirrorSettings
 from grpo.serving.requests.service import Service
-from grpo.serving.requests.settings import ServiceSettings
 from grpo.serving.routes.operations import Orchestrator
 from grpo.serving.server import ChatServer as Uvicorn
-from grpo.serving.server import ServerSettings, build_app, open_book, uvicorn_config
+from grpo.serving.server import ServerPlaces, build_app, open_book, uvicorn_config
 
 CLERK = Path("data/models/desk_clerk")
 
@@ -105,14 +103,20 @@ def chat_server(
     frame_bytes: int = BODY_BYTES,
     tls: tuple[Path, Path] | None = None,
     mirror: MirrorSettings | None = None,
+    database: str | None = None,
+    tracking_uri: str = "",
     **edge: Any,
 ) -> Iterator[ChatServer]:
     """Serve until the block ends; yields when the first version is loaded. `edge` are bounds of `ServerSettings`."""
     keys = KeyStore(folder / "keys.json")
-    settings = ServerSettings(
+    places = ServerPlaces(
         log=folder / "log",
         budgets=folder / "budgets.db",
         reports=folder,
+        database=database,
+        tracking_uri=tracking_uri,
+    )
+    settings = ServerSettings(
         watch_s=0.05,
         jobs_s=0.02,
         engine=engine or EngineSettings(concurrency=8),
@@ -120,12 +124,11 @@ def chat_server(
         body_bytes=body_bytes,
         frame_bytes=frame_bytes,
         mirror=mirror,
-        certificate=None if tls is None else tls[0],
-        private_key=None if tls is None else tls[1],
+        tls=None if tls is None else TLSSettings(certificate=str(tls[0]), private_key=str(tls[1])),
         **edge,
     )
     book = open_book(settings)
-    app, running = build_app(settings, next_version, Authenticator(keys), orchestrator, connections=book)
+    app, running = build_app(settings, places, next_version, Authenticator(keys), orchestrator, connections=book)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = Uvicorn(uvicorn_config(app, settings, book), running)

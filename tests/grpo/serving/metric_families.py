@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from starlette.applications import Starlette
 
+from grpo.config.serving import EngineSettings, MirrorSettings
 from grpo.log.records import Feedback, ServedTurn
 from grpo.log.writer import ServingLog
 from grpo.messages import Message
@@ -18,9 +19,9 @@ from grpo.serving.access.connections import Connections
 from grpo.serving.access.guard import Guard
 from grpo.serving.access.limits import Limiter
 from grpo.serving.access.refused_work import RefusedWork
-from grpo.serving.engine.versions import EngineSettings, Versions
+from grpo.serving.engine.versions import Versions
 from grpo.serving.metrics import Metrics
-from grpo.serving.mirror.mirror import Mirror, MirrorSettings
+from grpo.serving.mirror.mirror import Mirror
 from grpo.serving.protocol.chat_response import Usage
 from grpo.serving.requests.service import Service
 from grpo.trajectories import Turn
@@ -81,7 +82,7 @@ class MetricFamily:
 def metrics_of(folder: Path, reports: Path | None = None) -> Metrics:
     """Metrics of a server that does not run."""
     metrics, log = Metrics(), ServingLog(folder)
-    mirror = Mirror(log, MirrorSettings(tracking_uri="http://127.0.0.1:5000", experiment="served"))
+    mirror = Mirror(log, MirrorSettings(experiment="served"), tracking_uri="http://127.0.0.1:5000")
     metrics.watch(Service(Versions(EngineSettings()), log), log, reports, mirror)
     work = RefusedWork(Limiter())
     metrics.watch_edge(work, Connections(most=8, per_address=4), Guard(Starlette(), _nobody, refused_work=work))

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import TokenTranscript
 from grpo.config.agent import AgentConfig
+from grpo.config.serving import EngineSettings, ServiceSettings
 from grpo.errors import StorageError
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
@@ -34,9 +35,7 @@ from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_format import HERMES
 from grpo.serving.access.callers import CallerLimits
 from grpo.serving.engine.engine import ProcessPolicy
-from grpo.serving.engine.versions import EngineSettings
 from grpo.serving.protocol.chat_response import Choice, Completion, event
-from grpo.serving.requests.settings import ServiceSettings
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
 

@@ -12,8 +12,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from grpo.config.serving import ServiceSettings
 from grpo.serving.access.callers import CallerLimits
-from grpo.serving.requests.settings import ServiceSettings
 from grpo.serving.routes.chat_socket import WAITING_CHARACTERS, WAITING_REQUESTS, _WaitingFrames
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server

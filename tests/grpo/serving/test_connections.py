@@ -19,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from grpo.config.serving import ServerSettings
 from grpo.serving.access.connections import Connections, admit, default_connections
 from grpo.serving.access.uvicorn_protocols import FIRST_FRAME_BYTES, HEAD_BYTES, PIPELINED, HandshakeLoop
-from grpo.serving.server import ServerSettings, uvicorn_config
+from grpo.serving.server import uvicorn_config
 from tests import waiting
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -65,7 +66,7 @@ class Edge:
 @contextmanager
 def edge(folder: Path, **bounds: Any) -> Iterator[Edge]:
     """Serve until the block ends."""
-    settings = ServerSettings(log=folder, budgets=folder / "budgets.db", drain_s=5)
+    settings = ServerSettings(drain_s=5)
     given: dict[str, Any] = {"most": 100, "per_address": 100, "head_s": 60.0, **bounds}
     book = Connections(**given)
     with socket.socket() as listener:

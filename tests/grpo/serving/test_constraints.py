@@ -177,7 +177,7 @@ def test_a_conversation_goes_on_after_a_constrained_reply(server: ChatServer):
 
 
 def test_store_false_is_logged_without_consent(tmp_path_factory: pytest.TempPathFactory):
-    from grpo.serving.requests.settings import ServiceSettings
+    from grpo.config.serving import ServiceSettings
 
     with chat_server(tmp_path_factory.mktemp("consent"), service=ServiceSettings(consent="training")) as running:
         ask(running)

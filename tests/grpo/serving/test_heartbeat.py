@@ -12,8 +12,8 @@ import openai
 import pytest
 import torch
 
+from grpo.config.serving import EngineSettings
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.serving.engine.versions import EngineSettings
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk, load_clerk
 from tests.grpo.serving.test_app import chat, engine_pid

@@ -14,7 +14,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from pydantic import ValidationError
 
+from grpo.config.serving import TokenSettings
 from grpo.errors import ConfigError
 from grpo.serving.access.callers import CallerLimits
 from grpo.serving.access.jwt_tokens import TokenError, TokenVerifier, read_key, token_verifier
@@ -168,34 +170,37 @@ def test_an_unsafe_verifier_is_refused_at_its_start(key: str, changes: dict[str,
     assert key not in str(caught.value)
 
 
-@pytest.mark.parametrize("absent", ["issuer", "audience", "algorithms", "variable"])
+TOKENS: dict[str, Any] = {
+    "issuer": "https://id", "audience": "desk", "algorithms": ["HS256"], "key_variable": "DESK_JWT"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("absent", TOKENS)
 def test_a_server_takes_tokens_with_all_settings_or_none(monkeypatch: pytest.MonkeyPatch, absent: str):
-    """None of them, all of them; one that is missing is an error, and not a server that takes any issuer."""
+    """One that is missing is an error, and not a server that takes any issuer."""
     monkeypatch.setenv("DESK_JWT", SECRET)
-    settings: dict[str, Any] = {
-        "issuer": "https://id", "audience": "desk", "algorithms": ["HS256"], "variable": "DESK_JWT", "file": None
-    }  # fmt: skip
-    verifier = token_verifier(**settings)
-    assert verifier is not None
+    verifier = token_verifier(TokenSettings(**TOKENS))
     assert verifier.caller(jwt.encode(_claims(), SECRET, algorithm="HS256")).name == "ann"
-    assert token_verifier(issuer=None, audience=None, algorithms=(), variable=None, file=None) is None
-    with pytest.raises(ConfigError):
-        token_verifier(**{**settings, absent: () if absent == "algorithms" else None})
+    with pytest.raises(ValidationError):
+        TokenSettings(**{name: value for name, value in TOKENS.items() if name != absent})
+    with pytest.raises(ValidationError):
+        TokenSettings(**{**TOKENS, absent: type(TOKENS[absent])()})
 
 
 def test_a_key_comes_from_a_variable_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """From one of the two, and not an empty one."""
     monkeypatch.setenv("DESK_JWT", f"{SECRET}\n")
     (tmp_path / "key.pem").write_text(PUBLIC)
-    assert read_key(variable="DESK_JWT") == SECRET
-    assert read_key(file=tmp_path / "key.pem") == PUBLIC.strip()
+    issuer = {name: value for name, value in TOKENS.items() if name != "key_variable"}
+    assert read_key(TokenSettings(**TOKENS)) == SECRET
+    assert read_key(TokenSettings(**issuer, key_file=str(tmp_path / "key.pem"))) == PUBLIC.strip()
+    with pytest.raises(ValidationError, match="name one of the two"):
+        TokenSettings(**TOKENS, key_file=str(tmp_path / "key.pem"))
     (tmp_path / "empty").touch()
     for given, reason in (
-        ({}, "name one of the two"),
-        ({"variable": "DESK_JWT", "file": tmp_path / "key.pem"}, "name one of the two"),
-        ({"variable": "NO_SUCH"}, "environment variable NO_SUCH is empty"),
-        ({"file": tmp_path / "empty"}, "empty is empty"),
-        ({"file": tmp_path / "none"}, "none cannot be read: No such file"),
+        ({"key_variable": "NO_SUCH"}, "environment variable NO_SUCH is empty"),
+        ({"key_file": str(tmp_path / "empty")}, "empty is empty"),
+        ({"key_file": str(tmp_path / "none")}, "none cannot be read: No such file"),
     ):
         with pytest.raises(ConfigError, match=reason):
-            read_key(**given)
+            read_key(TokenSettings(**issuer, **given))

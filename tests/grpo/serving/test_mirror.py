@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from grpo.config.serving import MirrorSettings
 from grpo.errors import DataError
 from grpo.log.writer import ServingLog
-from grpo.serving.mirror.mirror import FOLDER, Mirror, MirrorSettings
+from grpo.serving.mirror.mirror import FOLDER, Mirror
 
-SETTINGS = MirrorSettings(tracking_uri="http://127.0.0.1:9", experiment="served", every_s=0.01)
+SETTINGS = MirrorSettings(experiment="served", every_s=0.01)
 
 
 def test_a_position_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path):
     """With the file and the remedy; the file of another experiment is not read."""
 
     async def start(folder: Path, settings: MirrorSettings) -> None:
-        async with ServingLog(folder) as log, Mirror(log, settings) as mirror:
+        async with ServingLog(folder) as log, Mirror(log, settings, tracking_uri="http://127.0.0.1:9") as mirror:
             while not mirror.counts.failures:
                 await asyncio.sleep(0.01)
 
@@ -27,7 +28,7 @@ def test_a_position_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path)
     lock.with_suffix(".json").write_text('{"segments": ')
     with pytest.raises(DataError, match=r"position of the mirror in .*json cannot be read: .*delete the file"):
         asyncio.run(start(tmp_path, SETTINGS))
-    other = MirrorSettings(tracking_uri=SETTINGS.tracking_uri, experiment="another", every_s=0.01)
+    other = MirrorSettings(experiment="another", every_s=0.01)
     asyncio.run(start(tmp_path, other))
 
 
@@ -36,8 +37,8 @@ def test_one_process_mirrors_at_a_time(tmp_path: Path):
 
     async def main() -> None:
         async with ServingLog(tmp_path) as log:
-            second = Mirror(log, SETTINGS)
-            async with Mirror(log, SETTINGS) as first:
+            second = Mirror(log, SETTINGS, tracking_uri="http://127.0.0.1:9")
+            async with Mirror(log, SETTINGS, tracking_uri="http://127.0.0.1:9") as first:
                 while not first.counts.failures:
                     await asyncio.sleep(0.01)
                 async with second:

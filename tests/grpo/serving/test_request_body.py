@@ -12,8 +12,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from websockets.sync.client import connect
 
+from grpo.config.serving import BODY_BYTES
 from grpo.serving.access import refused_work
-from grpo.serving.access.guard import BODY_BYTES, SMALL_BODY_BYTES
+from grpo.serving.access.guard import SMALL_BODY_BYTES
 from grpo.serving.protocol.api_errors import APIError
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.completion_request import CompletionRequest

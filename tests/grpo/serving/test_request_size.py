@@ -15,12 +15,12 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from grpo.config.serving import ServiceSettings
 from grpo.messages import Tool
 from grpo.serving.access.callers import CallerLimits
 from grpo.serving.engine.engine import ProcessPolicy
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.requests.digests import DigestedMessages
-from grpo.serving.requests.settings import ServiceSettings
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 from tests.waiting import until
 

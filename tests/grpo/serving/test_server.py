@@ -15,14 +15,15 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from grpo_local.service import free_port
 from websockets.sync.client import connect
 
+from grpo.config.serving import ServerSettings
 from grpo.errors import AddressError, GRPOError, StorageError
 from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.server import ServerSettings, open_book, run_server, uvicorn_config
+from grpo.serving.server import ServerPlaces, open_book, run_server, uvicorn_config
+from grpo_local.service import free_port
 from tests.grpo.log.fixtures import turn
 from tests.grpo.log.test_compaction import write
 from tests.grpo.serving.chat_servers import CLERK, chat_server
@@ -77,7 +78,7 @@ def test_a_server_with_a_certificate_answers_over_tls_alone(tmp_path: Path):
 
 def test_idle_connections_outlive_those_of_proxies(tmp_path: Path):
     """Haproxy and nginx drop theirs after 60 s: a request that they send while the server closes would be lost."""
-    settings = ServerSettings(log=tmp_path, budgets=tmp_path / "budgets.db")
+    settings = ServerSettings()
     assert uvicorn_config(None, settings, open_book(settings)).timeout_keep_alive > 60
 
 
@@ -100,18 +101,23 @@ def test_a_first_version_that_cannot_be_loaded_ends_the_server_with_its_error(
     def load(current: str) -> ServedModel | None:
         raise error
 
-    settings = ServerSettings(log=tmp_path / "log", budgets=tmp_path / "budgets.db", port=free_port(), reports=tmp_path)
+    places = ServerPlaces(log=tmp_path / "log", budgets=tmp_path / "budgets.db", reports=tmp_path)
     with pytest.raises(GRPOError, match=message):
-        run_server(settings, load, Authenticator(KeyStore(tmp_path / "keys.json")))
+        run_server(ServerSettings(port=free_port()), places, load, Authenticator(KeyStore(tmp_path / "keys.json")))
 
 
 def test_a_log_that_cannot_be_opened_ends_the_server_with_its_error(tmp_path: Path):
     """A log without its salt: uvicorn alone would end as if all were well."""
     write(tmp_path / "log", turn("a"))
     (tmp_path / "log" / "salt").unlink()
-    settings = ServerSettings(log=tmp_path / "log", budgets=tmp_path / "budgets.db", port=free_port(), reports=tmp_path)
+    places = ServerPlaces(log=tmp_path / "log", budgets=tmp_path / "budgets.db", reports=tmp_path)
     with pytest.raises(StorageError, match="salt is missing"):
-        run_server(settings, lambda current: None, Authenticator(KeyStore(tmp_path / "keys.json")))
+        run_server(
+            ServerSettings(port=free_port()),
+            places,
+            lambda current: None,
+            Authenticator(KeyStore(tmp_path / "keys.json")),
+        )
 
 
 def test_the_command_ends_with_one_line_and_exit_code_1(tmp_path: Path):

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 
+from grpo.config.serving import EngineSettings
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.engine.versions import EngineSettings
 from tests import waiting
 from tests.e2e.postgres import Cluster
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk

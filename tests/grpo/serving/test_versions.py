@@ -7,9 +7,10 @@ import weakref
 import pytest
 
 from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.serving import EngineSettings
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.engine.versions import EngineSettings, ServedVersion, Versions
+from grpo.serving.engine.versions import ServedVersion, Versions
 from grpo.serving.garbage import frozen_survivors
 
 

@@ -43,7 +43,7 @@ def _make(path: Path) -> None:
     if ServedLog(path.parent).snapshot():
         raise StorageError(
             f"{path} is missing, without which the turns of a user cannot be found to erase them; restore it, or serve "
-            "with another --log"
+            "with another `log`"
         )
     hidden = path.with_name(f".{SALT}")
     hidden.unlink(missing_ok=True)  # a process that was killed may have left it

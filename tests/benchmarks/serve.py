@@ -26,6 +26,7 @@ from tests.vllm.models import widen_heads
 SCALE = float(os.environ.get("BENCH_SCALE", "1"))
 """Factor of all durations; below 1 for a look at whether everything runs."""
 CONTEXT = 1024
+AT_ONCE = ("--set", "service.stream_interval_s=0")
 NO_VLLM = f"vLLM: no {VLLM_PYTHON.relative_to(ROOT)}; `make vllm` makes it"
 TEXT = (
     "Multi-turn conversations of the support desk from a load generator in a process of its own, on the same machine: "
@@ -66,7 +67,7 @@ def measure() -> Findings:
             keep(throughput("desk clerk", sides, 6 * SCALE, 2 * SCALE))
             keep(latency(clerk, sides, 6 * SCALE, 2 * SCALE))
         keep(_costs(clerk, root))
-        with ours(str(clerk), root / "overload", options=("--max-requests", "128")) as side:
+        with ours(str(clerk), root / "overload", options=("--set", "service.max_requests=128")) as side:
             keep(overload(side, 60 * SCALE, 5 * SCALE))
         bars += swaps(clerk, root / "registry", 60 * SCALE)
         bars += drain(clerk, root / "drain", 12 * SCALE, 2 * SCALE)
@@ -81,7 +82,13 @@ def server_starts(
     name = folder.name
     starts: list[Callable[[], object]] = [
         partial(ours, str(folder), root / f"{name}-home", options=options),
-        partial(ours, str(folder), root / f"{name}-each", name=EACH, options=(*options, "--stream-interval-s", "0")),
+        partial(
+            ours,
+            str(folder),
+            root / f"{name}-each",
+            name=EACH,
+            options=(*options, *AT_ONCE),
+        ),
         partial(transformers_serve, folder, root / f"{name}-default.txt", batching=False),
         partial(transformers_serve, folder, root / f"{name}-batching.txt", batching=True),
         partial(bare, folder),
@@ -106,7 +113,7 @@ def _costs(folder: Path, root: Path) -> tuple[Table, list[Bar]]:
                 str(folder),
                 root / "costs-mirror",
                 name="mirrored",
-                options=("--mirror-experiment", "served"),
+                options=("--set", "mirror.experiment=served"),
                 environment={"MLFLOW_TRACKING_URI": address},
             )
             (mirror,) = start(stack, [mirrored])

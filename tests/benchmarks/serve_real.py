@@ -32,7 +32,7 @@ def measure() -> Findings:
         unending(folder)
         vllm = folder if VLLM_PYTHON.exists() else None
         threads = str(len(os.sched_getaffinity(0)))
-        sides = start(stack, server_starts(folder, vllm, root, options=("--threads", threads)))
+        sides = start(stack, server_starts(folder, vllm, root, options=("--set", f"engine.threads={threads}")))
         rates, bars = throughput("SmolLM2-135M", sides, 10 * SCALE, 4 * SCALE)
     left_out = "" if VLLM_PYTHON.exists() else f" Left out: {NO_VLLM}."
     return Findings(title=title, text=f"{TEXT}{left_out}", tables=(table(bars), rates))

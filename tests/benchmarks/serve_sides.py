@@ -26,7 +26,7 @@ from tests.benchmarks.vllm_engine import PYTHON as VLLM_PYTHON
 from tests.doubles import desk_scenarios
 from tests.places import ROOT
 
-OURS, EACH = "grpo serve", "grpo serve --stream-interval-s 0"
+OURS, EACH = "grpo serve", "grpo serve --set service.stream_interval_s=0"
 DEFAULT, BATCHING = "transformers serve", "transformers serve, continuous batching"
 VLLM, BARE = "vLLM", "the sampler without a server"
 _START_S = 240.0

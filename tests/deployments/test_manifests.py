@@ -16,6 +16,8 @@ from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields
 
 from grpo.config.pipeline import load_config
+from grpo.config.serving import ServeConfig
+from grpo_cli.serve import serve_config
 from grpo_local.deployments import POOLS
 from grpo_local.login import HOSTS, PASSWORD, USERNAME
 from tests.places import ROOT
@@ -162,7 +164,7 @@ def test_a_probe_asks_a_port_that_the_program_listens_on():
         for probe in probes(container):
             own = {one["name"]: one.get("value") for one in container["env"]}
             if container["name"] == "serve":
-                assert f"--port={opened[probe['port']]}" in container["command"]
+                assert served_settings().port == opened[probe["port"]]
             else:
                 assert str(opened[probe["port"]]) == {**variables, **own}[listening[container["name"]]], name
 
@@ -229,22 +231,29 @@ def test_what_a_program_writes_is_on_a_volume():
         assert {"/app/runs", "/app/user", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}, name
 
 
+def served_settings() -> ServeConfig:
+    """Settings of the server in the cluster, which a pod reads as a file."""
+    return ServeConfig.model_validate(yaml.safe_load(named("ConfigMap", "grpo-serve")["data"]["serve.yaml"]))
+
+
 def test_retraining_reads_what_serving_writes():
     """The log of the server is the volume on which the home of a worker has the log that retrain.yaml names."""
     (container,) = named("Deployment", "serve")["spec"]["template"]["spec"]["containers"]
-    written = {option.partition("=")[0]: option.partition("=")[2] for option in container["command"]}
+    (mounted,) = (mount for mount in container["volumeMounts"] if mount["name"] == "settings")
+    assert container["command"][-1] == f"{mounted['mountPath']}/serve.yaml"
+    written = served_settings()
     claims = set()
     for kind, name in (("Deployment", "serve"), ("StatefulSet", "worker-cpu"), ("StatefulSet", "worker-gpu")):
         pod = named(kind, name)["spec"]["template"]["spec"]
-        (at,) = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == written["--log"])
+        (at,) = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == written.log)
         (volume,) = (volume for volume in pod["volumes"] if volume["name"] == at["name"])
         claims.add(volume["persistentVolumeClaim"]["claimName"])
     assert claims == {"serving"}
     assert named("PersistentVolumeClaim", "serving")["spec"]["accessModes"] == ["ReadWriteMany"]
     config = yaml.safe_load((ROOT / "data" / "configs" / "retrain.yaml").read_text(encoding="utf-8"))
     assert {"kind": "served"} in config["conversations"]  # in the home, at /app/runs/served
-    assert written["--log"] == "/app/runs/served"
-    assert written["--keys"].startswith("/app/runs/served/")
+    assert written.log == "/app/runs/served"
+    assert str(written.keys).startswith("/app/runs/served/")
 
 
 def test_runs_use_the_store_and_the_gpus_of_the_cluster():
@@ -365,7 +374,7 @@ def test_health_checks_ask_the_port_that_is_listened_on():
         "worker-gpu": worker,
         "serve": [("8000", "/ready")],
     }
-    assert "--port=8000" in compose()["services"]["serve"]["command"]
+    assert serve_config(str(DEPLOYMENTS / "serve.yaml"), None).port == 8000
 
 
 # --- both, and the image

@@ -15,14 +15,13 @@ import kubernetes_validate
 import pytest
 import uvicorn
 import yaml
-from typer.main import get_command
 
-from grpo.config.serving import EngineSettings, ServerSettings
+from grpo.config.serving import EngineSettings, ServeConfig, ServerSettings
 from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.server import ServerPlaces, build_app, open_book
-from grpo_cli.app import app
+from grpo_cli.serve import serve_config
 from tests.grpo.serving.chat_servers import clerk
 from tests.grpo.serving.metric_families import families
 from tests.places import ROOT
@@ -42,8 +41,9 @@ POD = of_kind("Deployment")["template"]["spec"]
 (CONTAINER,) = POD["containers"]
 
 
-def options(command: list[str]) -> dict[str, str]:
-    return dict(option.removeprefix("--").split("=") for option in command if option.startswith("--"))
+(SETTINGS,) = (document["data"]["serve.yaml"] for document in OBJECTS if document["kind"] == "ConfigMap")
+SERVED = ServeConfig.model_validate(yaml.safe_load(SETTINGS))
+COMPOSED = serve_config(str(DEPLOYMENTS / "serve.yaml"), None)
 
 
 @pytest.mark.parametrize("minor", range(30, LATEST + 1))
@@ -52,27 +52,28 @@ def test_the_objects_are_valid_in_every_version(minor: int):
         kubernetes_validate.validate(document, f"1.{minor}", strict=True)
 
 
-def test_the_command_is_one_that_the_server_takes():
-    """With the same name of the model in both, all options known, and a model that is watched."""
-    command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    for arguments in (CONTAINER["command"], COMPOSE["command"]):
-        assert arguments[:2] == ["grpo", "serve"]
-        context = command.make_context("serve", list(arguments[2:]))
-        assert context.params["host"] == "0.0.0.0"
-        assert context.params["model"] == "models:/support-desk@champion"
+def test_both_serve_the_champion_by_a_file_of_settings():
+    """With the same name of the model, from all addresses, and a file that the container has."""
+    for settings in (SERVED, COMPOSED):
+        assert (settings.model, settings.host) == ("models:/support-desk@champion", "0.0.0.0")
+    assert CONTAINER["command"] == ["grpo", "serve", "/app/serve/serve.yaml"]
+    (mount,) = (mount for mount in CONTAINER["volumeMounts"] if mount["mountPath"] == "/app/serve")
+    (volume,) = (volume for volume in POD["volumes"] if volume["name"] == mount["name"])
+    assert volume["configMap"]["name"] in {document["metadata"]["name"] for document in OBJECTS}
+    assert COMPOSE["command"] == ["grpo", "serve", "/app/serve.yaml"]
+    assert "./serve.yaml:/app/serve.yaml:ro" in COMPOSE["volumes"]
 
 
 def test_a_pod_ends_after_its_running_turns():
     """preStop, drain and ten seconds for the end fit into the grace of pod and container."""
     (_, pause) = CONTAINER["lifecycle"]["preStop"]["exec"]["command"]
-    drain = int(options(CONTAINER["command"])["drain-s"])
-    assert POD["terminationGracePeriodSeconds"] >= int(pause) + drain + 10
-    assert int(COMPOSE["stop_grace_period"].removesuffix("s")) >= int(options(COMPOSE["command"])["drain-s"]) + 10
+    assert POD["terminationGracePeriodSeconds"] >= int(pause) + SERVED.drain_s + 10
+    assert int(COMPOSE["stop_grace_period"].removesuffix("s")) >= COMPOSED.drain_s + 10
 
 
 def test_a_pod_computes_on_the_cpus_that_it_requests():
     """A node has more, which its other pods request."""
-    assert options(CONTAINER["command"])["threads"] == CONTAINER["resources"]["requests"]["cpu"]
+    assert str(SERVED.engine.threads) == CONTAINER["resources"]["requests"]["cpu"]
 
 
 def test_scaling_disruption_and_network_are_of_the_same_pods(tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 
 from grpo.errors import ConfigError
 from grpo.serving.access.keys import KeyStore
-from grpo_cli.serve import parse_served
+from grpo_cli.serve import serve_config
 from grpo_local import settings
 from grpo_local.service import Service, free_port
 from grpo_local.serving import start_serving, stop_serving, supervised_server
@@ -64,12 +64,12 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
     It is served with TLS and in a folder of its own, both before and after the kill.
     """
     certificate, private_key = self_signed(tmp_path)
-    tls = ["--tls-certificate", str(certificate), "--tls-key", str(private_key)]
-    served = parse_served(str(DESK_MODEL), [*tls, "--log", str(tmp_path / "talks")])
+    tls = [f"tls.certificate={certificate}", f"tls.private_key={private_key}"]
+    served = serve_config(str(DESK_MODEL), [*tls, f"log={tmp_path / 'talks'}"])
     address = start_serving(tmp_path, served, prefect_url="", mlflow_url=tracking)
     assert httpx.get(f"{address}/ready", timeout=60, verify=False).status_code == 200
-    with pytest.raises(ConfigError, match=r"--log \S+talks .* runs, other than other --port \d+; call grpo down first"):
-        start_serving(tmp_path, parse_served("other", []), prefect_url="", mlflow_url=tracking)
+    with pytest.raises(ConfigError, match=r"desk_clerk is served with the settings in .*serve\.yaml; call grpo down"):
+        start_serving(tmp_path, serve_config("other", None), prefect_url="", mlflow_url=tracking)
     server = server_of(tmp_path, tracking)
     first = server.process()
     assert first is not None
@@ -104,5 +104,5 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
 def test_a_server_that_ends_at_its_start_is_not_kept_alive(tmp_path: Path, tracking: str):
     """Without keys: the error has the last line of the log, with the remedy."""
     with pytest.raises(ConfigError, match=r"serve ended at its start: ConfigError: there are no API keys.*serve\.log"):
-        start_serving(tmp_path, parse_served(str(DESK_MODEL), []), prefect_url="", mlflow_url=tracking)
+        start_serving(tmp_path, serve_config(str(DESK_MODEL), None), prefect_url="", mlflow_url=tracking)
     assert supervised_server(tmp_path, prefect_url="", mlflow_url=tracking) is None

@@ -313,7 +313,7 @@ bytes and sent to a real server of the tiny model, several at once; so are paths
 some clients leave in the midst of a reply. Answered are requests that the change left valid. A fault is a status of 500
 or above other than 503 with the time to wait, an error without OpenAI's shape, a connection that is closed for a reason
 of the server's, or a turn that is still counted at the end; a hang took over a minute. The budget of refused requests
-(`--refused-bytes`) is out of reach here, because it would refuse most of them unread.
+(`refused_bytes`) is out of reach here, because it would refuse most of them unread.
 
 {sent:,} requests: **{faults} faults and hangs**; the process of the server has {growth:.0f} MiB more than after
 the 10,000 before them, which fill its memory of conversations (10,000 tokens here) and its caches."""

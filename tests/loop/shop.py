@@ -65,8 +65,8 @@ class Shop:
             name="chat",
             home=self.home,
             arguments=(
-                "grpo_cli", "serve", f"models:/{MODEL}@champion", "--port", str(port), "--log",
-                str(self.home / LOG), "--consent", "training", "--licence", "own",
+                "grpo_cli", "serve", f"models:/{MODEL}@champion", "--port", str(port), "--set",
+                f"log={self.home / LOG}", "--set", "service={consent: training, licence: own}",
             ),
             port=port,
             environment={**self.environment},

@@ -41,7 +41,7 @@ class TraceStore:
         if experiment.lifecycle_stage != "active":
             raise ConfigError(
                 f"experiment {self.experiment} of {self.tracking_uri} is deleted; restore it in MLflow, or name "
-                "another one with --mirror-experiment"
+                "another one in mirror.experiment"
             )
 
     @cached_property

@@ -169,13 +169,13 @@ class ChatHandler:
 
         After the generation, the turn is logged in a separate task, which completes even if the client goes away.
         """
-        reply_tokens = TokenStream(self._renderer, self.request.stops)
+        stream = TokenStream(self._renderer, self.request.stops)
         transcript: TokenTranscript | None = None
         try:
             session = await self.version.open(self._renderer)
             try:
-                transcript = self._transcript(session, self._sampling(index), reply_tokens)
-                watcher = asyncio.create_task(self._stream(index, reply_tokens, queue))
+                transcript = self._transcript(session, self._sampling(index), stream)
+                watcher = asyncio.create_task(self._stream(index, stream, queue))
                 try:
                     reply = await self._respond(transcript)
                 finally:
@@ -184,25 +184,23 @@ class ChatHandler:
             finally:
                 session.close()
             with user_code("the renderer", passes=is_exception):
-                choice = self._choice(index, reply, reply_tokens)
+                choice = self._choice(index, reply, stream)
         except asyncio.CancelledError:
             if self.admission.erased:
-                await asyncio.shield(self.admission.start(self._end_erased(index, reply_tokens, queue)))
+                await asyncio.shield(self.admission.start(self._end_erased(index, stream, queue)))
                 return
-            self.admission.start(
-                self._log_unanswered(index, transcript, reply_tokens, "aborted", "the client went away")
-            )
+            self.admission.start(self._log_unanswered(index, transcript, stream, "aborted", "the client went away"))
             raise
         except Exception as error:
             if not isinstance(error, APIError):
                 self._service.count_error()
             reason = error.message if isinstance(error, APIError) else describe(error, with_place=False)
             await asyncio.shield(
-                self.admission.start(self._log_unanswered(index, transcript, reply_tokens, "failed", reason))
+                self.admission.start(self._log_unanswered(index, transcript, stream, "failed", reason))
             )
             queue.put_nowait(error)
             return
-        await asyncio.shield(self.admission.start(self._end(choice, transcript, reply_tokens, queue)))
+        await asyncio.shield(self.admission.start(self._end(choice, transcript, stream, queue)))
 
     async def _respond(self, transcript: TokenTranscript) -> Reply:
         """Reply of the agent. Raises `APIError` if the conversation leaves no room for it."""
@@ -220,14 +218,14 @@ class ChatHandler:
         user = f"{self._caller.key_hash}/{self.request.user or ''}"
         return {"user_id": user, "strategy": self.request.strategy}
 
-    def _transcript(self, session: Session, sampling: Sampling, reply_tokens: TokenStream) -> TokenTranscript:
+    def _transcript(self, session: Session, sampling: Sampling, stream: TokenStream) -> TokenTranscript:
         before = self.place.before
         if before is not None:
-            transcript = before.tokens.resume(session, sampling, on_token=reply_tokens, fit_reply=self._fit_reply)
+            transcript = before.tokens.resume(session, sampling, on_token=stream, fit_reply=self._fit_reply)
         else:
             limit = self.version.max_context
             transcript = TokenTranscript(
-                session, self._renderer, sampling, max_context=limit, on_token=reply_tokens, fit_reply=self._fit_reply
+                session, self._renderer, sampling, max_context=limit, on_token=stream, fit_reply=self._fit_reply
             )
         transcript.encode_elsewhere = self._prepare
         transcript.parses_calls = self._parses_calls
@@ -248,35 +246,35 @@ class ChatHandler:
         """False if calls are left in the content: the client wants no calls, or wants JSON and there are no tools."""
         return not self.request.calls_nothing and (bool(self._renderer.tools) or not self.request.has_format)
 
-    async def _stream(self, index: int, reply_tokens: TokenStream, queue: asyncio.Queue[Event | BaseException]) -> None:
+    async def _stream(self, index: int, stream: TokenStream, queue: asyncio.Queue[Event | BaseException]) -> None:
         """Send text as soon as it is settled, if neither the agent nor the renderer changes sampled replies."""
         agent = self.version.served.agent
         if not self.request.stream or agent.overrides_replies or type(self._renderer) is not Renderer:
             return
         progress = Progress()
         while True:
-            await reply_tokens.wait()
-            text = reply_tokens.settled()
+            await stream.wait()
+            text = stream.settled()
             if agent.config.enable_reasoning:
                 text = stable_prefix(text, reasoning=True)
             text = self._renderer.settled_content(text, progress)
-            if len(text) > len(reply_tokens.sent):
-                logprobs = reply_tokens.take() if self.request.logprobs else None
-                queue.put_nowait(Delta(index=index, text=text[len(reply_tokens.sent) :], logprobs=logprobs))
-                reply_tokens.sent = text
+            if len(text) > len(stream.sent):
+                logprobs = stream.take() if self.request.logprobs else None
+                queue.put_nowait(Delta(index=index, text=text[len(stream.sent) :], logprobs=logprobs))
+                stream.sent = text
                 await asyncio.sleep(self._service.settings.stream_interval_s)
 
-    def _choice(self, index: int, reply: Reply, reply_tokens: TokenStream) -> Choice:
+    def _choice(self, index: int, reply: Reply, stream: TokenStream) -> Choice:
         """Reply as the client reads it, cut before the stop text that ended it, if there is one."""
-        message, stopped = reply.message, reply_tokens.stopped_text
+        message, stopped = reply.message, stream.stopped_text
         if stopped is not None and reply.as_sampled:
             message = self._renderer.parse_text(stopped)
         if not self._parses_calls and message.tool_calls:  # they come from the text that was parsed again above
             message = replace(message, content=(reply.text if stopped is None else stopped).strip(), tool_calls=())
         finish: FinishReason = "tool_calls" if message.tool_calls else "length" if reply.length_limited else "stop"
-        if not message.content.startswith(reply_tokens.sent):
-            raise PolicyError(f"the streamed text {reply_tokens.sent[-40:]!r} is not the beginning of the reply")
-        logprobs = tuple(map(reply_tokens.to_logprob, reply_tokens.tokens)) if self.request.logprobs else None
+        if not message.content.startswith(stream.sent):
+            raise PolicyError(f"the streamed text {stream.sent[-40:]!r} is not the beginning of the reply")
+        logprobs = tuple(map(stream.to_logprob, stream.tokens)) if self.request.logprobs else None
         turn_id = self._turn_id(index)
         return Choice(index=index, message=message, finish_reason=finish, turn_id=turn_id, logprobs=logprobs)
 
@@ -284,12 +282,12 @@ class ChatHandler:
         self,
         choice: Choice,
         transcript: TokenTranscript,
-        reply_tokens: TokenStream,
+        stream: TokenStream,
         queue: asyncio.Queue[Event | BaseException],
     ) -> None:
         """Log the answered turn, then remember it and send its end."""
         if self.admission.erased:
-            return await self._end_erased(choice.index, reply_tokens, queue)
+            return await self._end_erased(choice.index, stream, queue)
         place, usage = self.place, self._usage(transcript)
         self.admission.used_tokens += usage.prompt + usage.completion
         try:
@@ -307,50 +305,46 @@ class ChatHandler:
                 strategy=self.request.strategy if place.before is None else place.before.strategy,
             )
             answered = await self._prepare(place.characters, answer)
-            turn = self._record(choice.index, transcript, reply_tokens, "answered", choice.finish_reason)
+            turn = self._record(choice.index, transcript, stream, "answered", choice.finish_reason)
             visible = replace(turn.turns[-1], message=choice.message)
-            await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, reply_tokens.times)
+            await self._service.record(replace(turn, turns=(*turn.turns[:-1], visible)), usage, stream.times)
             if self.admission.erased:  # it was erased while it was written: the erasure has removed it or is about to
                 raise erased_error()
             transcript.release()
             await self._service.remember(answered, place, self.admission, is_last=choice.index == 0)
         except Exception as error:
             if not isinstance(error, StorageError | APIError):
-                await self._log_unanswered(
-                    choice.index, None, reply_tokens, "failed", describe(error, with_place=False)
-                )
+                await self._log_unanswered(choice.index, None, stream, "failed", describe(error, with_place=False))
             queue.put_nowait(error)
             return
-        rest = reply_tokens.take() if self.request.logprobs else None
-        queue.put_nowait(Ended(choice=choice, sent=reply_tokens.sent, rest=rest, usage=usage))
+        rest = stream.take() if self.request.logprobs else None
+        queue.put_nowait(Ended(choice=choice, sent=stream.sent, rest=rest, usage=usage))
         try:
             with user_code("the agent's memory", passes=is_exception):
                 self.version.served.agent.remember(self._new[-1], choice.message.content, self._context)
         except Exception:
             logger.exception("the agent did not remember turn %s, which is answered", choice.turn_id)
 
-    async def _end_erased(
-        self, index: int, reply_tokens: TokenStream, queue: asyncio.Queue[Event | BaseException]
-    ) -> None:
+    async def _end_erased(self, index: int, stream: TokenStream, queue: asyncio.Queue[Event | BaseException]) -> None:
         """Log that a turn was erased while it ran, without its content, and tell the client."""
-        await self._log_unanswered(index, None, reply_tokens, "erased", "erased while it ran")
+        await self._log_unanswered(index, None, stream, "erased", "erased while it ran")
         queue.put_nowait(erased_error())
 
     async def _log_unanswered(
-        self, index: int, transcript: TokenTranscript | None, reply_tokens: TokenStream, status: TurnStatus, reason: str
+        self, index: int, transcript: TokenTranscript | None, stream: TokenStream, status: TurnStatus, reason: str
     ) -> None:
         """Log a turn without a reply. If the log fails, the error is reported, and the turn counts as unlogged."""
-        read = 0 if transcript is None or not reply_tokens.tokens else len(transcript.ids)
+        read = 0 if transcript is None or not stream.tokens else len(transcript.ids)
         if status != "failed" or transcript is not None:
-            self.admission.used_tokens += read + len(reply_tokens.tokens)
+            self.admission.used_tokens += read + len(stream.tokens)
         try:
-            turn = self._record(index, transcript, reply_tokens, status, reason)
-            await self._service.record(turn, Usage(prompt=0, completion=len(reply_tokens.tokens)), reply_tokens.times)
+            turn = self._record(index, transcript, stream, status, reason)
+            await self._service.record(turn, Usage(prompt=0, completion=len(stream.tokens)), stream.times)
         except GRPOError as error:
             logger.error("turn %s was not logged: %s", self._turn_id(index), error)
 
     def _record(
-        self, index: int, transcript: TokenTranscript | None, reply_tokens: TokenStream, status: TurnStatus, reason: str
+        self, index: int, transcript: TokenTranscript | None, stream: TokenStream, status: TurnStatus, reason: str
     ) -> ServedTurn:
         """Record of the turn, with what the transcript has added since the turn before."""
         place, served, sampling = self.place, self.version.served, self._sampling(index)
@@ -381,7 +375,7 @@ class ChatHandler:
             top_p=sampling.top_p,
             seed=sampling.seed,
             choice=index,
-            first_token_s=reply_tokens.times[0] - self._started if reply_tokens.times else None,
+            first_token_s=stream.times[0] - self._started if stream.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
             user="" if self.request.user is None or erased else self._service.log.user_hash(self.request.user),

@@ -160,13 +160,13 @@ class CompletionHandler:
 
     async def _choose(self, index: int) -> None:
         """Generate and log one choice."""
-        reply_tokens = TokenStream(self._renderer, self._request.stops)
+        stream = TokenStream(self._renderer, self._request.stops)
         stops = frozenset(self._request.stop_token_ids or ())
         status: TurnStatus = "failed"
         reason, generation = "", None
 
         def on_token(token: SampledToken) -> bool:
-            return reply_tokens(token) or token.id in stops
+            return stream(token) or token.id in stops
 
         try:
             session = await self.version.open(self._renderer)
@@ -187,16 +187,16 @@ class CompletionHandler:
             reason = describe(error, with_place=False)
             raise
         finally:
-            self.admission.used_tokens += len(self._prompt) + len(reply_tokens.tokens)
+            self.admission.used_tokens += len(self._prompt) + len(stream.tokens)
             if generation is None:
                 await asyncio.shield(
-                    self.admission.start(self._log_unanswered(index, reply_tokens, status=status, reason=reason))
+                    self.admission.start(self._log_unanswered(index, stream, status=status, reason=reason))
                 )
-        text = self._text(generation) if reply_tokens.stopped_text is None else reply_tokens.stopped_text
+        text = self._text(generation) if stream.stopped_text is None else stream.stopped_text
         usage = Usage(prompt=len(self._prompt), completion=len(generation.token_ids))
-        turn = self._record(index, reply_tokens, status, reason, generation=generation, text=text)
-        await asyncio.shield(self.admission.start(self._service.record(turn, usage, reply_tokens.times)))
-        self._done[index] = (self._choice(index, text, reason, generation, reply_tokens), usage)
+        turn = self._record(index, stream, status, reason, generation=generation, text=text)
+        await asyncio.shield(self.admission.start(self._service.record(turn, usage, stream.times)))
+        self._done[index] = (self._choice(index, text, reason, generation, stream), usage)
 
     def _sampling(self, index: int) -> Sampling:
         return self._request.to_sampling(
@@ -215,12 +215,12 @@ class CompletionHandler:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
     def _choice(
-        self, index: int, text: str, reason: str, generation: Generation, reply_tokens: TokenStream
+        self, index: int, text: str, reason: str, generation: Generation, stream: TokenStream
     ) -> dict[str, Any]:
         """OpenAI's choice, with the token ids of vLLM."""
         choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": reason, "logprobs": None}
         if self._request.logprobs is not None:
-            choice["logprobs"] = self._logprobs(reply_tokens.tokens)
+            choice["logprobs"] = self._logprobs(stream.tokens)
         if self._request.return_token_ids:
             choice |= {"token_ids": generation.token_ids, "prompt_token_ids": self._prompt}
         return choice
@@ -240,17 +240,17 @@ class CompletionHandler:
             return f"token_id:{id_}"
         return str(self._tokenizer.decode([id_]))
 
-    async def _log_unanswered(self, index: int, reply_tokens: TokenStream, *, status: TurnStatus, reason: str) -> None:
+    async def _log_unanswered(self, index: int, stream: TokenStream, *, status: TurnStatus, reason: str) -> None:
         try:
-            turn = self._record(index, reply_tokens, status, reason)
-            await self._service.record(turn, Usage(prompt=0, completion=len(reply_tokens.tokens)), reply_tokens.times)
+            turn = self._record(index, stream, status, reason)
+            await self._service.record(turn, Usage(prompt=0, completion=len(stream.tokens)), stream.times)
         except GRPOError as error:
             logger.error("completion %s was not logged: %s", self._id, error)
 
     def _record(
         self,
         index: int,
-        reply_tokens: TokenStream,
+        stream: TokenStream,
         status: TurnStatus,
         reason: str,
         *,
@@ -287,7 +287,7 @@ class CompletionHandler:
             top_p=sampling.top_p,
             seed=sampling.seed,
             choice=index,
-            first_token_s=reply_tokens.times[0] - self._started if reply_tokens.times else None,
+            first_token_s=stream.times[0] - self._started if stream.times else None,
             latency_s=time.monotonic() - self._started,
             key=self._caller.key_hash,
             user="" if user is None else self._service.log.user_hash(user),

@@ -24,48 +24,48 @@ def test_the_text_is_that_of_the_tokens_without_the_stop_token(renderer: Rendere
     """Also a character of several tokens, which is complete with its last one."""
 
     async def run() -> TokenStream:
-        reply_tokens = TokenStream(renderer, ())
+        stream = TokenStream(renderer, ())
         for token in [*tokens(renderer, "Größe 🎈 ok"), SampledToken(id=renderer.stop_id, logprob=0.0)]:
-            assert not reply_tokens(token)
-            assert "\ufffd" not in reply_tokens.text
-        return reply_tokens
+            assert not stream(token)
+            assert "\ufffd" not in stream.text
+        return stream
 
-    reply_tokens = asyncio.run(run())
-    assert reply_tokens.text == reply_tokens.settled() == "Größe 🎈 ok"
-    assert len(reply_tokens.take()) == len(reply_tokens.tokens)
-    assert reply_tokens.take() == ()
+    stream = asyncio.run(run())
+    assert stream.text == stream.settled() == "Größe 🎈 ok"
+    assert len(stream.take()) == len(stream.tokens)
+    assert stream.take() == ()
 
 
 def test_a_stop_text_ends_the_turn_and_its_beginnings_are_held(renderer: Renderer):
     """With STOP as a stop text, `a S` settles `a `, `a STOP b` ends with `a `."""
 
     async def run() -> tuple[TokenStream, list[str], list[bool]]:
-        reply_tokens, settled, ended = TokenStream(renderer, ("STOP", "never")), [], []
+        stream, settled, ended = TokenStream(renderer, ("STOP", "never")), [], []
         for token in tokens(renderer, "a STOP b"):
-            ended.append(reply_tokens(token))
-            settled.append(reply_tokens.settled())
+            ended.append(stream(token))
+            settled.append(stream.settled())
             if ended[-1]:
                 break
-        return reply_tokens, settled, ended
+        return stream, settled, ended
 
-    reply_tokens, settled, ended = asyncio.run(run())
+    stream, settled, ended = asyncio.run(run())
     assert ended[-1]
     assert not any(ended[:-1])
-    assert reply_tokens.stopped_text == settled[-1] == "a "
+    assert stream.stopped_text == settled[-1] == "a "
     assert all("a ".startswith(text) for text in settled)
 
 
 def test_tokens_that_come_before_they_are_read_are_waited_for_once(renderer: Renderer):
     async def run() -> None:
-        reply_tokens = TokenStream(renderer, ())
+        stream = TokenStream(renderer, ())
         sampled = tokens(renderer, "one two three four")
         for token in sampled:
-            reply_tokens(token)
-        await asyncio.wait_for(reply_tokens.wait(), 5)
-        assert len(reply_tokens.tokens) == len(sampled)
+            stream(token)
+        await asyncio.wait_for(stream.wait(), 5)
+        assert len(stream.tokens) == len(sampled)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(reply_tokens.wait(), 0.05)
-        reply_tokens(sampled[0])
-        await asyncio.wait_for(reply_tokens.wait(), 5)
+            await asyncio.wait_for(stream.wait(), 0.05)
+        stream(sampled[0])
+        await asyncio.wait_for(stream.wait(), 5)
 
     asyncio.run(run())

@@ -24,9 +24,8 @@ from grpo.evaluation.schema import FineTuning, IterationMetrics, PreferenceTunin
 from grpo.identity.cache_identity import model_digest
 from grpo.preflight.outcomes import settled
 from grpo.rewards.rollout_summary import RolloutSummary
-from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.sources import content_hash
+from grpo.scenarios.sources import content_hash, pin_sources
 from grpo.scenarios.table import read_scenarios
 from grpo_tasks.dpo import DPOResult, dpo
 from grpo_tasks.evaluate_policy import evaluate_policy

@@ -14,24 +14,21 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from grpo.artifacts import Artifact, ArtifactStore, local_path
+from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.dpo import DPOSettings, WrittenPairs
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import CorrectionSettings, RetrainConfig, SFTCorrections
-from grpo.config.scenarios import ConversationLogSource, FileSource, ScenarioSettings, ServedSource, Source
+from grpo.config.scenarios import FileSource, ScenarioSettings, ServedSource, Source
 from grpo.config.sft import SFTSettings, WrittenDemonstrations
 from grpo.errors import GRPOError
 from grpo.identity.cache_identity import short_digest
 from grpo.identity.code import code_digest, external_digests
-from grpo.log.folder import ServedLog
 from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
 from grpo.retraining.corrections import CorrectionCounts
 from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
 from grpo.retraining.data_lineage import STARTED_FROM
 from grpo.retraining.reports import PendingRetraining, RetrainingReport, TriggerReport
-from grpo.scenarios.conversation_log import ConversationLog
-from grpo.scenarios.hub_dataset import pin_sources
-from grpo.scenarios.sources import content_hash
+from grpo.scenarios.sources import content_hash, pin_sources, snapshot
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
 from grpo.user_failures import reason_of
@@ -382,12 +379,3 @@ def _write_pending(path: Path, plan: PendingRetraining) -> None:
         if other != path:
             other.unlink(missing_ok=True)
     write_atomically(path, plan.model_dump_json())
-
-
-def snapshot(source: Source) -> Source:
-    """The log as it is now, so that later entries belong to the next retraining."""
-    if isinstance(source, ConversationLogSource) and source.files is None:
-        return source.model_copy(update={"files": ConversationLog(local_path(source.path)).files()})
-    if isinstance(source, ServedSource) and source.segments is None:
-        return source.model_copy(update={"segments": ServedLog(local_path(source.path)).snapshot()})
-    return source

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from grpo import preflight
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
-from grpo.config.scenarios import ConversationLogSource, ServedSource
 from grpo.config.tuning import TuneConfig
 from grpo.errors import ConfigError, GRPOError
 from grpo.preflight import Check, Facts, Fault, Purpose, models
 from grpo.preflight.data import source_functions
 from grpo.preflight.table import SERVERS, STORE, Depth
-from grpo.scenarios.sources import content_hash
+from grpo.scenarios.sources import SOURCES, content_hash
 from grpo.storage.home import home
 from grpo_local import checks
 from grpo_local.checks import CheckResult
@@ -89,8 +88,7 @@ def _study_metric(config: TuneConfig, facts: Facts) -> Iterator[Exception]:
 def _conversations(config: RetrainConfig) -> Iterator[Exception]:
     """Errors of conversation sources that cannot be read. A log may be empty, because it may be new."""
     yield from source_functions(config.conversations)
-    others = [part for part in config.conversations if not isinstance(part, ConversationLogSource | ServedSource)]
-    for source in others:
+    for source in (part for part in config.conversations if not SOURCES[type(part)].may_be_empty):
         try:
             content_hash([source])
         except GRPOError as error:

@@ -16,8 +16,7 @@ from grpo.identity.code import code_digest, external_digests
 from grpo.policy.catalog import check_trainable, pinned
 from grpo.policy.weights.sources import model_identity
 from grpo.reads.names import ABSENT, shown
-from grpo.scenarios.hub_dataset import pin_sources
-from grpo.scenarios.sources import content_hash
+from grpo.scenarios.sources import content_hash, pin_sources
 
 
 def identity(value: Any) -> Any:

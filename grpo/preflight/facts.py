@@ -24,8 +24,8 @@ from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
 from grpo.preflight.quiet import errors_only
 from grpo.registry import Registry
 from grpo.scenario import Scenario
-from grpo.scenarios.hub_dataset import pin_sources
 from grpo.scenarios.ingest import ingest
+from grpo.scenarios.sources import pin_sources
 from grpo.scenarios.split import Split, split
 from grpo.scenarios.table import read_scenarios
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from grpo.config.scenarios import HubDataSource, ScenarioSettings
+from grpo.config.scenarios import HubDataSource
 from grpo.data_errors import error_text, excerpt, try_call
 from grpo.errors import DataError
 from grpo.storage.hub import HubFile, HubRepository, download, list_files, pin, verify
@@ -36,12 +36,6 @@ _SHOWN = 300  # characters of a list of names
 def pin_source(source: HubDataSource) -> HubDataSource:
     """Pin a source to the commit that its revision names now. Raises like `grpo.storage.hub.pin`."""
     return source.model_copy(update={"revision": pin(_repository(source)).revision})
-
-
-def pin_sources(settings: ScenarioSettings) -> ScenarioSettings:
-    """Pin all data sets on the hub in the settings. Raises like `grpo.storage.hub.pin`."""
-    sources = tuple(pin_source(part) if isinstance(part, HubDataSource) else part for part in settings.sources)
-    return settings if sources == settings.sources else settings.model_copy(update={"sources": sources})
 
 
 def fetch_split(source: HubDataSource) -> list[Path]:

@@ -1,15 +1,18 @@
-"""Sources of scenarios: the records of a source's settings, and the content hash of its files.
+"""Sources of scenarios: for each class of settings, one `Reader` in `SOURCES` says how its records are read.
 
-A published data set `NAME` is read by `read_NAME(folder, parts)` in `grpo/scenarios/datasets/NAME.py`.
+A new source is a class of settings in `grpo.config.scenarios` and a line in `SOURCES`. A published data set `NAME` is
+read by `read_NAME(folder, parts)` in `grpo/scenarios/datasets/NAME.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from grpo.artifacts import local_path
 from grpo.config.scenarios import (
@@ -23,6 +26,7 @@ from grpo.config.scenarios import (
     MultiDoGOSource,
     PublishedSource,
     PythonSource,
+    ScenarioSettings,
     ServedSource,
     Source,
     Tau2Source,
@@ -50,10 +54,6 @@ from grpo.scenarios.records import SourceRecord
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 """Records of the named parts of a published data set, or of its default parts, in this folder."""
 
-_FILES = (FileSource, CsvSource, ChatSource, TraceSource, HelpDeskSource)
-"""Sources of one file."""
-_TRACE_READERS = {"langsmith": read_langsmith, "langfuse": read_langfuse}
-
 
 def dataset_reader(name: str, items: str = "") -> DatasetReader:
     """Reader of a published data set: of its scenarios, or if `items` is `_pairs` or `_labels`, of these."""
@@ -62,58 +62,127 @@ def dataset_reader(name: str, items: str = "") -> DatasetReader:
     return reader
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """How a kind of source is read. Each function takes the settings of one source."""
+
+    read: Callable[[Any], Iterator[SourceRecord]]
+    """Its records, lazily."""
+    files: Callable[[Any], Iterable[Path]] = lambda source: ()
+    """Files that it reads, in a fixed order. Their contents are its identity."""
+    identity: Callable[[Any], str] = lambda source: ""
+    """What else identifies its content."""
+    name: Callable[[Any], str] = lambda source: str(source.path)
+    """Path, function, data set or taskset, for messages."""
+    pin: Callable[[Any], Any] = lambda source: source
+    """Settings that name the revision that a hub has now."""
+    snapshot: Callable[[Any], Any] = lambda source: source
+    """Settings that name the entries that a log has now, so that later ones belong to the next retraining."""
+    may_be_empty: bool = False
+    """True for a log, because the policy may not have served a conversation yet."""
+
+
 def read_records(source: Source) -> Iterator[SourceRecord]:
     """Read a source lazily.
 
-    Raises `DataError` if the source is missing, cannot be read, or holds no record. Only a log may be empty, because
-    the policy may not have served a conversation yet.
+    Raises `DataError` if the source is missing, cannot be read, or holds no record. Only a log may be empty.
     """
-    place = source_name(source)
-    record = None
-    for record in read_guarded(lambda: _read(source), place):
+    reader, place, record = SOURCES[type(source)], source_name(source), None
+    for record in read_guarded(lambda: reader.read(source), place):
         yield record
-    if record is None and not isinstance(source, ConversationLogSource | ServedSource):
+    if record is None and not reader.may_be_empty:
         raise DataError(f"source {place} is empty; fill it or take it out of scenarios.sources")
 
 
 def source_name(source: Source) -> str:
     """Path, function, data set or taskset of a source, and its kind: `chats.jsonl (sharegpt)`."""
-    if isinstance(source, (VerifiersSource, HubDataSource)):
-        return f"{source.id} ({source.kind})"
-    return f"{source.object if isinstance(source, PythonSource) else source.path} ({source.kind})"
+    return f"{SOURCES[type(source)].name(source)} ({source.kind})"
 
 
-def _read(source: Source) -> Iterator[SourceRecord]:
-    if isinstance(source, PythonSource):
-        return read_python(source.reference, source.options)
-    if isinstance(source, VerifiersSource):
-        from grpo.scenarios.datasets.verifiers import read_taskset  # the package is an extra
+def pin_sources(settings: ScenarioSettings) -> ScenarioSettings:
+    """Pin all data sets on the hub in the settings. Raises like `grpo.storage.hub.pin`."""
+    sources = tuple(SOURCES[type(source)].pin(source) for source in settings.sources)
+    return settings if sources == settings.sources else settings.model_copy(update={"sources": sources})
 
-        return read_taskset(source.id, source.args)
-    if isinstance(source, ServedSource):
-        return served_records(join_served(source), source)
-    if isinstance(source, HubDataSource):
-        return _read_hub(source)
-    path = local_path(source.path)
-    if isinstance(source, FileSource):
-        return read_table_file(source, source.kind, path)
-    if isinstance(source, CsvSource):
-        return read_table_file(source, source.kind, path, source)
-    if isinstance(source, ChatSource):
-        return read_chats(source, path)
-    if isinstance(source, TraceSource):
-        return _TRACE_READERS[source.kind](path, users=source.users)
-    if isinstance(source, HelpDeskSource):
-        return read_help_desk(source.kind, path, source.users)
-    if isinstance(source, ConversationLogSource):
-        return read_conversation_log(path, source.files)
-    if isinstance(source, HuggingFaceSource):
-        return read_huggingface(source, path)
-    if isinstance(source, MultiDoGOSource):
-        return read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level)
-    if isinstance(source, PublishedSource):
-        return dataset_reader(source.kind)(path, source.parts)
-    return read_tau2_bench(path, source.domain, source.tasks)
+
+def snapshot(source: Source) -> Source:
+    """A log as it is now, so that later entries belong to the next retraining. Other sources stay as they are."""
+    taken: Source = SOURCES[type(source)].snapshot(source)
+    return taken
+
+
+def content_hash(sources: Sequence[Source]) -> str:
+    """Content hash of all files that these sources read. `grpo.identity.code` digests functions and tasksets.
+
+    A data set on the hub is identified by its commit. Raises `DataError` if a file, folder or data set is missing, and
+    `ConnectionError` if the hub does not answer.
+    """
+    digest = hashlib.sha256()
+    for source in sources:
+        reader = SOURCES[type(source)]
+        digest.update(f"{source.kind}\0{reader.identity(source)}\0".encode())
+        for path in reader.files(source):
+            try:
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise DataError(f"cannot read {path} of source {source.kind}: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def _root(source: Any) -> Path:
+    """File or folder of a source. Raises `DataError` if it is missing."""
+    root = local_path(source.path)
+    if not root.exists():
+        raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
+    return root
+
+
+def _file(read: Callable[[Any, Path], Iterator[SourceRecord]]) -> Reader:
+    """Reader of one file. The name of the file is part of its identity, because it chooses the format."""
+    return Reader(
+        read=lambda source: read(source, local_path(source.path)),
+        files=lambda source: [_root(source), *_requests(source)],
+        identity=lambda source: local_path(source.path).name,
+    )
+
+
+def _requests(source: Any) -> list[Path]:
+    requests = getattr(source, "requests", None)
+    return [] if requests is None else [local_path(requests)]
+
+
+def _folder(
+    read: Callable[[Any, Path], Iterator[SourceRecord]], files: Callable[[Any, Path], Iterable[Path]]
+) -> Reader:
+    """Reader of a folder with these files."""
+    return Reader(
+        read=lambda source: read(source, local_path(source.path)), files=lambda source: files(source, _root(source))
+    )
+
+
+def _all_files(source: Any, root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def _multidogo_files(source: MultiDoGOSource, root: Path) -> list[Path]:
+    return [part.path for part in find_multidogo(root, source.level, source.domains, source.parts)]
+
+
+def _tau2_files(source: Tau2Source, root: Path) -> list[Path]:
+    suffixes = (".json", ".md", ".toml")
+    return sorted(path for path in find_tau2(root, source.domain).rglob("*") if path.suffix in suffixes)
+
+
+def _read_trace(source: TraceSource, path: Path) -> Iterator[SourceRecord]:
+    read = {"langsmith": read_langsmith, "langfuse": read_langfuse}[source.kind]
+    return read(path, users=source.users)
+
+
+def _read_taskset(source: VerifiersSource) -> Iterator[SourceRecord]:
+    from grpo.scenarios.datasets.verifiers import read_taskset  # the package is an extra
+
+    return read_taskset(source.id, source.args)
 
 
 def _read_hub(source: HubDataSource) -> Iterator[SourceRecord]:
@@ -127,50 +196,63 @@ def _read_hub(source: HubDataSource) -> Iterator[SourceRecord]:
         yield from read_table_file(source, FORMATS[path.suffix], path, source.csv)
 
 
-def content_hash(sources: Sequence[Source]) -> str:
-    """Content hash of all files that these sources read. `grpo.identity.code` digests functions and tasksets.
-
-    A data set on the hub is identified by its commit. Raises `DataError` if a file, folder or data set is missing, and
-    `ConnectionError` if the hub does not answer.
-    """
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(source.kind.encode())
-        if isinstance(source, _FILES):
-            digest.update(local_path(source.path).name.encode())  # chooses the reader, names records
-        if isinstance(source, VerifiersSource):
-            digest.update(source.model_dump_json().encode())
-        if isinstance(source, ServedSource):
-            log = ServedLog(local_path(source.path))
-            digest.update(log.digest(log.snapshot() if source.segments is None else source.segments).encode())
-        if isinstance(source, HubDataSource):
-            digest.update(pin_source(source).model_dump_json(include={"id", "revision", "subset", "split"}).encode())
-        for path in _files(source):
-            try:
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-            except OSError as error:
-                raise DataError(f"cannot read {path} of source {source.kind}: {error.strerror}") from error
-    return digest.hexdigest()
+def _hub_identity(source: HubDataSource) -> str:
+    return pin_source(source).model_dump_json(include={"id", "revision", "subset", "split"})
 
 
-def _files(source: Source) -> Iterator[Path]:
-    if isinstance(source, PythonSource | VerifiersSource | HubDataSource | ServedSource):
-        return
+def _served_identity(source: ServedSource) -> str:
+    log = ServedLog(local_path(source.path))
+    return log.digest(log.snapshot() if source.segments is None else source.segments)
+
+
+def _served_snapshot(source: ServedSource) -> ServedSource:
+    if source.segments is not None:
+        return source
+    return source.model_copy(update={"segments": ServedLog(local_path(source.path)).snapshot()})
+
+
+def _logged_files(source: ConversationLogSource) -> list[Path]:
     root = local_path(source.path)
-    if isinstance(source, ConversationLogSource):
-        log = ConversationLog(root)
-        yield from (root / name for name in (log.files() if source.files is None else source.files))
-        return
-    if not root.exists():
-        raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
-    if isinstance(source, _FILES):
-        yield root
-        if isinstance(source, ChatSource) and source.requests is not None:
-            yield local_path(source.requests)
-    elif isinstance(source, MultiDoGOSource):
-        yield from (part.path for part in find_multidogo(root, source.level, source.domains, source.parts))
-    elif isinstance(source, Tau2Source):
-        yield from sorted(p for p in find_tau2(root, source.domain).rglob("*") if p.suffix in (".json", ".md", ".toml"))
-    else:
-        yield from sorted(path for path in root.rglob("*") if path.is_file())
+    return [root / name for name in (_logged_snapshot(source).files or ())]
+
+
+def _logged_snapshot(source: ConversationLogSource) -> ConversationLogSource:
+    if source.files is not None:
+        return source
+    return source.model_copy(update={"files": ConversationLog(local_path(source.path)).files()})
+
+
+SOURCES: dict[type[Any], Reader] = {
+    FileSource: _file(lambda source, path: read_table_file(source, source.kind, path)),
+    CsvSource: _file(lambda source, path: read_table_file(source, source.kind, path, source)),
+    ChatSource: _file(read_chats),
+    TraceSource: _file(_read_trace),
+    HelpDeskSource: _file(lambda source, path: read_help_desk(source.kind, path, source.users)),
+    HuggingFaceSource: _folder(read_huggingface, _all_files),
+    PublishedSource: _folder(lambda source, path: dataset_reader(source.kind)(path, source.parts), _all_files),
+    Tau2Source: _folder(lambda source, path: read_tau2_bench(path, source.domain, source.tasks), _tau2_files),
+    MultiDoGOSource: _folder(
+        lambda source, path: read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level),
+        _multidogo_files,
+    ),
+    HubDataSource: Reader(read=_read_hub, identity=_hub_identity, name=lambda source: source.id, pin=pin_source),
+    PythonSource: Reader(
+        read=lambda source: read_python(source.reference, source.options), name=lambda source: source.object
+    ),
+    VerifiersSource: Reader(
+        read=_read_taskset, identity=lambda source: source.model_dump_json(), name=lambda source: source.id
+    ),
+    ServedSource: Reader(
+        read=lambda source: served_records(join_served(source), source),
+        identity=_served_identity,
+        snapshot=_served_snapshot,
+        may_be_empty=True,
+    ),
+    ConversationLogSource: Reader(
+        read=lambda source: read_conversation_log(local_path(source.path), source.files),
+        files=_logged_files,
+        snapshot=_logged_snapshot,
+        may_be_empty=True,
+    ),
+}
+"""The reader of each class of settings."""

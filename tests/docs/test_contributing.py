@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from dataclasses import replace
@@ -54,3 +55,18 @@ def test_the_path_of_a_run_is_the_documented_one(desk_config: dict[str, Any], mo
     lines = [" ".join(line.split()[:2]) for line in documented[1].splitlines()]
     assert calls == lines
     assert len(calls) - 1 <= 12
+
+
+def test_each_question_has_the_place_that_decides():
+    """The named object is defined in the named file, at the top of the module."""
+    table = re.findall(r"^\| [^|]+ \| `([^`]+\.py)` \| `(\w+)`", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert len(table) == 12
+    for file, name in table:
+        defined = set[str]()
+        for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
+            match node:
+                case ast.FunctionDef() | ast.ClassDef():
+                    defined.add(node.name)
+                case ast.Assign(targets=[ast.Name(id=assigned)]) | ast.AnnAssign(target=ast.Name(id=assigned)):
+                    defined.add(assigned)
+        assert name in defined, f"{file} has no {name}"

@@ -12,8 +12,8 @@ import pytest
 
 from grpo.config.scenarios import HubDataSource, ScenarioSettings
 from grpo.errors import ArtifactError, DataError
-from grpo.scenarios.hub_dataset import pin_source, pin_sources
-from grpo.scenarios.sources import content_hash, read_records
+from grpo.scenarios.hub_dataset import pin_source
+from grpo.scenarios.sources import content_hash, pin_sources, read_records
 from grpo.storage.hub import OFFLINE
 from tests.hub_server import Hub, HubRepo, hub_server
 

@@ -10,7 +10,7 @@ E2E ?= tests/e2e tests/docs/test_configs.py
 
 SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: run real test e2e gpu vllm clients check bench growth fuzz chaos mutants rewards models loop pictures ui up down lock
+.PHONY: run real test e2e gpu vllm clients check bench growth fuzz chaos mutants rewards models tasks loop pictures ui up down lock
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -64,6 +64,10 @@ rewards: $(READY)
 models: $(READY)
 	$(BIN)/python -m tests.models
 	$(BIN)/python -m tests.models.chat_formats
+
+# Public tasks into docs/tasks.md, one seed of each family; `python -m tests.benchmarks.tasks --seeds 1 2 3 4 5` for five.
+tasks: $(READY)
+	$(BIN)/python -m tests.benchmarks.tasks
 
 loop: $(READY)
 	$(BIN)/python -m tests.loop

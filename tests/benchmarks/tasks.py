@@ -1,0 +1,148 @@
+"""Public tasks: `make tasks` trains on each family and writes the results into docs/tasks.md.
+
+    python -m tests.benchmarks.tasks                     one seed of each family
+    python -m tests.benchmarks.tasks --seeds 1 2 3       three
+    python -m tests.benchmarks.tasks --controls babyai   a constant and a negated reward of one family as well
+
+Records are in runs/tasks. A run that is complete there is not repeated, and one that was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+from scipy import stats
+
+from grpo.evaluation.report import read_report
+from grpo.evaluation.schema import Interval, PairedComparison, ReportDocument
+from grpo_local.service import free_port
+from tests.benchmarks.measure import command_cost, environment_at
+from tests.benchmarks.page import Table, commit, here
+from tests.places import ROOT
+
+RECORDS = ROOT / "runs" / "tasks"
+PAGE = ROOT / "docs" / "tasks.md"
+FAMILIES = ("babyai",)
+CONTROLS = {
+    "constant reward": "reward=[{kind: constant, weight: 1.0}]",
+    "negated reward": "reward=[{kind: environment, weight: -1.0}]",
+}
+_HEADING, _NEXT = "## Results\n", "\n## "
+TEXT = (
+    "Written by `make tasks` ({here}). Success on held-out scenarios, one episode each, with intervals at 95 %: of the "
+    "base model, after fine-tuning on demonstrations, and after GRPO. The difference is paired by scenario. A level of "
+    "which no scenario is trained on is transfer."
+)
+
+
+class RunTime(BaseModel):
+    """Time of a run's command, over all attempts, and the commit of the last one."""
+
+    wall_s: float
+    commit: str
+
+
+def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocument, RunTime]:
+    """Train with records of its own, unless the run is complete. Raises `RuntimeError` if it ended without a report."""
+    records = RECORDS / "-".join([family, str(seed), *(control or "").split()])
+    spent, report = RunTime(wall_s=0.0, commit=commit()), records / "run" / "report.json"
+    if (records / "time.json").is_file():
+        spent = RunTime.model_validate_json((records / "time.json").read_bytes())
+    if not report.is_file():
+        records.mkdir(parents=True, exist_ok=True)
+        environment = environment_at(records) | {"PREFECT_SERVER_API_PORT": str(free_port())}
+        command = [sys.executable, "-m", "grpo_cli", "train", f"data/configs/{family}.yaml"]
+        for setting in ("name=run", f"seed={seed}", *([CONTROLS[control]] if control else [])):
+            command += ["--set", setting]
+        with (records / "log.txt").open("a") as log:
+            cost = command_cost(command, environment, log=log, check=False)
+        spent = RunTime(wall_s=spent.wall_s + cost.wall_s, commit=commit())
+        (records / "time.json").write_text(spent.model_dump_json())
+    if not report.is_file():
+        raise RuntimeError(f"{family} with seed {seed} ended without a report; see {records / 'log.txt'}")
+    return read_report(report), spent
+
+
+def rows(name: str, document: ReportDocument, spent: RunTime) -> Iterator[tuple[str, ...]]:
+    """A row for all held-out scenarios, then one for each category."""
+    tuning, evaluation = document.fine_tuning, document.evaluation
+    if tuning is None or evaluation is None:
+        yield (name, "–", "–", "–", "–", f"{document.decision.verdict}: {document.decision.reason}", _minutes(spent))
+        return
+    verdict = document.decision.verdict
+    yield (name, _share(tuning.base.success), *_compared(evaluation.overall), verdict, _minutes(spent))
+    for part in evaluation.by_category:
+        yield (f"{name}: {part.name}", "", *_compared(part), "", "")
+
+
+def pooled(family: str, documents: Sequence[ReportDocument]) -> tuple[str, ...]:
+    """Mean gain of GRPO over several seeds, with Student's interval over the seeds."""
+    gains = [document.evaluation.overall.difference.mean for document in documents if document.evaluation]
+    mean, error = statistics.mean(gains), statistics.stdev(gains) / len(gains) ** 0.5
+    width = float(stats.t.ppf(0.975, len(gains) - 1)) * error
+    return (
+        f"{family}, {len(gains)} seeds",
+        "",
+        "",
+        "",
+        f"{mean:+.3f} [{mean - width:+.3f}, {mean + width:+.3f}]",
+        "",
+        "",
+    )
+
+
+def write(table: Table, page: Path = PAGE) -> None:
+    """Replace the section of the results."""
+    text = page.read_text(encoding="utf-8")
+    begin = text.index(_HEADING)
+    end = text.index(_NEXT, begin + len(_HEADING))
+    section = f"{_HEADING}\n{TEXT.format(here=here())}\n\n{table.markdown()}\n"
+    page.write_text(text[:begin] + section + text[end:], encoding="utf-8")
+
+
+def _compared(part: PairedComparison) -> tuple[str, str, str]:
+    difference = part.difference
+    gain = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    return _share(part.champion), _share(part.candidate), gain
+
+
+def _share(value: Interval | None) -> str:
+    return "not verified" if value is None else f"{value.mean:.1%} [{value.low:.1%}, {value.high:.1%}]"
+
+
+def _minutes(spent: RunTime) -> str:
+    return f"{spent.wall_s / 60:.1f} min, {spent.commit}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print each row when it is there, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.tasks")
+    parser.add_argument("families", nargs="*", default=FAMILIES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--controls", action="store_true", help="train with a constant and a negated reward as well")
+    given = parser.parse_args(arguments)
+    measured: list[tuple[str, ...]] = []
+    for family in given.families:
+        documents = []
+        for seed in given.seeds:
+            document, spent = run(family, seed)
+            documents.append(document)
+            measured += rows(f"{family}, seed {seed}", document, spent)
+        if len(documents) > 1:
+            measured.append(pooled(family, documents))
+        for control in CONTROLS if given.controls else ():
+            measured += rows(f"{family}, {control}", *run(family, given.seeds[0], control))
+    table = Table(
+        head=("run", "base", "after SFT", "after GRPO", "GRPO − SFT", "verdict", "time, commit"), rows=tuple(measured)
+    )
+    sys.stdout.write(table.markdown() + "\n")
+    write(table)
+
+
+if __name__ == "__main__":
+    main()

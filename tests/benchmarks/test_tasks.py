@@ -1,0 +1,38 @@
+"""The table of the public tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.page import Table
+from tests.benchmarks.tasks import pooled, write
+
+
+def test_seeds_are_pooled_with_students_interval():
+    """Gains .1, .2 and .3: mean .2, standard error .1 / √3 = .0577, times t(.975, 2) = 4.303 gives .248."""
+    gains = [
+        SimpleNamespace(overall=SimpleNamespace(difference=SimpleNamespace(mean=gain))) for gain in (0.1, 0.2, 0.3)
+    ]
+    documents: list[Any] = [SimpleNamespace(evaluation=evaluation) for evaluation in gains]
+    assert pooled("desk", documents)[4] == "+0.200 [-0.048, +0.448]"
+
+
+def test_the_section_of_the_results_is_replaced(tmp_path: Path):
+    """What stands before and after it stays."""
+    page = tmp_path / "tasks.md"
+    page.write_text("# Tasks\n\n## Results\n\nold\n\n## BabyAI\n\ntext\n")
+    write(Table(head=("run",), rows=(("babyai",),)), page)
+    text = page.read_text()
+    assert text.startswith("# Tasks\n\n## Results\n\nWritten by `make tasks`")
+    assert "old" not in text
+    assert text.endswith("| babyai |\n\n## BabyAI\n\ntext\n")
+
+
+def test_a_page_without_the_section_is_refused(tmp_path: Path):
+    (tmp_path / "tasks.md").write_text("# Tasks\n")
+    with pytest.raises(ValueError, match="substring not found"):
+        write(Table(head=("run",), rows=()), tmp_path / "tasks.md")

@@ -50,8 +50,8 @@ fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz.serving
 	$(BIN)/python -m tests.fuzz.identity
 
-# Hours on two cores: as root, for disks of its own, with Debian's packages postgresql and faketime. CI plays four of the
-# cells in one run (tests/e2e/test_chaos.py).
+# Takes hours on two cores. Call it as root, because it makes disks of its own, with Debian's packages postgresql and
+# faketime. CI plays four of the cells in one run (tests/e2e/test_chaos.py).
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos
 
@@ -95,12 +95,12 @@ $(SMOLLM2): data/models/smollm2.txt | $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt -e '.[dev]'
-	-$(BIN)/python -m compileall -qq -j 0 .venv/lib # pip uses one core; some files are of another Python
+	-$(BIN)/python -m compileall -qq -j 0 .venv/lib # on all cores, because pip uses one. Fails for files of another Python
 	$(BIN)/grpo migrate
 	touch $@
 
-# The newest releases that pyproject.toml allows, for each Python and platform; run `make test` after it. Two extras are
-# left out: vllm and verifiers ask for older releases of packages that others use.
+# The newest releases that pyproject.toml allows, for each Python and platform. Run `make test` after it. Two extras are
+# left out, because vllm and verifiers ask for older releases of packages that others use.
 lock: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --no-annotate --no-header pyproject.toml \
@@ -118,8 +118,8 @@ $(VLLM)/.ready: pyproject.toml Makefile
 	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -e '.[openai]' 'pytest>=9'
 	touch $@
 
-# Other people's clients. Their packages disagree on versions with those of the project, and pip takes long to choose
-# among all of them at once.
+# Other people's clients. They are installed apart, because their packages disagree with the project's on versions and
+# pip takes long to choose among all of them at once.
 $(CLIENTS)/.ready: tests/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r $<

@@ -57,7 +57,7 @@ def _unless_broken(value: T | Exception, place: str, count: int) -> T:
     if isinstance(value, (GRPOError, *_TRANSIENT)):
         raise value
     where = f"after record {count}" if count else "at its beginning"
-    raise DataError(f"source {place} cannot be read {where}: {error_text(value)}; fix it or fetch it again") from value
+    raise DataError(f"source {place} cannot be read {where}: {error_text(value)}. Fix it or fetch it again") from value
 
 
 def error_text(error: Exception) -> str:

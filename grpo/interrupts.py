@@ -173,7 +173,7 @@ def _watch(received: int, ended: threading.Event) -> None:
             if not ended.wait(GRACE_S):
                 name = signal.Signals(signum).name
                 sys.stderr.write(
-                    f"{name}: a stage did not end within {GRACE_S:g} s, so the process is ended; run the command "
+                    f"{name}: a stage did not end within {GRACE_S:g} s, so the process is ended. Run the command "
                     "again: finished stages are in the cache\n"
                 )
                 sys.stderr.flush()

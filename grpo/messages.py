@@ -57,7 +57,7 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
-            raise DataError(f"message role {self.role!r} is unknown; use one of {', '.join(ROLES)}")
+            raise DataError(f"message role {self.role!r} is unknown. Use one of {', '.join(ROLES)}")
 
     def to_template(self) -> dict[str, Any]:
         """Format of chat templates for `messages`."""

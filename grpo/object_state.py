@@ -28,8 +28,8 @@ def save_state(instance: object) -> dict[str, Any]:
     kind = type(instance)
     if "." in kind.__qualname__:
         raise DataError(
-            f"class {kind.__module__}.{kind.__qualname__} is defined inside a function or class, where rewards cannot "
-            "import it; move it to the top of its module"
+            f"class {kind.__module__}.{kind.__qualname__} cannot be imported by rewards, because it is defined "
+            "inside a function or class. Move it to the top of its module"
         )
     attributes, unsaved = {}, {}
     for name, value in getattr(instance, "__dict__", {}).items():

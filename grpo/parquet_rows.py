@@ -53,7 +53,7 @@ class ParquetRows:
         file = open_parquet(path)
         footer = try_call(lambda: read_footer(path))
         if isinstance(footer, Exception):
-            raise DataError(f"{path} has a damaged footer: {error_text(footer)}; write it again") from footer
+            raise DataError(f"{path} has a damaged footer: {error_text(footer)}. Write it again") from footer
         self._footer = footer
         self._texts = self._intact(lambda: _texts(file.metadata.schema), 0)
         self.schema: pa.Schema = self._intact(lambda: file.schema_arrow, 0)
@@ -72,7 +72,7 @@ class ParquetRows:
             if number - start != group.rows:
                 raise DataError(
                     f"{self._path} is damaged: its footer claims {group.rows} rows for row group {index}, which holds "
-                    f"{number - start}; write it again"
+                    f"{number - start}. Write it again"
                 )
 
     def _batches(self, index: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -86,14 +86,14 @@ class ParquetRows:
         total = sum(group.rows for group in self._footer.groups)
         if total != self._footer.rows:
             raise DataError(
-                f"{self._path} is damaged: its footer claims {self._footer.rows} rows, its row groups {total}; "
-                "write it again"
+                f"{self._path} is damaged: its footer claims {self._footer.rows} rows, its row groups {total}. "
+                "Write it again"
             )
         for chunk in (chunk for group in self._footer.groups for chunk in group.chunks):
             if chunk.uncompressed > largest_chunk or chunk.values > most_values:
                 raise DataError(
                     f"{self._path}: column {chunk.path} has {chunk.values} values of {chunk.uncompressed} bytes in one "
-                    f"row group, at most {most_values} of {largest_chunk} are read; write it with smaller row groups"
+                    f"row group, at most {most_values} of {largest_chunk} are read. Write it with smaller row groups"
                 )
 
     def _intact(self, read: Callable[[], T], number: int) -> T:
@@ -103,7 +103,7 @@ class ParquetRows:
         if isinstance(value, DataError):
             raise value
         place = f"after row {number} of {self._footer.rows}"
-        raise DataError(f"{self._path} is damaged {place}: {error_text(value)}; write it again") from value
+        raise DataError(f"{self._path} is damaged {place}: {error_text(value)}. Write it again") from value
 
 
 def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema) -> Iterator[ArrowRow]:

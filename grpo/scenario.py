@@ -70,7 +70,7 @@ class Expected(_Record):
             name, compared, turn = call.get("name"), call.get("compare_args"), call.get("turn", 0)
             if not isinstance(name, str) or not name.strip():
                 raise ValueError(
-                    f"expected call {number} has no name: {str(call)[:100]}; a call is {{name, arguments}}"
+                    f"expected call {number} has no name: {str(call)[:100]}. A call is {{name, arguments}}"
                 )
             if not isinstance(call.get("arguments"), dict):
                 raise ValueError(
@@ -192,7 +192,7 @@ class Scenario(_Record):
         for number, tool in enumerate(self.tools):
             if not isinstance(tool.get("name"), str) or not tool["name"].strip():
                 raise ValueError(
-                    f"tool {number} has no name: {str(tool)[:100]}; a tool is {{name, description, parameters}}"
+                    f"tool {number} has no name: {str(tool)[:100]}. A tool is {{name, description, parameters}}"
                 )
             if not isinstance(tool.get("parameters", {}), dict) or not isinstance(tool.get("description", ""), str):
                 raise ValueError(f"tool {tool['name']}: description is a text, and parameters are a JSON schema")

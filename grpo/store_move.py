@@ -67,7 +67,7 @@ def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = 
     """
     before, after = ArtifactStore(source), ArtifactStore(target)
     if f"{before.uri}/".startswith(f"{after.uri}/") or f"{after.uri}/".startswith(f"{before.uri}/"):
-        raise ConfigError(f"{before.uri} and {after.uri} lie in each other; name two stores")
+        raise ConfigError(f"{before.uri} and {after.uri} lie in each other. Name two stores")
     mover = _Mover(before, after, dry_run=dry_run)
     moved: set[str] = set()
     content = _content(before)
@@ -159,7 +159,7 @@ class _Mover:
             with self._target.new_file(artifact.kind, path.suffix) as new:
                 shutil.copyfile(path, new.path)
         if new.artifact.sha256 != artifact.sha256:
-            raise StorageError(f"{new.artifact.uri} differs from {artifact.uri}, which it is a copy of; move again")
+            raise StorageError(f"{new.artifact.uri} differs from {artifact.uri}, which it is a copy of. Move again")
 
 
 def _content(store: ArtifactStore) -> _Content:
@@ -183,7 +183,7 @@ def _files(store: ArtifactStore) -> Iterator[str]:
     store.documents.names("results")  # an object store that cannot be reached is an error with a remedy here
     names = file_system.find(root.rstrip("/"), withdirs=False)
     if not names:
-        raise ConfigError(f"there is no store at {store.uri}, or it is empty; name the `store` of your configs")
+        raise ConfigError(f"there is no store at {store.uri}, or it is empty. Name the `store` of your configs")
     for name in names:
         yield name[len(root.rstrip("/")) + 1 :]
 

@@ -71,7 +71,7 @@ def _read_signature(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     try:
         schema = TypeAdapter(cast(Any, function)).json_schema()
     except (PydanticSchemaGenerationError, PydanticUserError, NameError, ValueError, TypeError) as error:
-        raise ConfigError(f"tool {name}: no schema can be read from its signature; give parameters: {error}") from error
+        raise ConfigError(f"tool {name}: no schema can be read from its signature. Give parameters: {error}") from error
     if schema.get("type") != "object":
-        raise ConfigError(f"tool {name} takes arguments without names; give it parameters that can be named")
+        raise ConfigError(f"tool {name} takes arguments without names. Give it parameters that can be named")
     return schema

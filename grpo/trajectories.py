@@ -72,11 +72,11 @@ class Outcome:
         unverified = self.success is None and not self.unjudged
         if (self.success is not None and self.unjudged) or (unverified and (self.checks or not self.state)):
             raise OutcomeError(
-                f"outcome with success {self.success} and unjudged parts {list(self.unjudged)}; "
-                "success is None where a part is not judged, or where there is a state and nothing is verified"
+                f"outcome with success {self.success} and unjudged parts {list(self.unjudged)}. "
+                "Success is None if a part is not judged, or if there is a state and nothing is verified"
             )
         if self.reward is not None and not math.isfinite(self.reward):
-            raise OutcomeError(f"the environment's reward is {self.reward}; return a finite number, or None")
+            raise OutcomeError(f"the environment's reward is {self.reward}. Return a finite number, or None")
 
     @classmethod
     def of(
@@ -128,11 +128,11 @@ class Trajectory:
         if len(lengths) != 1:
             raise DataError(
                 f"{self.place}: token_ids, loss_mask and sampler_logprobs have lengths "
-                f"{len(self.token_ids)}, {len(self.loss_mask)}, {len(self.sampler_logprobs)}; they must agree"
+                f"{len(self.token_ids)}, {len(self.loss_mask)}, {len(self.sampler_logprobs)}. They must agree"
             )
         for reward in (*self.turn_rewards, self.terminal_reward):
             if reward is not None and not math.isfinite(reward):
-                raise DataError(f"{self.place}: reward {reward} is not finite; a failed reward is None")
+                raise DataError(f"{self.place}: reward {reward} is not finite. A failed reward is None")
 
     def __eq__(self, other: object) -> bool:
         """Compare all fields. NaN log-probabilities are equal."""
@@ -250,7 +250,7 @@ class TrajectoryBuffer:
 
     def __init__(self, size: int = 100) -> None:
         if size < 1:
-            raise DataError(f"a buffer of size {size} is empty; give at least 1")
+            raise DataError(f"a buffer of size {size} is empty. Give at least 1")
         self._kept: deque[Trajectory] = deque(maxlen=size)
 
     def __len__(self) -> int:

@@ -64,7 +64,7 @@ class user_code:
     ) -> None:
         if raised is None or isinstance(raised, GRPOError) or self._passes(raised):
             return
-        remedy = f"; {self._remedy}" if self._remedy else ""
+        remedy = f". {self._remedy}" if self._remedy else ""
         if isinstance(raised, interrupts.Blocked):
             raise self._error(f"{self._what} {raised}{place_of(raised)}{remedy}") from raised
         if is_from_outside(raised):
@@ -102,7 +102,7 @@ _guarded: ContextVar[bool] = ContextVar("guarded", default=False)
 def reason_of(failure: BaseException) -> str:
     """Reason of a run's failure: that it was stopped, a `GRPOError`'s message, or another error's type and text."""
     if not isinstance(failure, Exception) and interrupts.stopping():
-        return "it was stopped before its end; the same command goes on after the last stage that was finished"
+        return "it was stopped before its end. The same command goes on after the last stage that was finished"
     text = str(failure).strip()
     return text if isinstance(failure, GRPOError) and text else f"{type(failure).__name__}: {text}".rstrip(": ")
 

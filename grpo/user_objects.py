@@ -64,15 +64,15 @@ def load_object(reference: str) -> Any:
         if is_from_outside(error):
             raise
         missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
-        remedy = "put it into the config's folder, or install its package" if missing else "correct it"
+        remedy = "Put it into the config's folder, or install its package" if missing else "Correct it"
         raise ConfigError(
-            f"{reference}: module {module_name} cannot be imported ({describe(error)}); {remedy}"
+            f"{reference}: module {module_name} cannot be imported ({describe(error)}). {remedy}"
         ) from error
     try:
         return getattr(module, name)
     except AttributeError as error:
         near = [public for public, found in vars(module).items() if getattr(found, "__module__", "") == module.__name__]
-        raise ConfigError(f"{reference}: module {module_name} has no {name}; it has {', '.join(near)}") from error
+        raise ConfigError(f"{reference}: module {module_name} has no {name}. It has {', '.join(near)}") from error
 
 
 def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: Any, **named: Any) -> T:
@@ -90,7 +90,7 @@ def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: An
             raise
         raise ConfigError(f"{reference} cannot be made with options {dict(options)}: {describe(error)}") from error
     if not isinstance(made, kind):
-        raise ConfigError(f"{reference} makes {type(made).__name__}; derive it from {kind.__name__}")
+        raise ConfigError(f"{reference} makes {type(made).__name__}. Derive it from {kind.__name__}")
     return made
 
 
@@ -103,14 +103,14 @@ def check_options(
     """
     target = _maker(reference, kind)
     if isinstance(target, type) and not issubclass(target, kind):
-        raise ConfigError(f"{reference} is not a {kind.__name__}; derive it from {kind.__name__}")
+        raise ConfigError(f"{reference} is not a {kind.__name__}. Derive it from {kind.__name__}")
     _arguments(reference, target, options, given=given, named=named)
 
 
 def _maker(reference: str, kind: type) -> Callable[..., Any]:
     target = load_object(reference)
     if not callable(target):
-        raise ConfigError(f"{reference} is {type(target).__name__}; name a class derived from {kind.__name__}")
+        raise ConfigError(f"{reference} is {type(target).__name__}. Name a class derived from {kind.__name__}")
     return cast(Callable[..., Any], target)
 
 
@@ -124,10 +124,10 @@ def bind(reference: str, options: Mapping[str, Any], *, given: int = 1, columns:
     if isinstance(target, type):
         made = create(reference, options, object)
         if not callable(made):
-            raise ConfigError(f"{reference} makes an object that cannot be called; give its class a __call__")
+            raise ConfigError(f"{reference} makes an object that cannot be called. Give its class a __call__")
         return cast(Callable[..., Any], made)
     if not callable(target):
-        raise ConfigError(f"{reference} is {type(target).__name__}; name a function, or a class with a __call__")
+        raise ConfigError(f"{reference} is {type(target).__name__}. Name a function, or a class with a __call__")
     arguments = _arguments(reference, target, options, given=0 if columns else given, only=options if columns else None)
     return functools.partial(target, **arguments) if arguments else target
 
@@ -164,7 +164,7 @@ def _arguments(
     }
     shown = ", ".join(accepted) or "no options"
     if unknown := [name for name in options if name not in accepted and not takes_any]:
-        raise ConfigError(f"{reference} has no option {unknown[0]!r}; it takes {shown}")
+        raise ConfigError(f"{reference} has no option {unknown[0]!r}. It takes {shown}")
     settings = ConfigDict(extra="allow", arbitrary_types_allowed=True, allow_inf_nan=False, protected_namespaces=())
     model = create_model("Options", __config__=settings, **fields)
     try:
@@ -172,5 +172,5 @@ def _arguments(
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         place = ".".join(map(str, problem["loc"]))
-        raise ConfigError(f"{reference}: option {place}: {problem['msg']}; it takes {shown}") from error
+        raise ConfigError(f"{reference}: option {place}: {problem['msg']}. It takes {shown}") from error
     return {name: getattr(checked, name) for name in options}

@@ -11,6 +11,7 @@ import io
 import re
 import sys
 import tokenize
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +33,30 @@ REGISTER = {
     "semicolons": r";",
     "if, when, because, instead of, e.g.": r"\b(if|when|because|instead of|e\.g\.)",
 }
-"""Words of docstrings and comments by which prose is dense, but for the last, which are its conditions and reasons."""
+"""Words by which prose is dense, but for the last, which are its conditions and reasons."""
+SHORTEST = 4
+"""Words of a string that counts as a message; shorter ones are names, units and headings."""
+MODEL_TEXTS = (
+    "grpo/agents/domain.py",
+    "grpo/agents/extractive_summary.py",
+    "grpo/agents/strategies.py",
+    "grpo/agents/tools.py",
+    "grpo/environments/presets.py",
+    "grpo/environments/replay.py",
+    "grpo/environments/support_desk",
+    "grpo/environments/tool_calling.py",
+    "grpo/environments/users/simulated_user.py",
+    "grpo/environments/users/user_model.py",
+    "grpo/environments/worlds",
+    "grpo/renderers",
+    "grpo/rewards/hacking/probes.py",
+    "grpo/rewards/judge",
+    "grpo/rewards/learned/hazards.py",
+    "grpo/rewards/text",
+)
+"""Folders and modules with texts that a model reads or writes: prompts, tools, templates, word lists of rewards."""
+_CODE = re.compile(r"\{%|\(\?|\\|</|&#|\b(SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA|FROM)\b")
+"""Marks of a string that is a template, a pattern, HTML or SQL."""
 VAGUE = {"found", "told", "one", "said"}
 """Names that leave open what a variable holds."""
 
@@ -75,9 +99,42 @@ def comments(text: str) -> list[str]:
     ]
 
 
-def register(modules: list[Source]) -> dict[str, float]:
-    """Uses of the words of `REGISTER` in 10,000 words of docstrings and comments."""
-    prose = "\n".join(text for module in modules for text in (*docstrings(module.tree), *comments(module.text)))
+def prose(module: Source) -> list[str]:
+    """Docstrings and comments of a source."""
+    return [*docstrings(module.tree), *comments(module.text)]
+
+
+def messages(tree: ast.AST) -> list[str]:
+    """Strings of at least `SHORTEST` words that a person reads, for example errors, log lines and the help of options.
+
+    These are all string constants but docstrings and code, with `{}` for the values of f-strings.
+    """
+    texts: list[str] = []
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return
+        if isinstance(node, ast.JoinedStr):
+            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+        for child in ast.iter_child_nodes(node):
+            if not (isinstance(node, ast.JoinedStr) and isinstance(child, ast.Constant)):
+                visit(child)
+
+    visit(tree)
+    return [text for text in texts if len(text.split()) >= SHORTEST and not _CODE.search(text)]
+
+
+def read_by_people(modules: list[Source], root: Path = ROOT) -> list[Source]:
+    """The modules without those of `MODEL_TEXTS`."""
+    texts = [root / path for path in MODEL_TEXTS]
+    return [module for module in modules if not any(module.path.is_relative_to(path) for path in texts)]
+
+
+def register(texts: Iterable[str]) -> dict[str, float]:
+    """Uses of the words of `REGISTER` in 10,000 words."""
+    prose = "\n".join(texts)
     words = len(prose.split())
     return {name: 1e4 * len(re.findall(word, prose, re.IGNORECASE)) / words for name, word in REGISTER.items()}
 
@@ -113,6 +170,14 @@ def main(root: Path) -> None:
     for name, pattern in WORDS.items():
         matches, lines = uses(modules, pattern)
         print(f"{name}: {10_000 * len(matches) / lines:.1f} in 10,000 lines")
+    people = read_by_people(modules, root)
+    kinds = {
+        "docstrings and comments": (text for module in modules for text in prose(module)),
+        "messages": (text for module in people for text in messages(module.tree)),
+    }
+    for kind, texts in kinds.items():
+        for name, rate in register(texts).items():
+            print(f"{name}: {rate:.1f} in 10,000 words of {kind}")
     vague = sum(bool(variables(module.tree) & VAGUE) for module in modules)
     print(f"modules with a variable named {', '.join(sorted(VAGUE))}: {vague}")
 

@@ -81,7 +81,7 @@ _case("command line", "help of no command", "trian --help", 2, "No such command"
 
 # the file of the config
 _case("config file", "missing", "train nowhere.yaml", 2, "no config at nowhere.yaml", "grpo init")
-_case("config file", "a folder", "train {folder}", 2, "cannot be read", "name a YAML file")
+_case("config file", "a folder", "train {folder}", 2, "cannot be read", "Name a YAML file")
 _case("config file", "markup in its name", "train [/x]/[red].yaml", 2, "no config at [/x]/[red].yaml")
 _case("config file", "a name of 300 letters", "train " + "x" * 300, 2, "cannot be read")
 _case("config file", "a name that is an escape code", "train \x1b[2Jx.yaml", 2, "\\x1b[2Jx.yaml", never=("\x1b",))
@@ -105,13 +105,13 @@ _yaml(
 )
 _yaml("an alias in itself", "name: &a [*a]", "an alias inside of the value that it repeats")
 _yaml("lists in lists", "name: " + "[" * 5000, "more than 50 levels")
-_yaml("too large", "#" * (1 << 20) + "\nname: x", "bytes; at most 1,048,576 are read")
+_yaml("too large", "#" * (1 << 20) + "\nname: x", "bytes. At most 1,048,576 are read")
 _yaml("too many values", "name: [" + "1," * 100_000 + "]", "more than 20,000 values")
 _yaml("a key twice", "name: a\nname: b", "'name' stands twice")
 _yaml("a month 13", "name: 2026-13-01", "month must be in 1..12")
 _yaml("an integer of 5,000 digits", "seed: " + "9" * 5000, "cannot be read as YAML")
-_yaml("extends a file elsewhere", "extends: ../other.yaml", "name another file in the same folder")
-_yaml("extends itself", "extends: c.yaml", "extend that one")
+_yaml("extends a file elsewhere", "extends: ../other.yaml", "Name another file in the same folder")
+_yaml("extends itself", "extends: c.yaml", "Extend that one")
 _yaml("extends nothing", "extends: none.yaml", "no config at")
 
 # settings
@@ -136,7 +136,7 @@ _set("setting", "reward=[]", "reward: Tuple should have at least 1 item")
 _set("setting", "reward.0.kind=kindness", "reward kindness is unknown")
 _set("setting", "reward.0.kind='[/x]'", "reward [/x] is unknown")
 _set("setting", "reward.0.weight=2", "reward.0.weight")
-_set("setting", "rollout.staleness=1", "set training.importance_sampling_cap")
+_set("setting", "rollout.staleness=1", "Set training.importance_sampling_cap")
 _set("setting", "training.clip_lw=1", "training.clip_lw")
 _set("setting", "training.algorithm=magic", "training.algorithm")
 _set("setting", "training.lora.target_modules=[a,3]", "training.lora.target_modules.1", never=("all-linear",))
@@ -155,7 +155,7 @@ for name, setting in (
     ("infinite floor of a reward", "reward.0.floor=-.inf"),
 ):
     _case("infinity", name, f"train {QUICK} --set {setting}", 2, "Input should be a finite number")
-_set("infinity", "reward.0.options={target:␣[1,␣.inf]}", "options.target.1 is inf; write a finite number")
+_set("infinity", "reward.0.options={target:␣[1,␣.inf]}", "options.target.1 is inf. Write a finite number")
 _case(
     "infinity",
     "infinite range of a search",
@@ -246,9 +246,9 @@ _dry("model", "config that is not JSON", "policy.model={folder}/m", "is not JSON
 _dry("model", "config that is a list", "policy.model={folder}/m", "holds list", code=1, files={"m/config.json": "[]"})
 _dry(
     "model",
-    "pickled weights",
+    "Pickled weights",
     "policy.model={folder}/m",
-    "pickled weights are refused",
+    "Pickled weights are refused",
     code=1,
     files={"m/config.json": _TINY, "m/pytorch_model.bin": b"x"},
 )
@@ -467,8 +467,8 @@ _case(
 # models by address, and what is talked to
 _case("address", "nonsense", "lineage nonsense", 2, "is not the address of a model")
 _case("address", "markup", "lineage models:/[/x]@champion", 2, "[/x]")
-_case("address", "a name for a rollback", "rollback desk --reason x", 2, "write models:/NAME@champion")
-_case("address", "a number for a rollback", "rollback models:/desk/3 --reason x", 2, "write models:/NAME@champion")
+_case("address", "a name for a rollback", "rollback desk --reason x", 2, "Write models:/NAME@champion")
+_case("address", "a number for a rollback", "rollback models:/desk/3 --reason x", 2, "Write models:/NAME@champion")
 _case("address", "a version of 30 digits", "lineage models:/desk/" + "9" * 30, 2, "9999")
 _case("address", "a version beyond what databases hold", "lineage models:/desk/99999999999999999999", 2, "9999")
 _case(
@@ -572,7 +572,7 @@ _case(
     "over a file that is there",
     "init {folder}/c.yaml --reference",
     2,
-    "exists; name another",
+    "exists. Name another",
     files={"c.yaml": "x"},
 )
 _case("init", "into a folder that is a file", "init {folder}/f/c.yaml --reference", 1, "/f: ", files={"f": ""})

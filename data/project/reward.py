@@ -11,4 +11,4 @@ def looked_up_first(turns: Sequence[Message], context: RewardContext) -> float:
     return float(calls[:1] == ["look_up"])
 
 
-looked_up_first.probed = False  # it scores calls; the known exploits that rewards are tested with are replies
+looked_up_first.probed = False  # because it scores calls, but the known exploits are replies

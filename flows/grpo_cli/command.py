@@ -14,9 +14,11 @@ from grpo_local import settings
 
 QUICKSTART = shipped_folder() / "configs" / "quickstart.yaml"
 
-ConfigFile = Annotated[str, typer.Argument(help="YAML file; the shipped ones are grpo://configs/NAME.yaml.")]
+ConfigFile = Annotated[
+    str, typer.Argument(help="YAML file of the run, or grpo://configs/NAME.yaml for a config of this package.")
+]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", help="section.key=value, over the file; may be repeated.")
+    list[str] | None, typer.Option("--set", help="Setting that replaces the file's: section.key=value. Repeatable.")
 ]
 ModelAddress = Annotated[str, typer.Argument(help="models:/NAME@champion, @candidate, @previous, or models:/NAME/3.")]
 
@@ -24,11 +26,11 @@ ModelAddress = Annotated[str, typer.Argument(help="models:/NAME@champion, @candi
 def _reason(value: str) -> str:
     """Strip the reason and check its length."""
     if not 1 <= len(reason := value.strip()) <= LONGEST_REASON:
-        raise typer.BadParameter(f"it has {len(reason)} characters; write 1 to {LONGEST_REASON}")
+        raise typer.BadParameter(f"it has {len(reason)} characters. Write 1 to {LONGEST_REASON}")
     return reason
 
 
-Reason = Annotated[str, typer.Option(help="Reason, kept in the promotion history.", callback=_reason)]
+Reason = Annotated[str, typer.Option(help="Why you do it. The promotion history keeps the reason.", callback=_reason)]
 
 console = PlainConsole()
 

@@ -65,7 +65,7 @@ def conversation_lines(trajectory: Trajectory, heading: str) -> Iterator[str]:
     parts = ", ".join(f"{_one_line(name)} {value:.4g}" for name, value in trajectory.breakdown.items())
     yield f"--- {heading}, policy {trajectory.policy_hash}"
     yield f"reward {reward}" + (f" ({parts})" if parts else "")
-    yield f"outcome {_outcome(trajectory)}; stop {trajectory.stop}" + (
+    yield f"outcome {_outcome(trajectory)}. Stop {trajectory.stop}" + (
         f": {_one_line(trajectory.error)}" if trajectory.error else ""
     )
     for message in trajectory.messages:

@@ -49,8 +49,8 @@ def print_summary(console: Console, document: ReportDocument) -> None:
         stages.add_row(stage.name, str(stage.runs), str(stage.cached), f"{stage.compute_s:.2f}", f"{stage.wall_s:.2f}")
     console.print(stages)
     console.print(
-        f"{document.wall_s:.1f} s in all; orchestration overhead {document.orchestration_share:.1%}: time outside of "
-        "ingest, rollout, score, train and evaluate"
+        f"{document.wall_s:.1f} s in all. Orchestration overhead {document.orchestration_share:.1%}, the time outside "
+        "of ingest, rollout, score, train and evaluate"
     )
     console.print(f"forward path: {document.lineage.forward_path}")
     console.print(f"chat format: {document.lineage.chat_format or 'not recorded'}", soft_wrap=True)
@@ -115,8 +115,8 @@ def print_evaluation(console: Console, document: EvaluationDocument) -> None:
     console.print(
         f"policy {evaluation.policy}: {evaluation.episodes} episodes, {evaluation.failed_share:.1%} failed, "
         f"{evaluation.truncated_share:.1%} truncated, {evaluation.turn_limit_share:.1%} at the limit of turns, "
-        f"{evaluation.mean_completion_tokens:.1f} completion tokens each; {evaluation.calls.parsed} tool calls, "
-        f"{evaluation.calls.repaired} of them repaired, in {evaluation.calls.malformed} replies malformed ones; "
+        f"{evaluation.mean_completion_tokens:.1f} completion tokens each, {evaluation.calls.parsed} tool calls, "
+        f"{evaluation.calls.repaired} of them repaired, in {evaluation.calls.malformed} replies malformed ones, "
         f"{evaluation.confidence:.0%} intervals",
         soft_wrap=True,
     )
@@ -165,19 +165,19 @@ def _estimates(plan: DryRun) -> Iterator[str]:
     if plan.scenarios is not None:
         splits = "{} to train on, {} held out".format(*plan.scenarios)
     elif plan.counted is not None:
-        splits = f"at least {plan.counted}; their split is {unknown}"
+        splits = f"at least {plan.counted}, with a split that is {unknown}"
     else:
         splits = unknown
     yield f"scenarios: {splits}"
     heldout = unknown if plan.episodes.heldout is None else f"{plan.episodes.heldout:,}"
-    yield f"episodes: at most {plan.episodes.train:,} to train on; held out, by both policies: {heldout}"
+    yield f"episodes: at most {plan.episodes.train:,} to train on, and held out, by both policies, {heldout}"
     if plan.mean_completion_tokens is None:
         mean = "mean unknown: no rollout of this config is in the cache"
     else:
         mean = f"{plan.mean_completion_tokens:.1f} on average in the cached rollouts of this config"
     yield (
         f"completion tokens: at most {plan.max_completion_tokens:,} in an episode, "
-        f"{plan.max_completion_tokens * plan.episodes.all:,} in {plan.episodes.all:,} episodes; {mean}"
+        f"{plan.max_completion_tokens * plan.episodes.all:,} in {plan.episodes.all:,} episodes, {mean}"
     )
     yield f"model: {model_line(plan.model)}"
     yield f"forward path: {plan.forward_path or 'unknown until load_base has run'}"
@@ -188,14 +188,14 @@ def _estimates(plan: DryRun) -> Iterator[str]:
     bound = "at most " if plan.mean_completion_tokens is None else ""
     yield (
         f"time: {bound}about {_minutes(plan.seconds)} at the speed that this machine has now, for what is not in the "
-        "cache; judges and environments that wait are not counted"
+        "cache. Judges and environments that wait are not counted"
     )
     memory = plan.memory
     yield (
         f"memory: {_size(memory.peak)} at its peak, without Python and its packages: weights "
         f"{_size(memory.weights)} ({memory.copies} × {memory.parameters:,} parameters), gradients "
         f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
-        f"{_known_size(memory.activations)}; or, during rollouts, a KV cache of at most {_known_size(memory.cache)}"
+        f"{_known_size(memory.activations)}, or, during rollouts, a KV cache of at most {_known_size(memory.cache)}"
     )
 
 
@@ -349,8 +349,8 @@ def print_reproduction(console: Console, result: Reproduction) -> None:
         return
     first = next(iter(result.differences), "nothing that was recorded")
     console.print(
-        f"{result.model}: different weights from iteration {result.first_iteration} on; policy {result.expected[-1]} "
-        f"was registered, this run gave {result.reproduced[-1]}; first difference: {first}",
+        f"{result.model}: different weights from iteration {result.first_iteration} on. Policy {result.expected[-1]} "
+        f"was registered, this run gave {result.reproduced[-1]}. First difference: {first}",
         soft_wrap=True,
     )
 
@@ -359,7 +359,7 @@ def print_store_move(console: Console, moved: StoreMove, *, dry_run: bool) -> No
     """Print the artifacts that were moved, the ones that stay, and the next steps."""
     verb = "would move" if dry_run else "moved"
     console.print(
-        f"{verb} {moved.artifacts} artifacts and {moved.documents} documents from {moved.source} to {moved.target}; "
+        f"{verb} {moved.artifacts} artifacts and {moved.documents} documents from {moved.source} to {moved.target}. "
         f"{moved.present} artifacts were there",
         soft_wrap=True,
     )

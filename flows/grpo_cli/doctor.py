@@ -79,7 +79,7 @@ def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
     except (GRPOError, ConnectionError, TimeoutError) as failure:
         errors.append(failure)
     for error in errors:
-        detail, _, remedy = str(error).partition("; ")
+        detail, _, remedy = str(error).partition(". ")
         yield CheckResult(area="config", name=config.name, state="problem", detail=detail, remedy=remedy)
 
 
@@ -106,7 +106,7 @@ def _check_python() -> CheckResult:
     version, required = platform.python_version(), importlib.metadata.metadata(DISTRIBUTION)["Requires-Python"]
     fits = SpecifierSet(required).contains(version)
     state: State = "ok" if fits else "problem"
-    remedy = "" if fits else f"install Python {required}"
+    remedy = "" if fits else f"Install Python {required}"
     return CheckResult(area="python", name="python", state=state, detail=version, remedy=remedy)
 
 
@@ -180,7 +180,7 @@ def _check_memory() -> CheckResult:
     detail = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {os.cpu_count()} cores"
     if free >= _LITTLE_MEMORY:
         return CheckResult(area="machine", name="memory", state="ok", detail=detail)
-    remedy = "end other programs, or lower training.microbatch_tokens; --dry-run estimates a run's memory"
+    remedy = "End other programs, or lower training.microbatch_tokens. --dry-run estimates a run's memory"
     return CheckResult(area="machine", name="memory", state="warning", detail=detail, remedy=remedy)
 
 
@@ -202,7 +202,7 @@ def _check_disks(home: Path, store: str) -> Iterator[CheckResult]:
     for name, folder in folders.items():
         free = shutil.disk_usage(nearest_existing(folder)).free
         state: State = "problem" if free < _NO_DISK else "warning" if free < _LITTLE_DISK else "ok"
-        remedy = "" if state == "ok" else f"free space, or set {'GRPO_HOME' if name == 'home' else 'store'} elsewhere"
+        remedy = "" if state == "ok" else f"Free space, or set {'GRPO_HOME' if name == 'home' else 'store'} elsewhere"
         detail = f"{free / _GIB:.1f} GiB free"
         yield CheckResult(area="machine", name=f"disk of {name}", state=state, detail=detail, remedy=remedy)
 
@@ -237,7 +237,7 @@ def check_shipped_files(files: Mapping[str, Path] | None = None) -> Iterator[Che
         if path.exists():
             yield CheckResult(area="shipped files", name=name, state="ok", detail=str(path))
         else:
-            remedy = "install the package again"
+            remedy = "Install the package again"
             detail = f"{path} does not exist"
             yield CheckResult(area="shipped files", name=name, state="problem", detail=detail, remedy=remedy)
 

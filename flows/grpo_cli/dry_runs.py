@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from grpo.registry.promotions import PlannedChange
     from grpo_flows.plans.outline import Outline
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do, and stop.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Show what the command would do, and end without doing it.")
+]
 _SQLITE = "sqlite:///"
 
 
@@ -49,7 +51,7 @@ def print_outline(console: Console, outline: Outline) -> None:
 def print_planned_change(console: Console, model: str, plan: PlannedChange, *, force: bool = False) -> bool:
     """Print the aliases before and after a promotion or rollback, and its rules. Returns False if it is refused."""
     if plan.change is None:
-        console.print(f"{model}: this version is champion already; nothing would be changed", soft_wrap=True)
+        console.print(f"{model}: this version is champion already. Nothing would be changed", soft_wrap=True)
         return True
     action = "promotion" if plan.change.action == "promote" else "rollback"
     console.print(f"dry run of a {action} of {model}", soft_wrap=True)
@@ -65,7 +67,8 @@ def print_planned_change(console: Console, model: str, plan: PlannedChange, *, f
         console.print(f"  gate {name}: {'none' if value is None else f'{value:.4g}'}", soft_wrap=True)
     broken = any(rule.refusal is not None for rule in plan.rules)
     if broken:
-        console.print("refused" + (", but for --force" if force else "; --force overrides this"), soft_wrap=True)
+        shown = "refused, but for --force" if force else "refused. Use --force if you want to promote it anyway"
+        console.print(shown, soft_wrap=True)
     console.print("nothing was written or started", soft_wrap=True)
     return force or not broken
 

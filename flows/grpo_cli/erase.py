@@ -13,27 +13,28 @@ from grpo_cli.console import PlainConsole
 from grpo_cli.errors import FAILED
 
 _MEMORY = (
-    "memory files of agents: servers that run on this log have forgotten it within a second; a file that an agent has "
-    "written to disk before, and that no running server has open, is to be deleted by you"
+    "memory files of agents: servers that run on this log have forgotten it within a second. If an agent wrote a file "
+    "to disk before and no running server has it open, delete that file yourself"
 )
 
 
 def erase(
-    user: Annotated[str | None, typer.Option(help="User, as requests have named it.")] = None,
-    conversation: Annotated[str | None, typer.Option(help="Id of one conversation.")] = None,
-    log: Annotated[Path | None, typer.Option(help="Folder of the log; served in GRPO_HOME by default.")] = None,
+    user: Annotated[str | None, typer.Option(help="User to erase, by the name in the requests.")] = None,
+    conversation: Annotated[str | None, typer.Option(help="Conversation to erase, by its id.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Folder of the log. If left out, `served` in GRPO_HOME.")] = None,
     store: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another artifact store, in addition to the stores of the home and of its versions; repeatable."
+            help="Another artifact store, in addition to the stores of the home and of its versions. Repeatable."
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the receipt as JSON.")] = False,
 ) -> None:
     """Erase a user or a conversation: turns, feedback, and the copies that retraining and the mirror in MLflow made.
 
-    A running server goes on, ends the turns in progress and forgets the conversations within a second. The receipt has
-    counts and digests and no name. Exit code 1 where nothing was found.
+    Use it when a user asks for it. A running server ends the turns in progress, forgets the conversations within a
+    second and continues to serve. The receipt has counts and digests but no name. If there is nothing to erase, the
+    exit code is 1.
 
     Example: grpo erase --user ann@example.com
     """
@@ -57,7 +58,7 @@ def erase(
     for place, count in receipt.copies.items():
         console.print(f"{place}: {count}", soft_wrap=True)
     for version in receipt.versions:
-        console.print(f"{version} was trained on it; its training cannot be repeated", soft_wrap=True)
+        console.print(f"{version} was trained on it. Its training cannot be repeated", soft_wrap=True)
     for version in receipt.skipped:
         console.print(
             f"{version} is not signed by this home: name its store with --store, if it has one", soft_wrap=True

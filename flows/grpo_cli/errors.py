@@ -92,25 +92,25 @@ def _failure(error: BaseException) -> Exception | None:
         return error  # ours, with address and remedy
     if _is(error, "sqlalchemy.exc", "DBAPIError"):
         reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
-        return ConnectionError(f"a database cannot be used: {reason}; `grpo doctor` names it. {_AGAIN}")
+        return ConnectionError(f"a database cannot be used: {reason}. `grpo doctor` shows which one. {_AGAIN}")
     if _is(error, "requests.exceptions", "HTTPError") and _status(error) == _UNAUTHORIZED:
         return _refused_login()
     if _is(error, "requests.exceptions", "ConnectionError", "Timeout"):
         tracking = masked(os.environ.get("MLFLOW_TRACKING_URI", ""))
         return ConnectionError(
-            f"MLflow at {tracking} cannot be reached; start it, or set MLFLOW_TRACKING_URI. {_AGAIN}"
+            f"MLflow at {tracking} cannot be reached. Start it, or set MLFLOW_TRACKING_URI. {_AGAIN}"
         )
     if _is(error, "mlflow.exceptions", "MlflowException") and error.__cause__ is None and error.__context__ is None:
         return _mlflow_refusal(error)
     if _is(error, "httpx", "HTTPStatusError"):
         response = error.response  # type: ignore[attr-defined]
         return ConnectionError(
-            f"{masked(str(response.url))} answered HTTP {response.status_code}; look into its log, or set another "
+            f"{masked(str(response.url))} answered HTTP {response.status_code}. Look into its log, or set another "
             f"address. {_AGAIN}"
         )
     if _is(error, "httpx", "TransportError") or str(error).startswith("Failed to reach API at"):
         return ConnectionError(
-            f"Prefect's server at {_requested(error)} cannot be reached ({error or type(error).__name__}); start it, "
+            f"Prefect's server at {_requested(error)} cannot be reached ({error or type(error).__name__}). Start it, "
             f"or set PREFECT_API_URL. {_AGAIN}"
         )
     if isinstance(error, OSError) and error.errno is not None:
@@ -120,7 +120,7 @@ def _failure(error: BaseException) -> Exception | None:
 
 def _refused_login() -> ConnectionError:
     tracking = masked(os.environ.get("MLFLOW_TRACKING_URI", ""))
-    return ConnectionError(f"MLflow at {tracking} refuses the login; {LOGIN_REMEDIES['mlflow']}")
+    return ConnectionError(f"MLflow at {tracking} refuses the login. {LOGIN_REMEDIES['mlflow']}")
 
 
 def _status(error: BaseException) -> int | None:

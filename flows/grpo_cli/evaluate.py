@@ -24,43 +24,49 @@ from grpo_local import settings
 def evaluate(
     config: Annotated[
         str | None,
-        typer.Argument(help="YAML file whose held-out scenarios are used, or with --checkpoint its tools."),
+        typer.Argument(help="YAML file with the held-out scenarios or, with --checkpoint, the tools."),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="models:/NAME@champion, models:/NAME/3, a checkpoint, a model folder, org/name or file.gguf; the "
-            "champion by default."
+            help="Model to measure: models:/NAME@champion, models:/NAME/3, a checkpoint, a model folder, org/name or "
+            "file.gguf. If left out, the champion."
         ),
     ] = None,
     num_episodes: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes.")] = None,
     scenarios_file: Annotated[
-        str | None, typer.Option(help="Use these scenarios instead: .jsonl, .json, .parquet, .csv or .tsv.")
+        str | None, typer.Option(help="File of scenarios to use instead: .jsonl, .json, .parquet, .csv or .tsv.")
     ] = None,
-    output_file: Annotated[Path | None, typer.Option(help="Path of the JSON document.")] = None,
+    output_file: Annotated[Path | None, typer.Option(help="File for the result, a JSON document.")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Chat with this model: as --model, or openai+https://… or stub://….")
+        str | None,
+        typer.Option(help="Chat with this model instead of measuring one: as --model, openai+https://… or stub://…."),
     ] = None,
     message: Annotated[
-        str | None, typer.Option(help="With --checkpoint: send one message, and print the reply.")
+        str | None, typer.Option(help="With --checkpoint: send this message, print the reply and end.")
     ] = None,
     conversations: Annotated[
         Path | None,
-        typer.Option("--input", help="With --checkpoint: a JSON list of user messages or conversations to reply to."),
+        typer.Option(
+            "--input", help="With --checkpoint: JSON file with a list of user messages or conversations to reply to."
+        ),
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help="With CONFIG and --checkpoint: the scenario whose world the tools act on.")
+        str | None, typer.Option(help="With CONFIG and --checkpoint: scenario with the world that the tools act on.")
     ] = None,
     override: Annotated[
         list[str] | None,
-        typer.Option("--set", help="section.key=value over the config, or key=value of the agent; may be repeated."),
+        typer.Option(
+            "--set",
+            help="Setting that replaces the config's, section.key=value, or the agent's, key=value. Repeatable.",
+        ),
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Measure a model on held-out scenarios, or chat with it: interactively, with one message, or with a file.
 
-    In a chat the model's tool calls are answered by the environment of CONFIG; without one they are not, and a line on
-    stderr names them.
+    Use it when you want the numbers of a model without training, or want to read its replies yourself. In a chat the
+    environment of CONFIG answers the model's tool calls. If there is no CONFIG, a line on stderr names them instead.
 
     Example: grpo evaluate data/configs/quickstart.yaml --model data/models/desk_clerk --num-episodes 40
 
@@ -136,11 +142,11 @@ def _check_modes(measuring: Mapping[str, object], chatting: Mapping[str, object]
     unread = [name for name, value in other.items() if name != "CONFIG" and value not in (None, False)]
     if unread:
         with_ = "without" if checkpoint is None else "with"
-        raise ConfigError(f"{', '.join(unread)} is not read {with_} --checkpoint; leave it out")
+        raise ConfigError(f"{', '.join(unread)} is not read {with_} --checkpoint. Leave it out")
     if chatting["--message"] is not None and chatting["--input"] is not None:
-        raise ConfigError("--message and --input exclude each other; give one")
+        raise ConfigError("--message and --input exclude each other. Give one")
     if scenario is not None and config is None:
-        raise ConfigError("--scenario is one of a CONFIG; name it, or leave --scenario out")
+        raise ConfigError("--scenario is one of a CONFIG. Name it, or leave --scenario out")
 
 
 def _chat(
@@ -165,7 +171,7 @@ def _chat(
             write_atomically(output, replies + "\n")
         return
     if sys.stdin.isatty() and message is None:
-        typer.echo("Type a message; Ctrl-D ends.", err=True)
+        typer.echo("Type a message, or Ctrl-D to end.", err=True)
     for text in chat(sys.stdin if message is None else [message]):
         typer.echo(text)
 
@@ -188,7 +194,7 @@ def _open_chat(
 
     def warned(reply: str) -> str:
         if calls := chat.unanswered_calls(agent, reply):
-            _remark(f"no tool answers {'; '.join(calls)}: name a CONFIG, whose environment has the tools")
+            _remark(f"no tool answers {'; '.join(calls)}: name a CONFIG with an environment that has the tools")
         return reply
 
     return (

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 KeyName = Annotated[str, typer.Argument(help="Name of the key: 1 to 64 letters, digits, `.`, `_` and `-`.")]
-KeyFile = Annotated[Path | None, typer.Option("--file", help="File of the keys; keys.json in GRPO_HOME by default.")]
+KeyFile = Annotated[Path | None, typer.Option("--file", help="File of the keys. If left out, keys.json in GRPO_HOME.")]
 
 
 @keys.callback()
 def manage() -> None:
-    """Create, list and revoke the API keys of the server; a running server follows without a restart.
+    """Create, list and revoke the API keys of `grpo serve`. A running server follows without a restart.
 
     Example: grpo keys create shop --scope chat --requests-per-minute 60
 
@@ -37,15 +37,18 @@ def manage() -> None:
 @with_exit_codes
 def create(
     name: KeyName,
-    scope: Annotated[list[str], typer.Option("--scope", help="chat, feedback, outcomes, metrics, admin; repeatable.")],
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Requests in any 60 seconds.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens in any 60 seconds.")] = None,
-    parallel: Annotated[int | None, typer.Option(min=1, help="Requests that run at once.")] = None,
-    tokens_per_day: Annotated[int | None, typer.Option(min=1, help="Token budget of a day, UTC.")] = None,
-    tokens_per_month: Annotated[int | None, typer.Option(min=1, help="Token budget of a month, UTC.")] = None,
+    scope: Annotated[
+        list[str],
+        typer.Option("--scope", help="What the key may do: chat, feedback, outcomes, metrics or admin. Repeatable."),
+    ],
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests in any 60 seconds.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens in any 60 seconds.")] = None,
+    parallel: Annotated[int | None, typer.Option(min=1, help="Most requests that run at the same time.")] = None,
+    tokens_per_day: Annotated[int | None, typer.Option(min=1, help="Most tokens per day (UTC).")] = None,
+    tokens_per_month: Annotated[int | None, typer.Option(min=1, help="Most tokens per month (UTC).")] = None,
     file: KeyFile = None,
 ) -> None:
-    """Create a key and print it, once; the file keeps only its hash.
+    """Create a key and print it. It is shown only now, because the file keeps only its hash.
 
     Example: grpo keys create shop --scope chat --scope feedback --requests-per-minute 60
     """
@@ -60,14 +63,14 @@ def create(
         tokens_per_month=tokens_per_month,
     )
     secret = store.create(name, scope, limits)
-    PlainConsole(stderr=True).print(f"key {name}, shown once; send it as `Authorization: Bearer KEY`:", soft_wrap=True)
+    PlainConsole(stderr=True).print(f"key {name}, shown once. Send it as `Authorization: Bearer KEY`:", soft_wrap=True)
     typer.echo(secret)
 
 
 @keys.command("list")
 @with_exit_codes
 def list_keys(file: KeyFile = None) -> None:
-    """List the keys with their scopes, limits and the begin of their hashes, which the log has; never the keys.
+    """List the keys with their scopes, limits and the start of their hashes, which the log has instead of the keys.
 
     Example: grpo keys list
     """
@@ -81,13 +84,15 @@ def list_keys(file: KeyFile = None) -> None:
         )
         console.print(f"{key.name}: {'; '.join(facts)}", soft_wrap=True)
     if not registered:
-        console.print("the file has no key, so the server refuses every request: grpo keys create NAME --scope chat")
+        console.print(
+            "the server refuses every request, because the file has no key: call grpo keys create NAME --scope chat"
+        )
 
 
 @keys.command()
 @with_exit_codes
 def revoke(name: KeyName, file: KeyFile = None) -> None:
-    """Remove a key; a running server refuses it from its next request on.
+    """Remove a key. A running server refuses it when its next request arrives.
 
     Example: grpo keys revoke shop
     """

@@ -20,45 +20,51 @@ from grpo_local import settings
 
 
 def init(
-    path: Annotated[Path | None, typer.Argument(help="Folder to make, or, with --reference, file to write.")] = None,
+    path: Annotated[Path | None, typer.Argument(help="Folder to make or, with --reference, file to write.")] = None,
     reference: Annotated[
-        bool, typer.Option("--reference", help="Write a config with every setting instead, by default config.yaml.")
+        bool,
+        typer.Option(
+            "--reference", help="Write a config with every setting instead. If no file is named, config.yaml."
+        ),
     ] = False,
     start: Annotated[
-        str | None, typer.Option("--from", help="Config whose settings --reference writes; else the quickstart.")
+        str | None,
+        typer.Option("--from", help="Config with the settings that --reference writes. If left out, the quickstart."),
     ] = None,
     override: Overrides = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
     """Make a project that trains within two minutes: config, environment, agent, reward, scenarios, tests, deployment.
 
-    With --reference write a config with every setting, its description and its default; it runs unchanged.
+    Use it when you start with a task of your own. With --reference it writes a config with every setting, its
+    description and its default instead, which runs unchanged.
 
     Example: grpo init shop
     """
     if reference:
         file = path or Path("config.yaml")
         if file.exists() and not force:
-            raise ConfigError(f"{file} exists; name another file, or replace it with --force")
+            raise ConfigError(f"{file} exists. Name another file, or replace it with --force")
         pipeline = load_config(start or QUICKSTART, tuple(override or ()))
         write_atomically(file, commented_yaml(with_paths_from(pipeline, file.parent)))
-        console.print(f"{file} written; edit it, then: grpo train {file} --dry-run", soft_wrap=True)
+        console.print(f"{file} written. Edit it, then: grpo train {file} --dry-run", soft_wrap=True)
         return
     if path is None or start is not None or override:
         raise ConfigError("name the folder of the new project: grpo init shop; --from and --set are for --reference")
     from grpo_cli.project import make_project
 
     make_project(path, force=force)
-    console.print(f"{path} written; next: cd {path} && grpo train grpo.yaml", soft_wrap=True)
+    console.print(f"{path} written. Next: cd {path} && grpo train grpo.yaml", soft_wrap=True)
 
 
 SchemaName = Literal["config", "retrain", "tune", "scenario"]
 
 
 def schema(name: Annotated[SchemaName, typer.Argument(help="Kind of file.")] = "config") -> None:
-    """Print the JSON Schema of a config, or of one scenario, with which editors complete and check them.
+    """Print the JSON Schema of a config, or of one scenario, with which editors complete and check files.
 
-    In a YAML file `# yaml-language-server: $schema=schema.json` names it.
+    Use it when your editor should check a config while you type. In a YAML file the line
+    `# yaml-language-server: $schema=schema.json` names the schema.
 
     Example: grpo schema scenario
     """
@@ -68,14 +74,20 @@ def schema(name: Annotated[SchemaName, typer.Argument(help="Kind of file.")] = "
 
 
 def doctor(
-    config: Annotated[str | None, typer.Argument(help="YAML file of a run, whose requirements are checked.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(help="YAML file of a run. If given, its requirements are checked as well.")
+    ] = None,
     override: Overrides = None,
     store: Annotated[
-        str | None, typer.Option(help="Artifact store to check; else the config's, or `artifacts` in GRPO_HOME.")
+        str | None,
+        typer.Option(help="Artifact store to check. If left out, the config's, or `artifacts` in GRPO_HOME."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
-    """Check this machine, its servers and stores, with a remedy for each problem; exit code 1 if a run would fail.
+    """Check this machine, its servers and stores, and show a remedy for each problem.
+
+    Use it before the first run, or when a run failed for a reason outside of its config. If a run would fail, the exit
+    code is 1. If a config is named, what it needs is checked as well.
 
     Example: grpo doctor --json
 
@@ -99,12 +111,13 @@ def ingest(
     config: Annotated[str, typer.Argument(metavar="FILE", help="YAML file of a run, or a file of scenarios or chats.")],
     override: Overrides = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Folder of the tables and Data Docs; by default `ingest` in GRPO_HOME.")
+        Path | None, typer.Option(help="Folder for the tables and Data Docs. If left out, `ingest` in GRPO_HOME.")
     ] = None,
 ) -> None:
-    """Read, validate and split the scenarios of a config, without training; shows counts, examples and quarantine.
+    """Read, validate and split the scenarios of a config without training, and show counts, examples and quarantine.
 
-    Of another file than YAML the kind is guessed: shown are five scenarios, what cannot be read, and the settings.
+    Use it when you want to see what a run would train on. If the file is not YAML, its kind is guessed, and five
+    scenarios, what cannot be read, and the settings for a config are shown.
 
     Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
 
@@ -116,7 +129,7 @@ def ingest(
         from grpo_cli.ingestion import show_guess
 
         if override:
-            raise ConfigError(f"--set changes a config, and {config} is a file of data; leave it out")
+            raise ConfigError(f"--set changes a config, and {config} is a file of data. Leave it out")
         show_guess(console, Path(config), folder)
         return
     scenarios = load_config(config, tuple(override or ())).scenarios
@@ -146,10 +159,14 @@ def ingest(
 
 
 def check_reward(
-    reward: Annotated[str, typer.Argument(help="A reward of this package or a plugin, or module:name of your own.")],
-    option: Annotated[list[str] | None, typer.Option("--set", help="option=value; may be repeated.")] = None,
+    reward: Annotated[str, typer.Argument(help="Reward of this package or of a plugin, or module:name of your own.")],
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="Option of the reward, option=value. Repeatable.")
+    ] = None,
 ) -> None:
     """Test a reward for reward hacking: score known exploits, and exit with code 3 if one of them pays off.
+
+    Use it before you train with a reward of your own, because a run refuses a reward that an exploit fools.
 
     Example: grpo check-reward helpfulness
     """

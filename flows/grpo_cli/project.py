@@ -46,7 +46,7 @@ def make_project(folder: Path, *, force: bool = False) -> None:
         name = TypeAdapter(RunName).validate_python(folder.resolve().name)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        raise ConfigError(f"{folder.name!r} cannot name a run and its model ({reason}); name another folder") from error
+        raise ConfigError(f"{folder.name!r} cannot name a run and its model ({reason}). Name another folder") from error
     files = {}
     template = shipped_folder() / "project"
     for source in sorted(template.rglob("*")):
@@ -57,6 +57,6 @@ def make_project(folder: Path, *, force: bool = False) -> None:
     files[folder / SCHEMA] = schema_text("config")
     existing = [str(path) for path in files if path.exists()]
     if existing and not force:
-        raise ConfigError(f"{existing[0]} exists; name another folder, or replace its files with --force")
+        raise ConfigError(f"{existing[0]} exists. Name another folder, or replace its files with --force")
     for path, text in files.items():
         write_atomically(path, text)

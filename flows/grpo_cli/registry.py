@@ -25,12 +25,15 @@ _CHAMPION = re.compile(r"^models:/(?P<name>\w[\w.-]*)@champion$")
 def promote(
     model: Annotated[str, typer.Argument(help="models:/NAME@candidate, or models:/NAME/3.")],
     reason: Reason,
-    force: Annotated[bool, typer.Option(help="Promote against the verdict; the history records it.")] = False,
+    force: Annotated[
+        bool, typer.Option(help="Promote even if a gate refused it. The history records that it was forced.")
+    ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Promote a version: the alias champion moves to it, the alias previous to the version that it replaces.
 
-    Exit code 3 for a version that did not pass its gates, was compared with another champion, or was champion before.
+    Use it when you have read the report of a candidate and want to put it into service. The exit code is 3 if the
+    version did not pass its gates, was compared with another champion, or was champion before.
 
     Example: grpo promote models:/support-desk@candidate --reason "read 40 conversations"
     """
@@ -65,12 +68,13 @@ def promote(
 def admit(
     model: Annotated[str, typer.Argument(help="models:/NAME/3.")],
     reason: Reason,
-    yes: Annotated[bool, typer.Option("--yes", help="Sign it without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Sign it without asking first.")] = False,
 ) -> None:
-    """Sign a version that is not believed: of another home, changed on purpose, or made with MLflow's own client.
+    """Sign a version that this home does not trust, because another home or MLflow's own client wrote or changed it.
 
-    Its files are verified, and what would be believed is shown: its weights, and the code that it imports. Its verdict
-    is then `admitted`, so that grpo promote needs --force.
+    Use it when a command refuses a version because it is not signed here, and you trust whoever made it. Its files are
+    verified, and its weights and the code that it imports are shown first. Its verdict is then `admitted`, so that
+    grpo promote needs --force.
 
     Example: grpo admit models:/support-desk/3 --reason "trained by the other team"
     """
@@ -89,7 +93,7 @@ def admit(
             raise typer.Exit(REFUSED)
         version = sign(models, admission, reason=reason, by=Actor.here())
     command = f"grpo promote {version.address} --reason WHY --force"
-    console.print(f"{version.address} is signed; {command} puts it into service", soft_wrap=True)
+    console.print(f"{version.address} is signed. {command} puts it into service", soft_wrap=True)
 
 
 def rollback(
@@ -97,16 +101,20 @@ def rollback(
     reason: Reason,
     follow_alias: Annotated[
         bool,
-        typer.Option("--follow-alias", help="Go back from the version that the alias names, moved by hand or not."),
+        typer.Option(
+            "--follow-alias", help="Go back from the version that the alias names, even if it was moved by hand."
+        ),
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Roll back to the version that the champion has replaced.
 
+    Use it when the champion does harm in service. A running server switches to the earlier version by itself.
+
     Example: grpo rollback models:/support-desk@champion --reason "refunds twice"
     """
     if (address := _CHAMPION.match(model)) is None:
-        raise AddressError(f"{model!r}: a rollback replaces a champion; write models:/NAME@champion")
+        raise AddressError(f"{model!r}: a rollback replaces a champion. Write models:/NAME@champion")
     home, name = start_command(), address["name"]
     from grpo_cli.display import print_change
     from grpo_tasks.registry import existing_registry, registry
@@ -161,6 +169,8 @@ def lineage(
 ) -> None:
     """Print the provenance of a version, its ancestors, and every promotion and rollback.
 
+    Use it when you need to know what a version was trained on, by which code, and who put it into service.
+
     Example: grpo lineage models:/support-desk@champion
     """
     home = start_command()
@@ -182,7 +192,8 @@ def lineage(
 def reproduce(model: ModelAddress, dry_run: DryRunOption = False) -> None:
     """Train a version again from its recorded config, and compare the weights.
 
-    Exit code 0 where they are equal bit for bit, as they are on the CPU; 1 otherwise, with the differences.
+    Use it when you must show where weights come from. The exit code is 0 if they are equal bit for bit, as they are on
+    the CPU, and otherwise 1 with the differences.
 
     Example: grpo reproduce models:/support-desk@champion
     """
@@ -211,12 +222,13 @@ def reproduce(model: ModelAddress, dry_run: DryRunOption = False) -> None:
 
 
 def models(
-    name: Annotated[str | None, typer.Argument(help="Name of a registered model; all by default.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a registered model. If left out, all are listed.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """List registered models and their versions, the newest first.
 
-    Each with its address, aliases, held-out success with its interval, verdict, date and run.
+    Each has its address, aliases, held-out success with its interval, verdict, date and run. Use it when you look for
+    the address of a version.
 
     Example: grpo models support-desk
     """
@@ -233,13 +245,13 @@ def models(
     elif versions:
         print_versions(console, versions)
     else:
-        console.print("no model is registered; a run registers one when it ends: grpo train CONFIG", soft_wrap=True)
+        console.print("no model is registered. A run registers one when it ends: grpo train CONFIG", soft_wrap=True)
 
 
 def _required(registered: Registry | None) -> Registry:
     """The registry of this process. Raises `AddressError` if nothing was ever written to it."""
     if registered is None:
-        raise AddressError("no model is registered here; a run registers one when it ends: grpo train CONFIG")
+        raise AddressError("no model is registered here. A run registers one when it ends: grpo train CONFIG")
     return registered
 
 
@@ -247,12 +259,13 @@ def export(
     model: ModelAddress,
     folder: Annotated[Path, typer.Argument(help="Folder to make.")],
     adapters: Annotated[
-        bool, typer.Option("--adapters", help="Write the adapters apart from their base, instead of merged into it.")
+        bool, typer.Option("--adapters", help="Write the adapters and their base apart, instead of merged.")
     ] = False,
 ) -> None:
     """Export a version as a plain Hugging Face folder: weights with adapters merged, chat template, model card.
 
-    The command that serves the folder with vLLM is printed, and stands in its README.md.
+    Use it when another program should load the model. The command that serves the folder with vLLM is printed and is in
+    its README.md.
 
     Example: grpo export models:/support-desk@champion champion
     """

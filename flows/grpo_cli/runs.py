@@ -14,10 +14,14 @@ from grpo_cli.command import console, start_command
 
 def report(
     run: Annotated[str, typer.Argument(help="Name of a run, or path of its report.json or its folder.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print report.json itself, and write nothing.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print report.json itself instead, and write nothing.")
+    ] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
     """Print the result of a run, and write its page again from report.json.
+
+    Use it when a run has ended, to see the decision, its gates and the curves. With --open it opens the page.
 
     Example: grpo report quickstart
     """
@@ -42,14 +46,16 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
     nights: Annotated[
         bool,
-        typer.Option("--nights", help="List the retrainings of the last days on Prefect's server, and days without."),
+        typer.Option(
+            "--nights", help="List the retrainings of the last days on Prefect's server, and the days without one."
+        ),
     ] = False,
-    days: Annotated[int, typer.Option(min=1, max=366, help="Days of --nights.")] = 30,
+    days: Annotated[int, typer.Option(min=1, max=366, help="Number of days that --nights shows.")] = 30,
 ) -> None:
     """List the runs of GRPO_HOME with their results, the newest first.
 
-    With --nights it asks the Prefect server for the retrainings of every worker: one row a run, and one for each day on
-    which none was planned to start.
+    Use it when you look for the name of a run. With --nights it asks the Prefect server for the retrainings of every
+    worker: one row per run, and one for each day on which none was planned to start.
 
     Example: grpo runs
 
@@ -83,7 +89,8 @@ def runs(
 def show(
     run: Annotated[str, typer.Argument(help="Name of a run, or path of its report.json or its folder.")],
     conversations: Annotated[
-        bool, typer.Option("--conversations", help="Print the selected conversations, not a table of their numbers.")
+        bool,
+        typer.Option("--conversations", help="Print the selected conversations instead of a table of their numbers."),
     ] = False,
     scenario: Annotated[str | None, typer.Option(help="Id of a scenario.")] = None,
     category: Annotated[str | None, typer.Option(help="Category of the scenarios.")] = None,
@@ -91,11 +98,11 @@ def show(
     max_reward: Annotated[float | None, typer.Option(help="Highest total reward.")] = None,
     outcome: Annotated[
         Literal["success", "failure", "truncated", "turn_limit", "failed"] | None,
-        typer.Option(help="Verified outcome, or stop reason."),
+        typer.Option(help="Verified outcome or stop reason of the episodes."),
     ] = None,
     policy: Annotated[
         Literal["before", "after"] | None,
-        typer.Option(help="Held-out episodes of the champion or base, or of the candidate; both by default."),
+        typer.Option(help="Held-out episodes of the champion or base, or of the candidate. If left out, of both."),
     ] = None,
     iteration: Annotated[
         int | None, typer.Option(min=0, help="Training rollouts of this iteration, numbered as in the report.")
@@ -104,14 +111,14 @@ def show(
 ) -> None:
     """Show the episodes of a run: their numbers, or with --conversations the conversations as plain text.
 
-    Held-out episodes of the policies before and after the training stand one under the other for the same scenario, and
-    both are shown if one of them is selected.
+    Use it when you want to read why a number of the report is as it is. Held-out episodes of the policies before and
+    after the training stand one under the other for the same scenario. If one of them is selected, both are shown.
 
     Example: grpo show quickstart --conversations --outcome failure --policy after
     """
     home = start_command(services=False)
     if policy is not None and iteration is not None:
-        raise ConfigError("--policy is of the held-out episodes, --iteration of the training; give one of them")
+        raise ConfigError("--policy is of the held-out episodes, --iteration of the training. Give one of them")
     from grpo.evaluation.recorded_episodes import EpisodeFilter, matched_episodes, read_part, recorded_parts
     from grpo.evaluation.report import read_report
     from grpo_cli.conversations import print_conversations, print_episodes
@@ -133,7 +140,7 @@ def show(
     for row in matched[:limit]:
         print_conversations(console, [(_name(side), episode) for side, episode in zip(sides, row, strict=True)])
     shown = min(limit, len(matched))
-    console.print(f"{shown} of {len(matched)} selected scenarios and samples; --limit shows more", soft_wrap=True)
+    console.print(f"{shown} of {len(matched)} selected scenarios and samples. --limit shows more", soft_wrap=True)
 
 
 def _print_nights(home: Path, days: int, *, as_json: bool) -> None:
@@ -149,7 +156,7 @@ def _print_nights(home: Path, days: int, *, as_json: bool) -> None:
     elif rows:
         print_nights(console, rows)
     else:
-        console.print(f"no retraining in {days} days; grpo up or grpo deploy sets its schedule", soft_wrap=True)
+        console.print(f"no retraining in {days} days. `grpo up` or `grpo deploy` sets its schedule", soft_wrap=True)
 
 
 def _name(part: str | int) -> str:
@@ -162,4 +169,4 @@ def _find_report(run: str, home: Path) -> Path:
         if path.is_file():
             return path.resolve()
     known = sorted(path.parent.name for path in home.glob("*/report.json"))
-    raise ConfigError(f"no report of {run!r} in {home}; there are {', '.join(known) or 'none'}")
+    raise ConfigError(f"no report of {run!r} in {home}. There are {', '.join(known) or 'none'}")

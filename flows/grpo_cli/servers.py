@@ -23,14 +23,14 @@ Deployments = Annotated[Path, typer.Option(help="File of the deployments.")]
 def up(
     deployments: Deployments = Path("prefect.yaml"),
     serve: Annotated[
-        str | None, typer.Option(help="Model to serve as well, as `grpo serve` takes it: models:/NAME@champion.")
+        str | None, typer.Option(help="Model to serve as well, as `grpo serve` takes it, e.g. models:/NAME@champion.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="key=value, a setting of the server of --serve; repeatable.")
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Start Prefect, MLflow and the workers on this machine, and deploy; running processes are left alone.
+    """Start Prefect, MLflow and the workers on this machine, and deploy. Running processes are left alone.
 
     Then `eval "$(grpo env)"` gives Prefect's own commands the address and login, `prefect deployment run
     train/quickstart --watch` trains, and `grpo down` stops everything. With --serve a model is served as well, as by
@@ -77,7 +77,7 @@ def _own_servers() -> list[Server]:
 
 
 def down() -> None:
-    """Stop everything that `grpo up` started; an interrupted run continues after the next `grpo up`.
+    """Stop everything that `grpo up` started. If a run was interrupted, it continues after the next `grpo up`.
 
     Example: grpo down
     """
@@ -90,6 +90,8 @@ def down() -> None:
 
 def ui() -> None:
     """Serve Prefect's and MLflow's pages for the existing runs, on this machine only, until interrupted.
+
+    Use it when you want to look at runs and none of the servers runs.
 
     Example: grpo ui
     """
@@ -113,7 +115,8 @@ def ui() -> None:
 def env() -> None:
     """Print addresses and logins of this home's Prefect and MLflow servers as shell exports, for their own clients.
 
-    Usage in a shell: eval "$(grpo env)". `grpo up`, `grpo ui` or a run of this home has started the servers.
+    Use it in a shell when you call `prefect` or `mlflow` yourself: eval "$(grpo env)". The servers must run, because
+    `grpo up`, `grpo ui` or a run of this home started them.
 
     Example: grpo env
     """
@@ -123,7 +126,7 @@ def env() -> None:
 
     url = prefect_service(home).address()
     if url is None:
-        raise ConfigError(f"no Prefect server of {home} is running; start it with grpo up")
+        raise ConfigError(f"no Prefect server of {home} is running. Start it with grpo up")
     variables = {"PREFECT_API_URL": url, CLIENT: login(home, "prefect")}
     if (tracking := mlflow_service(home).address()) is not None:
         variables |= {"MLFLOW_TRACKING_URI": tracking, **login_variables(home, "mlflow")}
@@ -135,17 +138,25 @@ def deploy(
     deployments: Deployments = Path("prefect.yaml"),
     gpu_slots: Annotated[
         int | None,
-        typer.Option(envvar="GPU_SLOTS", min=1, help="Stages that may hold a GPU at once; the devices of all workers."),
+        typer.Option(
+            envvar="GPU_SLOTS",
+            min=1,
+            help="Stages that may hold a GPU at the same time: the number of devices of all workers.",
+        ),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, over the config of each run; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="Setting that replaces the one in the config of each run: section.key=value. Repeatable."
+        ),
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Create or update work pools, GPU slots and deployments on the server that PREFECT_API_URL names.
 
-    Repeat it after each change of prefect.yaml; `grpo up` does it for the server of this machine. With --set, what is
-    the same for all runs of a cluster stands in one place: its store, and the stages that its GPUs take.
+    Use it when the runs of a cluster should start by schedule or by a call, and again when prefect.yaml has changed.
+    `grpo up` does it for the server of this machine. With --set, what is the same for all runs of a cluster stands in
+    one place, e.g. its store and the stages that its GPUs take.
 
     Example: grpo deploy --gpu-slots 4
 
@@ -167,22 +178,25 @@ def deploy(
 
 def migrate(
     moved: Annotated[
-        bool, typer.Option("--moved", help="After the home was moved or copied: let its records name the new place.")
+        bool,
+        typer.Option(
+            "--moved", help="Let the records of the home name its new place. Use it when the home was moved or copied."
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be changed, and change nothing.")] = False,
 ) -> None:
     """Create the databases of Prefect and MLflow, or migrate them to the installed versions.
 
-    Files of the home that others can read become private, and records in its store that an earlier version wrote are
-    signed. With --moved only the records of a home that was moved, renamed or copied are changed, nothing in the old
-    place.
+    Use it when another version of this package or of its servers was installed. If others can read files of the home,
+    these become private, and records in its store that an earlier version wrote are signed. With --moved only the
+    records of a home that was moved, renamed or copied are changed, and nothing in the old place.
 
     Example: grpo migrate --dry-run
 
     Example: grpo migrate --moved
     """
     if moved and dry_run:
-        raise ConfigError("--dry-run shows an upgrade; leave it or --moved out")
+        raise ConfigError("--dry-run shows an upgrade. Leave it or --moved out")
     home = start_command(services=False)
     if moved:
         from grpo_local.moving import move_records

@@ -25,16 +25,23 @@ def manage() -> None:
 @store.command()
 @with_exit_codes
 def move(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="The `store` of the configs so far.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="A folder or an address such as s3://BUCKET/artifacts.")],
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the old store as it is.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare the digests, and say what is to do.")] = False,
+    source: Annotated[str, typer.Argument(metavar="FROM", help="Store that the configs name until now.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="New store: a folder, or an address such as s3://BUCKET/artifacts.")
+    ],
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the old store, instead of removing what was moved.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Compare the digests, show what would be moved, and change nothing.")
+    ] = False,
 ) -> None:
-    """Move all artifacts and results into another store, compared by their digests; nothing is computed twice.
+    """Move all artifacts and results into another store, where their digests are compared. Nothing is computed twice.
 
-    Versions that were registered from the old store are found in the new one, by this home. On another machine of a
-    team the same command with --keep, once the new store is there, copies what is missing and lets its home find them.
-    Interrupted, it is called again. End the runs of the old store first.
+    Use it when the store becomes too large for its disk, or when several machines should share it.     End the runs of
+    the old store first. Afterwards this home finds the versions that were registered from the old store in the new one.
+    On another machine of a team, call it with --keep when the new store is there: it copies what is missing, and lets
+    that machine's home find the versions. If it is interrupted, call it again.
 
     Example: grpo store move runs/artifacts s3://BUCKET/artifacts
 
@@ -52,11 +59,11 @@ def move(
 
 @store.command()
 @with_exit_codes
-def sign(address: Annotated[str, typer.Argument(metavar="STORE", help="The `store` of the configs.")]) -> None:
+def sign(address: Annotated[str, typer.Argument(metavar="STORE", help="Store that the configs name.")]) -> None:
     """Sign the results and records that an earlier version wrote into a store, if their digests hold.
 
-    Whoever could write to the store could have written them: sign a store whose writers you trust. `grpo migrate` does
-    so for the store of this home.
+    Use it when a command refuses documents that an earlier version wrote. Whoever could write to the store could have
+    written them, so sign it only if you trust its writers. `grpo migrate` does so for the store of this home.
 
     Example: grpo store sign s3://BUCKET/artifacts
     """

@@ -110,7 +110,7 @@ def open_tool_chat(
     chosen = _scenario(config, scenario)
     if not (environment.tools or chosen.tools or agent.tools):
         raise ConfigError(
-            f"environment {config.environment.kind} has no tools for scenario {chosen.id}; leave CONFIG out to chat "
+            f"environment {config.environment.kind} has no tools for scenario {chosen.id}. Leave CONFIG out to chat "
             "with the model"
         )
     opened = policy or open_backend(AgentConfig(model_name=model), None)
@@ -130,5 +130,5 @@ def _scenario(config: PipelineConfig, name: str | None) -> Scenario:
         ingest(config.scenarios.sources, table, quarantine, max_quarantined_fraction=bound)
         chosen = next((scenario for scenario in read_scenarios(table) if name in (None, scenario.id)), None)
     if chosen is None:
-        raise ConfigError(f"no scenario {name!r} in the sources of run {config.name}; grpo ingest writes their table")
+        raise ConfigError(f"no scenario {name!r} in the sources of run {config.name}. `grpo ingest` writes their table")
     return chosen

@@ -23,8 +23,8 @@ def train(
 ) -> None:
     """Run the pipeline: ingest, validate, split, rollout, score, train, evaluate, gate, register, report.
 
-    Finished stages of earlier runs are cache hits: to resume an interrupted run, start it again. The exit code is 3
-    when a gate refuses the candidate.
+    Use it when a config is ready. Finished stages of earlier runs are cache hits, so start an interrupted run again to
+    resume it. If a gate refuses the candidate, the exit code is 3.
 
     Example: grpo train data/configs/quickstart.yaml --set training.iterations=5 --dry-run
     """
@@ -82,12 +82,14 @@ def retrain(
         bool,
         typer.Option(
             "--check",
-            help="Check the triggers only, and emit grpo.drift-detected if one fires against a champion.",
+            help="Only check the triggers, and emit grpo.drift-detected if one fires against a champion.",
         ),
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Train the champion on new conversations if a trigger fires; without one, end in seconds with exit code 0.
+    """Train the champion on new conversations if a trigger fires, and otherwise end in seconds with exit code 0.
+
+    Use it when a model is in service and its conversations are logged, for example every night.
 
     Example: grpo retrain data/configs/retrain.yaml --set curation.near_duplicate_threshold=0.9
     """
@@ -150,15 +152,17 @@ def tune(
     config: ConfigFile,
     override: Overrides = None,
     trials: Annotated[int | None, typer.Option(help="Total number of trials of the study.")] = None,
-    parallel: Annotated[int | None, typer.Option(help="Trials that run at once.")] = None,
+    parallel: Annotated[int | None, typer.Option(help="Trials that run at the same time.")] = None,
     storage: Annotated[
-        str | None, typer.Option(help="sqlite:///PATH or postgresql://user@host/database; the password in PGPASSWORD.")
+        str | None,
+        typer.Option(help="Database of the study: sqlite:///PATH or postgresql://user@host/database with PGPASSWORD."),
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Tune the hyperparameters of a run, and write the best as a config for `grpo train`.
 
-    The same command continues an interrupted study.
+    Use it when you do not know good values of the learning rate or the like. If the study is interrupted, the same
+    command continues it.
 
     Example: grpo tune data/configs/tune.yaml --trials 20
     """
@@ -197,7 +201,9 @@ def tune(
 
 
 def pretrain(dry_run: DryRunOption = False) -> None:
-    """Make the embedded scenario pack and base model again; takes twenty minutes on two cores.
+    """Make the embedded scenario pack and base model again, which takes twenty minutes on two cores.
+
+    Use it when you have changed how they are made, in a checkout of the sources.
 
     Example: grpo pretrain
     """

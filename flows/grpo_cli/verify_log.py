@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 
 def verify_log(
-    model: Annotated[str, typer.Argument(help="What was served: models:/NAME@champion, or a folder, org/name.")],
-    log: Annotated[Path | None, typer.Option(help="Folder of the log; served in GRPO_HOME by default.")] = None,
-    turns: Annotated[int, typer.Option(min=1, help="Turns that are drawn.")] = 1000,
+    model: Annotated[str, typer.Argument(help="Model that was served: models:/NAME@champion, a folder or org/name.")],
+    log: Annotated[Path | None, typer.Option(help="Folder of the log. If left out, `served` in GRPO_HOME.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Number of turns that are drawn.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
 ) -> None:
-    """Check that served turns were sampled by the versions that they name: their log-probabilities are computed again.
+    """Check that served turns were sampled by the versions that they name, by computing their log-probabilities again.
 
-    Turns of all versions of a registered model are drawn. The first turn of other weights ends the command with its
-    version, its id and the difference.
+    Use it when you doubt a log before you train on it, e.g. because another server wrote it. Turns of all versions of a
+    registered model are drawn. If a turn was sampled by other weights, the command ends with its version, its id and
+    the difference.
 
     Example: grpo verify-log models:/support-desk@champion --turns 200
     """

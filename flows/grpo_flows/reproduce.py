@@ -119,7 +119,7 @@ def _refuse_erased(config: PipelineConfig, then: Provenance) -> None:
     store = ArtifactStore(config.store)
     if store.is_erased(store.folder("scenarios", then.scenarios)):
         raise ReproductionError(
-            "conversations that this version was trained on were erased, because a user asked for it; its training "
+            "conversations that this version was trained on were erased, because a user asked for it. Its training "
             "cannot be repeated, and grpo lineage still names its inputs"
         )
 
@@ -127,6 +127,6 @@ def _refuse_erased(config: PipelineConfig, then: Provenance) -> None:
 def _unchanged(setting: str, then: str, now: str) -> None:
     if then != now:
         raise ReproductionError(
-            f"the files of {setting} have changed: their digest was {then[:16]}, now it is {now[:16]}; restore the "
+            f"the files of {setting} have changed: their digest was {then[:16]}, now it is {now[:16]}. Restore the "
             "files of that time"
         )

@@ -44,8 +44,8 @@ def run_stage(
     try:
         if sources != source_digest():
             raise ConfigError(
-                f"this worker runs grpo sources {source_digest()}, the run that sent stage {stage} {sources}; "
-                "install the same version on both"
+                f"this worker runs grpo sources {source_digest()}, but the run that sent stage {stage} has {sources}. "
+                "Install the same version on both"
             )
         return Completed(message=run_received(STAGES[stage], inputs, code, modules).model_dump_json())
     except (GRPOError, *TRANSIENT) as error:
@@ -63,7 +63,7 @@ def run_received(
     store = ArtifactStore(given["store"])
     if store.is_local and not Path(store.uri).is_dir():
         raise ConfigError(
-            f"this worker has no folder {store.uri}, the store of the run that sent stage {stage.name}; set `store` to "
+            f"this worker has no folder {store.uri}, the store of the run that sent stage {stage.name}. Set `store` to "
             "an address that both machines reach, for example s3://bucket/artifacts"
         )
     if code is not None:

@@ -222,7 +222,7 @@ def _decision(carried_out: Decision | None, failure: BaseException) -> Decision:
     """The decision of a failed run: the one that was carried out, with the failure added, or else `failed`."""
     if carried_out is None:
         return Decision(verdict="failed", reason=reason_of(failure))
-    return carried_out.model_copy(update={"reason": f"{carried_out.reason}; then the run failed: {reason_of(failure)}"})
+    return carried_out.model_copy(update={"reason": f"{carried_out.reason}. Then the run failed: {reason_of(failure)}"})
 
 
 @patient

@@ -61,7 +61,7 @@ class TrustedOriginMiddleware:
             await WebSocketClose(code=POLICY_VIOLATION)(scope, receive, send)
         else:
             text = (
-                f"This Host or Origin is not an address of the server; {self._variable} lists them. Pages of other "
+                f"This Host or Origin is not an address of the server. {self._variable} lists them. Pages of other "
                 "addresses get nothing.\n"
             )
             await PlainTextResponse(text, status_code=403)(scope, receive, send)
@@ -105,13 +105,13 @@ def serve() -> None:
     origins = [origin.strip() for origin in server.api.cors_allowed_origins.split(",")]
     if server.api.auth_string is None:
         raise ConfigError(
-            f"a server without a login runs any visitor's code; set {SERVER} here and {CLIENT} for clients"
+            f"set {SERVER} here and {CLIENT} for clients, because a server without a login runs any visitor's code"
         )
     login = server.api.auth_string.get_secret_value()
     validate_login(login, place=SERVER)
     if any(urlsplit(origin).scheme not in ("http", "https") for origin in origins):
         raise ConfigError(
-            f"{ORIGINS} is {','.join(origins)}; list the server's own addresses, as http://127.0.0.1:4200"
+            f"{ORIGINS} is {','.join(origins)}. List the server's own addresses, as http://127.0.0.1:4200"
         )
     lock_transactions()
     # around the application, not in it: its own services (automations) call it in memory with a host name of their own

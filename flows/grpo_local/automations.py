@@ -43,7 +43,7 @@ _TEXT = (
     '{"text": {{ ("grpo: " ~ flow.name ~ " " ~ flow_run.name ~ " is " ~ event.resource["prefect.state-name"] ~ ": " '
     '~ (event.resource["prefect.state-message"] or "no message") ~ " " ~ (flow_run|ui_url or "")) | tojson }}}'
 )
-_POOL_TEXT = '{"text": {{ ("grpo: the work pool " ~ work_pool.name ~ " has no worker; runs wait for one") | tojson }}}'
+_POOL_TEXT = '{"text": {{ ("grpo: the work pool " ~ work_pool.name ~ " has no worker. Runs wait for one") | tojson }}}'
 
 
 def write_automations(client: SyncPrefectClient, pools: Sequence[str], sender: str) -> None:
@@ -96,12 +96,12 @@ def _recovery(pools: Sequence[str], sender: str, *, pending_s: int) -> list[Auto
         ),
         _automation(
             RECOVERY[3],
-            f"A run that crashed is started again, {STARTS} times at most; its finished stages are cache hits.",
+            f"A run that crashed is started again, {STARTS} times at most. Its finished stages are cache hits.",
             _at_once(_named("Crashed"), [sender], {"prefect.run-count": [str(count) for count in range(1, STARTS)]}),
             ChangeFlowRunState(
                 state=StateType.SCHEDULED,
                 name="AwaitingRetry",
-                message="Its process was lost; it continues from its finished stages.",
+                message="Its process was lost. It continues from its finished stages.",
             ),
         ),
     ]
@@ -139,7 +139,7 @@ def _notifications(webhook: UUID, pools: Sequence[str]) -> list[AutomationCore]:
 def _webhook(url: str) -> UUID:
     """Prefect block that has the address, encrypted like all secrets of Prefect."""
     if not url.startswith(("https://", "http://")):
-        raise ConfigError(f"{NOTIFY} is not the URL of a webhook; it begins with http:// or https://")
+        raise ConfigError(f"{NOTIFY} is not the URL of a webhook. It begins with http:// or https://")
     block = Webhook(method="POST", url=SecretStr(url), headers={"content-type": "application/json"})
     return UUID(str(block.save(_BLOCK, overwrite=True)))
 

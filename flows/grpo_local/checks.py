@@ -57,7 +57,7 @@ class CheckResult(BaseModel):
 
     def error(self) -> Exception:
         """The error that a run with this problem ends with."""
-        message = f"{self.detail}; {self.remedy}"
+        message = f"{self.detail}. {self.remedy}"
         if self.wrong_input:
             return ConfigError(message)
         return ConnectionError(message) if self.area == "servers" else StorageError(message)
@@ -148,7 +148,7 @@ def check_ports() -> Iterator[CheckResult]:
         text = os.environ[setting]
         if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) < 65536):
             detail = f"{setting}={text[:40]!r} is not a port"
-            yield _server_check(name, "problem", detail, f"set {setting} to a number from 1 to 65535", wrong_input=True)
+            yield _server_check(name, "problem", detail, f"Set {setting} to a number from 1 to 65535", wrong_input=True)
 
 
 def _is_server(tracking: str) -> bool:
@@ -168,7 +168,7 @@ def _check_server(
             package,
             "problem",
             f"{_NAMES[package]} at {masked(url)} does not answer: {reason}",
-            f"start it, or set {setting} to one that runs",
+            f"Start it, or set {setting} to one that runs",
             wrong_input=not isinstance(error, httpx.HTTPError) or isinstance(error, httpx.UnsupportedProtocol),
         )
     try:
@@ -179,8 +179,8 @@ def _check_server(
         served = "unknown version"
     if served.split(".")[:2] == installed.split(".")[:2]:
         return _server_check(package, "ok", f"{masked(url)} answers, {served}")
-    detail = f"{masked(url)} answers, {served}; installed here is {installed}"
-    return _server_check(package, "warning", detail, "run the same version on both sides")
+    detail = f"{masked(url)} answers, {served}. Installed here is {installed}"
+    return _server_check(package, "warning", detail, "Run the same version on both sides")
 
 
 def _get(url: str, login: str | None, *, attempts: int = 1) -> str:
@@ -205,7 +205,7 @@ def _check_port(name: str, host: str, *, setting: str, taken: State) -> CheckRes
     if port_is_free(host, port):
         return _server_check(name, "ok", f"{host}:{port} is free")
     detail = f"{host}:{port} is in use by another program"
-    return _server_check(name, taken, detail, f"set {setting} to a free port", wrong_input=True)
+    return _server_check(name, taken, detail, f"Set {setting} to a free port", wrong_input=True)
 
 
 def check_records(home: Path) -> Iterator[CheckResult]:
@@ -224,12 +224,12 @@ def check_records(home: Path) -> Iterator[CheckResult]:
 
 def check_home(home: Path) -> CheckResult:
     """Check that the home of all records can be written."""
-    return _check_folder("home", home, remedy="fix the permissions of the folder, or set GRPO_HOME")
+    return _check_folder("home", home, remedy="Fix the permissions of the folder, or set GRPO_HOME")
 
 
 def check_store(store: str) -> CheckResult:
     """Check that the artifact store can be written."""
-    name, remedy = "artifacts", "set `store` to a folder or address that can be written, and its credentials"
+    name, remedy = "artifacts", "Set `store` to a folder or address that can be written, and its credentials"
     if not protocol_known(store):
         return _store_check(name, f"{masked(store)} is not an address of a store", remedy, wrong_input=True)
     try:
@@ -282,13 +282,13 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
 def _check_sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
     if not path.exists():
         detail = f"{path}, made by the first run or by `grpo migrate`"
-        checked = _check_folder(name, path.parent, remedy=f"set {setting}")
+        checked = _check_folder(name, path.parent, remedy=f"Set {setting}")
         return checked if checked.state == "problem" else checked.model_copy(update={"detail": detail})
     try:
         with closing(sqlite3.connect(path, timeout=5)) as database:
             database.execute("PRAGMA schema_version")
     except sqlite3.Error as error:
-        remedy = f"restore a backup, move the file away and call `grpo migrate`, or set {setting}"
+        remedy = f"Restore a backup, move the file away and call `grpo migrate`, or set {setting}"
         return _store_check(name, f"the records of {name} in {path} cannot be used: {error}", remedy)
     return _store_check(name, str(path))
 

@@ -25,7 +25,7 @@ TRAINING = "training"
 """Queue of the pool `cpu` for runs that train. Only one of them runs at a time, whatever its deployment."""
 PIPELINE = "grpo.config.pipeline:PipelineConfig"
 """Kind of config of the step `load_parameters`, if the step names none."""
-_KINDS = f"write {PIPELINE}, grpo.config.retraining:RetrainConfig or grpo.config.tuning:TuneConfig"
+_KINDS = f"Write {PIPELINE}, grpo.config.retraining:RetrainConfig or grpo.config.tuning:TuneConfig"
 _OVERRIDES = "GRPO_DEPLOY_SET"
 """Variable by which `prefect deploy` gets the overrides of `grpo deploy`, as JSON."""
 JOB_TEMPLATE = {
@@ -65,9 +65,9 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequen
     Raises `ConfigError` if the file or the server is missing, or if Prefect refuses a deployment.
     """
     if not deployments.is_file():
-        raise ConfigError(f"no deployments at {deployments}; call this in the project's folder, or name a file")
+        raise ConfigError(f"no deployments at {deployments}. Call this in the project's folder, or name a file")
     if not os.environ.get("PREFECT_API_URL"):
-        raise ConfigError("PREFECT_API_URL names no server; set it, or start one on this machine with grpo up")
+        raise ConfigError("PREFECT_API_URL names no server. Set it, or start one on this machine with grpo up")
     from grpo_tasks.gpu_slots import create_slots
 
     _create_pools()
@@ -126,9 +126,9 @@ def settings_class(kind: str) -> type[Settings]:
     try:
         named = pkgutil.resolve_name(kind)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"kind {kind!r} cannot be imported: {error}; {_KINDS}") from error
+        raise ConfigError(f"kind {kind!r} cannot be imported: {error}. {_KINDS}") from error
     if not (isinstance(named, type) and issubclass(named, Settings)):
-        raise ConfigError(f"kind {kind!r} is not a class of settings; {_KINDS}")
+        raise ConfigError(f"kind {kind!r} is not a class of settings. {_KINDS}")
     return named
 
 

@@ -21,8 +21,8 @@ ORIGINS = "PREFECT_SERVER_CORS_ALLOWED_ORIGINS"
 HOSTS = "MLFLOW_SERVER_ALLOWED_HOSTS"
 """Variable that lists the addresses of MLflow's server, as HOST:PORT."""
 LOGIN_REMEDIES: dict[Server, str] = {
-    "prefect": f'set {CLIENT}; for the server of this home: eval "$(grpo env)"',
-    "mlflow": f'set {USERNAME} and {PASSWORD}; for the server of this home: eval "$(grpo env)"',
+    "prefect": f'Set {CLIENT}. If it is the server of this home, call eval "$(grpo env)"',
+    "mlflow": f'Set {USERNAME} and {PASSWORD}. If it is the server of this home, call eval "$(grpo env)"',
 }
 """Instruction for a client that the server refuses."""
 LOGIN_VARIABLES: dict[Server, str] = {"prefect": SERVER, "mlflow": f"{USERNAME} and {PASSWORD}"}
@@ -85,7 +85,7 @@ def password_hint(home: Path, server: Server) -> str:
     place = login_place(home, server)
     if server == "prefect":
         return (
-            f"Prefect's page asks for a password: the whole content of {place}; before it is given, the page shows "
+            f"Prefect's page asks for a password: the whole content of {place}. Before it is given, the page shows "
             "no runs, as if there were none"
         )
     if place == LOGIN_VARIABLES[server]:
@@ -97,7 +97,7 @@ def validate_login(text: str, *, place: str) -> str:
     """The login, if it is valid. Raises `ConfigError` otherwise, without repeating the login."""
     if len(text) < _SHORTEST or _USABLE.fullmatch(text) is None:
         raise ConfigError(
-            f"the login in {place} has {len(text)} characters, no colon or one that a header cannot hold; set "
+            f"the login in {place} has {len(text)} characters, no colon or one that a header cannot hold. Set "
             f"USER:PASSWORD of at least {_SHORTEST} printable ASCII characters, or remove it and a new one is generated"
         )
     return text

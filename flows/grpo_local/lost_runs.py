@@ -64,10 +64,10 @@ async def _restart(db: PrefectDBInterface, run: UUID) -> None:
         await models.flow_runs.set_flow_run_state(
             session=session,
             flow_run_id=run,
-            state=AwaitingRetry(message="Its process was lost; it continues from its finished stages."),
+            state=AwaitingRetry(message="Its process was lost. It continues from its finished stages."),
             flow_policy=CoreFlowPolicy,
         )
-    logger.warning("flow run %s stayed Crashed: no automation has reacted; it is scheduled again", run)
+    logger.warning("flow run %s is scheduled again, because it stayed Crashed and no automation reacted", run)
 
 
 def _stays_crashed(db: PrefectDBInterface) -> tuple[sa.ColumnElement[bool], ...]:

@@ -19,7 +19,7 @@ def move_records(home: Path) -> Iterator[str]:
     Raises `ConfigError` if a process of this home runs, because that process still uses the old place.
     """
     if running := [name for name, process in recorded_services(home).items() if process is not None]:
-        raise ConfigError(f"{' and '.join(running)} of this home still run, from the old place; call grpo down first")
+        raise ConfigError(f"{' and '.join(running)} of this home still run, from the old place. Call grpo down first")
     database = home / "mlflow.db"
     with exclusive(f"sqlite:///{database}"):
         former = rewrite_places(database)

@@ -81,7 +81,7 @@ def _study_metric(config: TuneConfig, facts: Facts) -> Iterator[Exception]:
     if config.metric == "success" and scenarios and not any(map(facts.can_verify, scenarios)):
         yield ConfigError(
             f"metric success: environment {config.base.environment.kind} verifies no outcome of {len(scenarios)} "
-            "scenarios, so that no trial would have a result; set metric to reward"
+            "scenarios, so that no trial would have a result. Set metric to reward"
         )
 
 
@@ -137,7 +137,7 @@ def _gpu_stages(facts: Facts) -> Iterator[Exception]:
             client.read_deployment_by_name(sent.deployment)
         except ObjectNotFound:
             yield ConfigError(
-                f"compute.gpu_stages.deployment {sent.deployment} is not a deployment of {client.api_url}; make it "
+                f"compute.gpu_stages.deployment {sent.deployment} is not a deployment of {client.api_url}. Make it "
                 "with `grpo deploy`, or leave compute.gpu_stages out"
             )
 

@@ -137,7 +137,7 @@ def _settle(client: SyncPrefectClient, run: FlowRun) -> bool:
         if run.state_id is not None:
             _given_up.add(run.state_id)
         return False
-    return _set(client, run, AwaitingRetry(message="Its process was lost; it continues from its finished stages."))
+    return _set(client, run, AwaitingRetry(message="Its process was lost. It continues from its finished stages."))
 
 
 def _crashes(client: SyncPrefectClient, run: FlowRun) -> int:

@@ -68,7 +68,7 @@ def _check_clock(client: httpx.Client) -> CheckResult:
     if abs(apart) <= _CLOCK_S:
         return _result("clock", "ok", f"{abs(apart):.0f} s from the clock of Prefect's server")
     detail = f"the clock of Prefect's server is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this one"
-    return _result("clock", "problem", detail, "set both clocks by a time server, chrony for example")
+    return _result("clock", "problem", detail, "Set both clocks by a time server, for example chrony")
 
 
 def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
@@ -79,9 +79,9 @@ def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
         workers = asked(client, f"/work_pools/{name}/workers/filter")
         online = sum(worker["status"] == "ONLINE" for worker in workers)
         if pool["is_paused"]:
-            yield _result(f"pool {name}", "warning", "is paused", f"prefect work-pool resume {name}")
+            yield _result(f"pool {name}", "warning", "is paused", f"Call `prefect work-pool resume {name}`")
         elif not online:
-            remedy = f"grpo up on this machine, or prefect worker start --pool {name} on another"
+            remedy = f"Call `grpo up` on this machine, or `prefect worker start --pool {name}` on another"
             yield _result(f"pool {name}", "warning", "has no worker that is online", remedy)
         else:
             yield _result(f"pool {name}", "ok", f"{online} of its workers online")
@@ -92,7 +92,9 @@ def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
         missing = [name for name in RECOVERY if not known.get(name)]
         detail = f"{', '.join(missing)}: missing or paused" if missing else f"{len(RECOVERY)} enabled"
         remedy = (
-            "grpo deploy, or enable them on Prefect's page: without them a lost run stays Running" if missing else ""
+            "Call `grpo deploy`, or enable them on Prefect's page, because without them a lost run stays Running"
+            if missing
+            else ""
         )
         yield _result("automations", "warning" if missing else "ok", detail, remedy)
 
@@ -118,10 +120,10 @@ def _check_waiting(client: httpx.Client) -> Iterator[CheckResult]:
         elif run["state_name"] == "Late":
             kinds["late"].append(_named(run))
     remedies = {
-        "lost": "prefect flow-run delete ID, or retry it on Prefect's page: it goes on from its finished stages",
-        "not begun": "look at the log of its worker; retry it on Prefect's page",
-        "not cancelled": "prefect flow-run delete ID",
-        "late": "start a worker of its pool, or wait for the run before it: prefect work-queue inspect training",
+        "lost": "Call `prefect flow-run delete ID`, or retry it on Prefect's page. It continues after its last stage",
+        "not begun": "Look at the log of its worker. Then retry it on Prefect's page",
+        "not cancelled": "Call `prefect flow-run delete ID`",
+        "late": "Start a worker of its pool, or wait for the run before it: `prefect work-queue inspect training`",
     }
     for kind, names in kinds.items():
         shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

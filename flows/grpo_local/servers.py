@@ -44,7 +44,7 @@ def prefect_service(home: Path) -> Service:
         host=host,
         port=port,
         path="/api",
-        remedy="set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
+        remedy="Set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
         environment={ORIGINS: os.environ.get(ORIGINS, origins)},
     )
 
@@ -61,7 +61,7 @@ def mlflow_service(home: Path) -> Service:
         home=home,
         arguments=("grpo_local.tracking",),
         port=port,
-        remedy="set GRPO_MLFLOW_PORT to a free port",
+        remedy="Set GRPO_MLFLOW_PORT to a free port",
         environment={
             "MLFLOW_HOST": "127.0.0.1",
             "MLFLOW_PORT": str(port),
@@ -162,7 +162,7 @@ def _require_login(server: Server, url: str, home: Path) -> None:
     if httpx.get(url, auth=(user, password), timeout=_ANSWER_S).status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(
             f"the server at {url} refuses the login in {login_place(home, server)}: a command of this home started it "
-            f"with another one; stop that command, or set the login that it has in {LOGIN_VARIABLES[server]}"
+            f"with another one. Stop that command, or set the login that it has in {LOGIN_VARIABLES[server]}"
         )
 
 

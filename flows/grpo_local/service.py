@@ -63,7 +63,7 @@ class Service:
     port: int | None = None
     path: str = ""
     """Path of its address."""
-    remedy: str = "stop that program"
+    remedy: str = "Stop that program"
     """Instruction that the error gives if the port is taken."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Changes to the environment of its parent. None removes a variable."""
@@ -148,7 +148,7 @@ class Service:
 
     def _refuse_taken_port(self) -> None:
         if self.port is not None and not port_is_free(self.host, self.port):
-            raise ConfigError(f"port {self.port} on {self.host} is in use by another program; {self.remedy}")
+            raise ConfigError(f"port {self.port} on {self.host} is in use by another program. {self.remedy}")
 
     def wait(self) -> str:
         """Wait until it has started, and return its address. If it does not start, the error names its log."""
@@ -159,10 +159,10 @@ class Service:
                 last = self._end_of_log()
                 full = storage_error(RuntimeError(last), str(self.home))
                 line = last.strip().rpartition("\n")[2][:_LINE] or "its log is empty"
-                raise full or ConfigError(f"{self.name} ended at its start: {line}; see {self.log}")
+                raise full or ConfigError(f"{self.name} ended at its start: {line}. See {self.log}")
             if time.monotonic() > deadline:
                 self.stop()
-                raise TimeoutError(f"{self.name} did not answer within {self.start_timeout_s:.0f} s; see {self.log}")
+                raise TimeoutError(f"{self.name} did not answer within {self.start_timeout_s:.0f} s. See {self.log}")
             time.sleep(0.1)
         return url
 

@@ -140,9 +140,9 @@ def _wait_for(worker: Service, supervisor: Service) -> None:
     deadline = time.monotonic() + _WORKER_TIMEOUT_S
     while worker.address() is None:
         if supervisor.process() is None:
-            raise ConfigError(f"the supervisor ended at its start; see {supervisor.log}")
+            raise ConfigError(f"the supervisor ended at its start. See {supervisor.log}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{worker.name} did not answer; see {worker.log} and {supervisor.log}")
+            raise TimeoutError(f"{worker.name} did not answer. See {worker.log} and {supervisor.log}")
         time.sleep(0.2)
 
 

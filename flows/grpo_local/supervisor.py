@@ -53,7 +53,7 @@ def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
 def restart_if_dead(server: Service, *, wait: bool = False) -> None:
     """Restart a dead server, and with `wait` wait until it answers."""
     if server.process() is None:
-        logger.warning("%s is started again; its log is %s", server.name, server.log)
+        logger.warning("%s is started again. Its log is %s", server.name, server.log)
         server.start()
         if wait:
             server.wait()
@@ -67,7 +67,7 @@ def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> 
     dead = worker.process() is None
     reschedule_lost_runs(pool, worker_name(home, pool), worker_dead=dead)
     if dead:
-        logger.warning("%s is started; its log is %s", worker.name, worker.log)
+        logger.warning("%s is started. Its log is %s", worker.name, worker.log)
         worker.start()
 
 

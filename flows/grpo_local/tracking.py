@@ -61,7 +61,7 @@ class LoginMiddleware:
         elif scope["type"] == "websocket":
             await WebSocketClose(code=POLICY_VIOLATION)(scope, receive, send)
         else:
-            message = f"the login of this server is missing or wrong; {LOGIN_REMEDIES['mlflow']}"
+            message = f"the login of this server is missing or wrong. {LOGIN_REMEDIES['mlflow']}"
             refusal = {"error_code": "UNAUTHENTICATED", "message": message}  # in the form of MLflow's own errors
             headers = {"WWW-Authenticate": 'Basic realm="MLflow", charset="UTF-8"'}
             await JSONResponse(refusal, status_code=401, headers=headers)(scope, receive, send)
@@ -84,12 +84,12 @@ def application() -> ASGIApp:
     login = given_login("mlflow")
     if login is None:
         raise ConfigError(
-            "without a login, every client that reaches the server can decide which model is served; "
-            f"set {USERNAME} and {PASSWORD}, here and for its clients"
+            f"set {USERNAME} and {PASSWORD}, here and for clients, because without a login every client that reaches "
+            "the server can decide which model is served"
         )
     hosts = [host.strip() for host in os.environ.get(HOSTS, "").split(",") if host.strip()]
     if not hosts or any("*" in host for host in hosts):
-        raise ConfigError(f"{HOSTS} is {','.join(hosts)!r}; list the server's own addresses, as 127.0.0.1:5000")
+        raise ConfigError(f"{HOSTS} is {','.join(hosts)!r}. List the server's own addresses, as 127.0.0.1:5000")
     with settings.without_gc():
         from mlflow.server.fastapi_app import app
 
@@ -143,7 +143,7 @@ def _configure() -> None:
         database, files = (os.environ[name] for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_ARTIFACTS_DESTINATION"))
     except KeyError as error:
         raise ConfigError(
-            f"{error.args[0]} is not set; MLflow's server needs a database and a place for files"
+            f"{error.args[0]} is not set, but MLflow's server needs a database and a place for files"
         ) from None
     root = _root()
     with exclusive(database):

@@ -127,8 +127,8 @@ class PlaceMiddleware:
         if place and not is_below(self._root, place):
             raise Refusal(
                 400,
-                f"{name} is {str(place)[:200]!r}, which is not below {self._root}, where this server keeps files; "
-                f"leave it out, or name a place there or {_PROXIED}:/NAME",
+                f"{name} is {str(place)[:200]!r}, which is not below {self._root}, where this server keeps files. "
+                f"Leave it out, or name a place there or {_PROXIED}:/NAME",
             )
 
 
@@ -214,7 +214,7 @@ def _check_spans(headers: Headers, body: bytes) -> None:
 
 
 def _server_sets(tag: str) -> Refusal:
-    return Refusal(400, f"{tag} is a tag that the server sets; send the trace without it")
+    return Refusal(400, f"{tag} is a tag that the server sets. Send the trace without it")
 
 
 def _stated_length(scope: Scope) -> int:
@@ -239,7 +239,7 @@ def _with_length(scope: Scope, length: int) -> Scope:
 async def _read(headers: Headers, receive: Receive) -> bytes:
     """The whole body. Raises `Refusal` if it is too large, or compressed, because its size is then not known before."""
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal(415, f"the body is compressed with {headers['content-encoding'][:40]}; send it as it is")
+        raise Refusal(415, f"the body is compressed with {headers['content-encoding'][:40]}. Send it as it is")
     chunks: list[bytes] = []
     size, more = 0, True
     while more:

@@ -49,7 +49,7 @@ class PrefectJobs:
         flow = deployment.partition("/")[0]
         if flow not in FLOWS:
             raise invalid_request(
-                f"config: flow {flow!r} does not train; name a deployment of {', '.join(FLOWS)}",
+                f"config: flow {flow!r} does not train. Name a deployment of {', '.join(FLOWS)}",
                 param="config",
                 code="invalid_value",
             )
@@ -60,7 +60,7 @@ class PrefectJobs:
             try:
                 known = client.read_deployment_by_name(deployment)
             except ObjectNotFound as error:
-                message = f"no deployment {deployment}; deploy it with grpo deploy, or name another one"
+                message = f"no deployment {deployment}. Deploy it with grpo deploy, or name another one"
                 raise APIError(404, message, param="config", code="config_not_found") from error
             parameters = override(known.parameters, overrides)
             try:
@@ -146,7 +146,7 @@ class PrefectJobs:
     def _call(self, call: Callable[[SyncPrefectClient], T]) -> T:
         url = running_prefect_server(self._home)
         if url is None:
-            raise overloaded("no Prefect server is running; start it with grpo up", retry_after_s=_RETRY_S)
+            raise overloaded("no Prefect server is running. Start it with grpo up", retry_after_s=_RETRY_S)
         from prefect.client.orchestration import SyncPrefectClient
         from prefect.exceptions import PrefectHTTPStatusError
 
@@ -155,7 +155,7 @@ class PrefectJobs:
             with SyncPrefectClient(url, auth_string=auth) as client:
                 return call(client)
         except (httpx.TransportError, PrefectHTTPStatusError) as error:
-            message = f"Prefect's server does not answer ({type(error).__name__}); start it with grpo up, or restart "
+            message = f"Prefect's server does not answer ({type(error).__name__}). Start it with grpo up, or restart "
             message += "this server with PREFECT_API_URL set to one that runs"
             raise overloaded(message, retry_after_s=_RETRY_S) from error
 

@@ -117,5 +117,5 @@ def _unreadable_tables(folder: Path) -> Iterator[str]:
     for version in sorted(versions.keys() - set(SCHEMA_VERSIONS)):
         yield (
             f"{versions[version]} files of the serving log {folder} have version {version}, which this release does "
-            f"not read (it reads {', '.join(SCHEMA_VERSIONS)}); read them with the release that wrote them"
+            f"not read (it reads {', '.join(SCHEMA_VERSIONS)}). Read them with the release that wrote them"
         )

@@ -34,11 +34,11 @@ def to_message(chat: ChatMessage) -> Message:
     unknown = set(chat) - _KEYS
     if unknown or "role" not in chat:
         raise DataError(
-            f"a message has role, content and tool_calls; got {', '.join(sorted(map(str, chat))) or 'none'}"
+            f"a message has role, content and tool_calls, got {', '.join(sorted(map(str, chat))) or 'none'}"
         )
     content = chat.get("content") or ""
     if not isinstance(content, str):
-        raise DataError(f"content of a {chat['role']} message is a {type(content).__name__}; give text")
+        raise DataError(f"content of a {chat['role']} message is a {type(content).__name__}. Give text")
     tool_calls = tuple(map(_to_tool_call, chat.get("tool_calls") or ()))
     return Message(role=chat["role"], content=content, tool_calls=tool_calls)
 
@@ -48,7 +48,7 @@ def to_messages(messages: Sequence[ChatMessage] | str) -> tuple[Message, ...]:
     if isinstance(messages, str):
         return (Message(role="user", content=messages),)
     if not messages:
-        raise DataError("the conversation has no messages; give at least one")
+        raise DataError("the conversation has no messages. Give at least one")
     return tuple(map(to_message, messages))
 
 

@@ -104,7 +104,8 @@ class ConversationManager:
         conversation = self._conversations.get(conversation_id)
         if conversation is None:
             raise DataError(
-                f"no conversation {conversation_id!r}; it was never started, has ended, or was removed: start another"
+                f"no conversation {conversation_id!r}, because it was never started, ended or was removed. Start "
+                "another"
             )
         return conversation
 
@@ -121,7 +122,7 @@ class ConversationManager:
         async with conversation.lock:
             if conversation.reply_count >= self.max_conversation_turns:
                 raise DataError(
-                    f"conversation {conversation_id} has had its {conversation.reply_count} turns; start another, or "
+                    f"conversation {conversation_id} has had its {conversation.reply_count} turns. Start another, or "
                     "raise max_conversation_turns"
                 )
             strategy = requested or conversation.strategy
@@ -166,5 +167,5 @@ class ConversationManager:
 
 def _checked_strategy(strategy: str | None) -> str | None:
     if strategy is not None and strategy not in STRATEGIES:
-        raise ConfigError(f"strategy {strategy!r} is unknown; use one of {', '.join(STRATEGIES)}")
+        raise ConfigError(f"strategy {strategy!r} is unknown. Use one of {', '.join(STRATEGIES)}")
     return strategy

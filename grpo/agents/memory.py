@@ -47,7 +47,7 @@ class ConversationMemory:
         if not 1 <= summarization_threshold < max_turns:
             raise ConfigError(
                 f"summarization_threshold {summarization_threshold} must be at least 1 and below max_turns "
-                f"{max_turns}: turns that were dropped cannot be summarized"
+                f"{max_turns}, because turns that were dropped cannot be summarized"
             )
         self.max_turns = max_turns
         self.summarization_threshold = summarization_threshold
@@ -59,7 +59,7 @@ class ConversationMemory:
     def add(self, role: str, content: str, *, user_id: str = "") -> None:
         """Store one turn of a user's conversation. Raises `DataError` for an unknown role."""
         if role not in ROLES:
-            raise DataError(f"a turn of role {role!r} cannot be stored; use one of {', '.join(ROLES)}")
+            raise DataError(f"a turn of role {role!r} cannot be stored. Use one of {', '.join(ROLES)}")
         user = self._users.pop(user_id, None) or _UserMemory(self.max_turns)
         self._users[user_id] = user
         if len(self._users) > _MAX_USERS:
@@ -127,5 +127,5 @@ class ConversationMemory:
                 user.unsummarized = min(int(stored["fresh"]), len(user.turns))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{path} is not a conversation memory: {error}; move the file away to start without a memory"
+                f"{path} is not a conversation memory: {error}. Move the file away to start without a memory"
             ) from error

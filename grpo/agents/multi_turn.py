@@ -159,7 +159,7 @@ class MultiTurnAgent(Agent):
         finally:
             current_transcript.reset(reset_token)
         if not isinstance(text, str):
-            raise TypeError(f"the agent's reply is {shown(text)}; return the text from process_turn, generate_response")
+            raise TypeError(f"the agent's reply is {shown(text)}. Return the text from process_turn, generate_response")
         return transcript.end_turn(text, self._with_system_prompt(transcript, transcript.conversation, context))
 
     def instructions(self, messages: Sequence[Message], context: Context) -> list[str]:
@@ -201,8 +201,8 @@ class MultiTurnAgent(Agent):
         for name in ("memory_window", "enable_context_compression"):
             if getattr(self.config, name):
                 raise ConfigError(
-                    f"{name} {getattr(self.config, name)} is for serving: in a rollout tokens that were read stay "
-                    "read; leave it out, and let rollout.max_context end episodes that grow too long"
+                    f"{name} {getattr(self.config, name)} is only for serving, because in a rollout tokens that were "
+                    "read stay read. Leave it out, and let rollout.max_context end episodes that grow too long"
                 )
 
     @asynccontextmanager
@@ -323,7 +323,7 @@ def create_agent(config: AgentConfig) -> MultiTurnAgent:
 def create_stub_agent(config: AgentConfig) -> MultiTurnAgent:
     """Create an agent that replies with `stub_responses` in turn. Raises `ConfigError` without them."""
     if not config.is_stub:
-        raise ConfigError("a stub agent needs stub_responses; set use_stub_model and stub_responses")
+        raise ConfigError("a stub agent needs stub_responses. Set use_stub_model and stub_responses")
     agent = MultiTurnAgent(config)
     agent.set_policy(stub(config.stub_responses))
     return agent

@@ -116,13 +116,13 @@ def strategy_prompt(name: str, messages: Sequence[Message], context: Mapping[str
     """
     strategy = STRATEGIES.get(name)
     if strategy is None:
-        raise ConfigError(f"strategy {name!r} is unknown; use one of {', '.join(STRATEGIES)}")
+        raise ConfigError(f"strategy {name!r} is unknown. Use one of {', '.join(STRATEGIES)}")
     stage = current_stage(strategy, messages)
     if stage is not None:
         return f"Strategy {name}, stage {stage.name}. {strategy.prompt} {stage.guidance}"
     if strategy.levels:
         level = context.get("level", "intermediate")
         if level not in strategy.levels:
-            raise ConfigError(f"level {level!r} of strategy {name} is unknown; use one of {', '.join(strategy.levels)}")
+            raise ConfigError(f"level {level!r} of strategy {name} is unknown. Use one of {', '.join(strategy.levels)}")
         return f"Strategy {name}, level {level}. {strategy.prompt} {strategy.levels[level]}"
     return f"Strategy {name}. {strategy.prompt}"

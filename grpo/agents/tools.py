@@ -179,7 +179,7 @@ def _log_once(name: str, error: Exception) -> None:
         _logged.add(place)
         scenario = current_scenario.get()
         shown = describe(error, with_place=False) + ("" if scenario is None else f", in scenario {scenario}")
-        logger.warning("tool %s, %s: %s; the model reads it as a result", name, place, shown)
+        logger.warning("tool %s, %s: %s. The model reads it as a result", name, place, shown)
 
 
 def error_result(kind: ToolErrorType, message: str) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def make_toolbox(tools: Sequence[Mapping[str, Any]], *, timeout_s: float = 30.0)
     for tool in tools:
         unknown = set(tool) - {"name", "function", "description", "parameters"}
         if unknown or not {"name", "function"} <= set(tool):
-            raise ConfigError(f"a tool has name, function, description and parameters; got {', '.join(map(str, tool))}")
+            raise ConfigError(f"a tool has name, function, description and parameters, got {', '.join(map(str, tool))}")
         toolbox.register(
             tool["name"], tool["function"], description=tool.get("description"), parameters=tool.get("parameters")
         )

@@ -41,7 +41,7 @@ class ContextLengthExceeded(PolicyError):
         self.counts, self.remedy = counts, remedy
 
     def __str__(self) -> str:
-        return f"{self.counts}; {self.remedy}"
+        return f"{self.counts}. {self.remedy}"
 
 
 T = TypeVar("T")
@@ -215,7 +215,7 @@ class TokenTranscript:
             raise ContextLengthExceeded(
                 f"the conversation has {len(self.ids)} tokens and the reply may have {self.sampling.max_new_tokens}, "
                 f"together more than {self.max_context}",
-                "raise max_context, or set enable_context_compression",
+                "Raise max_context, or set enable_context_compression",
             )
         prompt = Prompt(new_ids=self._unread, messages=tuple(self._shown), on_token=self._on_token)
         assert self._session is not None
@@ -291,8 +291,8 @@ class TokenTranscript:
         if not new:
             raise PrefixMismatch(
                 f"the agent's prompt of {len(messages)} messages does not extend the {count} messages that the policy "
-                "has read and generated in this conversation; tokens that were read stay read: let process_turn and "
-                "generate_response pass the history on unchanged, or add the same prefix each time"
+                "has read and generated in this conversation. Because tokens that were read stay read, let "
+                "process_turn and generate_response pass the history on unchanged, or add the same prefix each time"
             )
         renderer, raw = self.renderer, list(self._raw)
         if not count:

@@ -85,7 +85,7 @@ class AgentConfig(AgentSettings):
     @classmethod
     def _model_name_is_not_empty(cls, name: str | None) -> str | None:
         if name is not None and not name.strip():
-            raise ValueError("model_name is empty; name a model folder or an address")
+            raise ValueError("model_name is empty. Name a model folder or an address")
         return name
 
     @model_validator(mode="after")
@@ -94,6 +94,6 @@ class AgentConfig(AgentSettings):
             raise ValueError("use_stub_model needs stub_responses: a list of replies")
         if self.stub_responses and not self.use_stub_model and not (self.model_name or "").startswith(STUB):
             raise ValueError(
-                f"stub_responses are not read with model {self.model_name!r}; set use_stub_model or model_name stub://…"
+                f"stub_responses are not read with model {self.model_name!r}. Set use_stub_model or model_name stub://…"
             )
         return self

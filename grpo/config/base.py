@@ -42,7 +42,7 @@ class AppliesWhen:
         """Reason and remedy for a field that is not read."""
         remedy = f", or set {self.setting} to {self.values[0]}" if self.values and type(self) is AppliesWhen else ""
         condition = f"with {self.setting} {value}" if value else f"without {self.setting}"
-        return f"is not read {condition}; leave it out{remedy}"
+        return f"is not read {condition}. Leave it out{remedy}"
 
 
 class IgnoredWhen(AppliesWhen):
@@ -224,7 +224,7 @@ HOME_FOLDERS = frozenset(
 
 def _not_a_folder_of_the_home(name: str) -> str:
     if name.lower() in HOME_FOLDERS:
-        raise ValueError(f"{name} is a folder of the home; choose another name")
+        raise ValueError(f"{name} is a folder of the home. Choose another name")
     return name
 
 

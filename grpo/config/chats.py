@@ -49,9 +49,9 @@ class ChatSettings(Settings):
         known = KEYS[self.format]
         unknown = [key for key in self.names if key not in known]
         if unknown:
-            raise ValueError(f"names has {unknown[0]}; of {self.format} {', '.join(known)} can be named")
+            raise ValueError(f"names has {unknown[0]}, but {self.format} has only {', '.join(known)} to name")
         if self.format in ("alpaca", "prompt_completion") and (self.column or self.tags):
-            raise ValueError(f"column and tags are not read with {self.format}; name its keys in names")
+            raise ValueError(f"column and tags are not read with {self.format}. Name its keys in names")
         return self
 
 

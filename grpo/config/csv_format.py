@@ -16,7 +16,7 @@ def _text_encoding(name: str) -> str:
     except LookupError:
         info = None
     if info is None or not getattr(info, "_is_text_encoding", True):
-        raise ValueError(f"encoding {name} is unknown; write one of Python's, such as cp1252, latin-1 or utf-16")
+        raise ValueError(f"encoding {name} is unknown. Write one of Python's, such as cp1252, latin-1 or utf-16")
     return name
 
 

@@ -109,7 +109,7 @@ class TriageSettings(Settings):
             for category in team.categories or (team.name,):
                 if category in owners:
                     raise ValueError(
-                        f"category {category} belongs to teams {owners[category]} and {team.name}; keep one"
+                        f"category {category} belongs to teams {owners[category]} and {team.name}. Keep one"
                     )
                 owners[category] = team.name
         return self

@@ -78,7 +78,7 @@ def _refuse_passwords(document: dict[str, Any], origin: str) -> None:
         place, value = pending.pop()
         if isinstance(value, str) and holds_password(value):
             raise ConfigError(
-                f"{origin}: {place} {masked(value)} holds a password, which would be stored with the config; set it in "
+                f"{origin}: {place} {masked(value)} holds a password, which would be stored with the config. Set it in "
                 "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, PGPASSWORD, the key of a model server)"
             )
         if isinstance(value, dict | list) and id(value) not in visited:  # YAML may repeat a node, or nest it in itself
@@ -92,18 +92,18 @@ def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
     try:
         document = read_yaml(path)
     except FileNotFoundError as error:
-        raise ConfigError(f"no config at {path}; grpo init writes one") from error
+        raise ConfigError(f"no config at {path}. Call `grpo init` to write one") from error
     except (OSError, ValueError) as error:  # a folder, no permission, a name that no file can have
-        raise ConfigError(f"config {path} cannot be read: {error}; name a YAML file") from error
+        raise ConfigError(f"config {path} cannot be read: {error}. Name a YAML file") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{path} holds {type(document).__name__}, expected a mapping of settings")
     base = document.pop("extends", None)
     if base is None:
         return document
     if extended_by is not None:
-        raise ConfigError(f"{extended_by} extends {path}, which extends {base}; extend that one")
+        raise ConfigError(f"{extended_by} extends {path}, which extends {base}. Extend that one")
     if not isinstance(base, str) or not base or Path(base).name != base:
-        raise ConfigError(f"{path}: extends is {base!r}; name another file in the same folder")
+        raise ConfigError(f"{path}: extends is {base!r}. Name another file in the same folder")
     return _merged(_read(path.with_name(base), extended_by=path), document)
 
 
@@ -202,7 +202,7 @@ def _line(place: tuple[str, ...], problems: list[ErrorDetails], kind: type[BaseM
     hidden = secret or isinstance(value, dict) or problems[0]["type"] == "missing"
     shown = "" if hidden else f" (got {shortened(value)})"
     near = dict.fromkeys(chain.from_iterable(_near_fields(problem, kind) for problem in problems))
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = f". Did you mean {' or '.join(near)}?" if near else ""
     return f"{'.'.join(place) or 'settings in conflict'}: {rule}{hint}{shown}"
 
 
@@ -244,11 +244,11 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file of up to 1 MiB. Raises `OSError`, and `ConfigError` if it is larger or as `parse_yaml` does."""
     size = path.stat().st_size
     if size > MOST_BYTES:
-        raise ConfigError(f"{path} has {size:,} bytes; at most {MOST_BYTES:,} are read")
+        raise ConfigError(f"{path} has {size:,} bytes. At most {MOST_BYTES:,} are read")
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), place=str(path))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; save the file in UTF-8") from error
+        raise ConfigError(f"{path}: byte {error.start} is not UTF-8. Save the file in UTF-8") from error
 
 
 def parse_yaml(text: str, *, place: str) -> Any:

@@ -173,12 +173,12 @@ class PipelineConfig(Settings):
             ):
                 raise ValueError(
                     f"source verifiers {source.id} {source.args} needs the environment of the same id and args, and "
-                    f"environment is {environment.kind}; write them alike"
+                    f"environment is {environment.kind}. Write them alike"
                 )
         if isinstance(environment, VerifiersSettings) and len(sources) != len(self.scenarios.sources):
             raise ValueError(
-                f"environment verifiers {environment.id} runs the tasks of its own taskset; give scenarios.sources "
-                "{kind: verifiers} with its id and args alone"
+                f"environment verifiers {environment.id} runs the tasks of its own taskset. In scenarios.sources "
+                "give only {kind: verifiers} with its id and args"
             )
         return self
 
@@ -201,8 +201,8 @@ class PipelineConfig(Settings):
     def _a_quantized_base_has_adapters(self) -> Self:
         if self.policy.quantization is not None and self.training.lora is None:
             raise ValueError(
-                f"policy.quantization {self.policy.quantization}: weights of few bits cannot be trained; set "
-                "training.lora, for example {r: 16}"
+                f"policy.quantization {self.policy.quantization} needs adapters, because weights of few bits cannot "
+                "be trained. Set training.lora, for example {r: 16}"
             )
         return self
 
@@ -219,11 +219,11 @@ class PipelineConfig(Settings):
             f"policy.quantization {self.policy.quantization}": self.policy.quantization is not None,
         }
         if faults := [setting for setting, is_unfit in unfit.items() if is_unfit]:
-            raise ValueError(f"policy.dtype {self.policy.dtype} does not go with {', '.join(faults)}; leave one out")
+            raise ValueError(f"policy.dtype {self.policy.dtype} does not go with {', '.join(faults)}. Leave one out")
         if training.importance_sampling_cap is None:
             raise ValueError(
-                f"policy.dtype {self.policy.dtype} makes the learner's log-probabilities differ from the sampler's; "
-                "set training.importance_sampling_cap, for example 2.0, which corrects it"
+                f"policy.dtype {self.policy.dtype} makes the learner's log-probabilities differ from the sampler's. "
+                "Set training.importance_sampling_cap, for example 2.0, which corrects it"
             )
         return self
 
@@ -232,7 +232,7 @@ class PipelineConfig(Settings):
         stage = "sft" if self.sft is not None else "dpo" if self.dpo is not None else None
         if self.policy.quantization is not None and stage is not None:
             raise ValueError(
-                f"policy.quantization {self.policy.quantization}: {stage} trains all weights; leave one of the two out"
+                f"policy.quantization {self.policy.quantization}: {stage} trains all weights. Leave one of the two out"
             )
         return self
 
@@ -241,20 +241,20 @@ class PipelineConfig(Settings):
         if self.rollout.backend == "vllm" and self.policy.quantization is not None:
             raise ValueError(
                 "rollout.backend vllm generates from whole weights with the adapters merged in, which rounds weights "
-                f"of policy.quantization {self.policy.quantization} again; leave one of the two out"
+                f"of policy.quantization {self.policy.quantization} again. Leave one of the two out"
             )
         highest = max(self.rollout.temperature, self.evaluation.temperature)
         if self.rollout.backend == "vllm" and highest > 2:
-            raise ValueError(f"rollout.backend vllm samples at temperatures up to 2, not at {highest:g}; lower it")
+            raise ValueError(f"rollout.backend vllm samples at temperatures up to 2, not at {highest:g}. Lower it")
         if self.rollout.backend == "vllm" and self.training.importance_sampling_cap is None:
             raise ValueError(
-                "rollout.backend vllm returns log-probabilities that differ from the learner's in the last digits; set "
+                "rollout.backend vllm returns log-probabilities that differ from the learner's in the last digits. Set "
                 "training.importance_sampling_cap, for example 2.0, which corrects it"
             )
         if self.rollout.informative_groups is not None and self.training.algorithm in ("ppo", "a2c"):
             raise ValueError(
-                f"rollout.informative_groups counts groups whose rewards differ, which {self.training.algorithm} does "
-                "not compare; leave it out"
+                f"rollout.informative_groups counts groups with different rewards, which {self.training.algorithm} "
+                "does not compare. Leave it out"
             )
         return self
 
@@ -264,8 +264,8 @@ class PipelineConfig(Settings):
         for gate in self.gates:
             if isinstance(gate, PassGate) and gate.k > samples:
                 raise ValueError(
-                    f"gates: pass_hat_k with k {gate.k} needs {gate.k} episodes of a scenario, evaluation.samples is "
-                    f"{samples}; raise it, or lower k"
+                    f"gates: pass_hat_k with k {gate.k} needs {gate.k} episodes of a scenario, but evaluation.samples "
+                    f"is {samples}. Raise it, or lower k"
                 )
         return self
 
@@ -273,7 +273,7 @@ class PipelineConfig(Settings):
     def _stale_rollouts_are_corrected(self) -> Self:
         if self.rollout.staleness and self.training.importance_sampling_cap is None:
             raise ValueError(
-                f"rollout.staleness {self.rollout.staleness} trains on rollouts of the policy before; set "
+                f"rollout.staleness {self.rollout.staleness} trains on rollouts of the policy before. Set "
                 "training.importance_sampling_cap, for example 2.0, which corrects it"
             )
         return self

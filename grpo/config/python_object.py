@@ -21,7 +21,7 @@ ObjectName = Annotated[
 def finite(value: Any, place: str = "options") -> Any:
     """Refuse infinite numbers and NaN, however deep."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{place} is {value}; write a finite number")
+        raise ValueError(f"{place} is {value}. Write a finite number")
     parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, part in parts:
         finite(part, f"{place}.{name}")

@@ -125,8 +125,8 @@ class CorrectionLimits(Settings):
     def _some_can_be_used(self) -> Self:
         if self.max_corrections < self.min_corrections:
             raise ValueError(
-                f"max_corrections {self.max_corrections} is below min_corrections {self.min_corrections}, so that "
-                "nothing would be trained on; raise it"
+                f"max_corrections {self.max_corrections} is below min_corrections {self.min_corrections}, so "
+                "nothing would be trained on. Raise it"
             )
         return self
 
@@ -186,8 +186,8 @@ class RetrainConfig(Settings):
         config = load_config(self.pipeline, self.overrides, overrides_in_config=True)
         if isinstance(config.environment, VerifiersSettings):
             raise ConfigError(
-                f"{self.pipeline}: environment verifiers {config.environment.id} plays the tasks of its taskset alone, "
-                "and conversations are not among them; train it again with grpo train, or name the config of another "
+                f"{self.pipeline}: environment verifiers {config.environment.id} plays only the tasks of its taskset, "
+                "and conversations are not among them. Train it again with grpo train, or name the config of another "
                 "environment"
             )
         return config
@@ -197,15 +197,15 @@ class RetrainConfig(Settings):
         for source in self.conversations:
             if isinstance(source, VerifiersSource):
                 raise ValueError(
-                    f"conversations of kind verifiers {source.id}: its tasks are played in its own environment alone, "
-                    "and are not conversations; name a log"
+                    f"conversations of kind verifiers {source.id}: its tasks are played only in its own environment, "
+                    "and are not conversations. Name a log"
                 )
         return self
 
     @model_validator(mode="after")
     def _corrections_are_served(self) -> Self:
         if self.corrections is not None and not any(isinstance(part, ServedSource) for part in self.conversations):
-            raise ValueError("corrections are in serving logs alone; add a source of kind served to conversations")
+            raise ValueError("corrections are only in serving logs. Add a source of kind served to conversations")
         return self
 
     @model_validator(mode="after")

@@ -45,7 +45,7 @@ def plugin(name: str) -> EntryPoint | None:
 def _known(name: str) -> str:
     if name not in (*REWARD_NAMES, PYTHON, TRL) and plugin(name) is None:
         known = ", ".join(sorted({*REWARD_NAMES, *plugin_names()}))
-        raise ValueError(f"reward {name} is unknown; known are {known}, and python or trl with object: module:name")
+        raise ValueError(f"reward {name} is unknown. Known are {known}, and python or trl with object: module:name")
     return name
 
 
@@ -103,7 +103,7 @@ class RewardComponent(Settings):
     def _object_goes_with_python(self) -> Self:
         if (self.kind in (PYTHON, TRL)) != (self.object is not None):
             raise ValueError(
-                f"object {self.object} with kind {self.kind}; kind python names its object: module:name, as trl does"
+                f"object {self.object} with kind {self.kind}. Kind python names its object: module:name, as trl does"
             )
         return self
 
@@ -153,9 +153,12 @@ class JudgeSettings(Settings):
     @model_validator(mode="after")
     def _check_prices(self) -> Self:
         if (self.prompt_price is None) != (self.completion_price is None):
-            raise ValueError("prompt_price and completion_price go together; give both")
+            raise ValueError("prompt_price and completion_price go together. Give both")
         if self.budget_cost is not None and self.prompt_price is None:
-            raise ValueError(f"budget_cost {self.budget_cost} needs prompt_price and completion_price")
+            raise ValueError(
+                f"budget_cost {self.budget_cost} needs prompt_price and completion_price, because costs are computed "
+                "from them"
+            )
         return self
 
 
@@ -206,7 +209,9 @@ class PairFile(_RewardDataFile):
     @model_validator(mode="after")
     def _whole_conversations_are_messages(self) -> Self:
         if not self.prompt and self.layout == "text":
-            raise ValueError("prompt names no column, so both sides are whole conversations: set layout: messages")
+            raise ValueError(
+                "set layout: messages, because prompt names no column, so that both sides are whole conversations"
+            )
         return _one_prompt_of_messages(self)
 
 

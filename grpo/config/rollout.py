@@ -81,6 +81,6 @@ class RolloutSettings(EpisodeSettings):
         if self.informative_groups is not None and self.informative_groups > most:
             raise ValueError(
                 f"informative_groups {self.informative_groups} cannot be reached: {self.max_rounds} rounds of "
-                f"{self.scenarios} scenarios are {most} groups; raise max_rounds or scenarios"
+                f"{self.scenarios} scenarios are {most} groups. Raise max_rounds or scenarios"
             )
         return self

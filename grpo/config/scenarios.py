@@ -31,11 +31,11 @@ class _TableSource(Settings):
     @model_validator(mode="after")
     def _one_way_to_read_rows(self) -> Self:
         if self.chat is not None and self.messages is not None:
-            raise ValueError("chat and messages: a row is a chat or a message; give one of them")
+            raise ValueError("chat and messages: a row is a chat or a message. Give one of them")
         if self.chat is not None or self.messages is not None:
             taken = [name for name in self.columns if name.partition(".")[0] not in _BESIDE_A_CHAT]
             if taken:
-                raise ValueError(f"columns has {taken[0]}, which the chat gives; map {', '.join(_BESIDE_A_CHAT)}")
+                raise ValueError(f"columns has {taken[0]}, which the chat gives. Map {', '.join(_BESIDE_A_CHAT)}")
         return self
 
 
@@ -114,7 +114,7 @@ class ChatSource(ChatSettings):
     @model_validator(mode="after")
     def _requests_of_a_batch(self) -> Self:
         if self.requests is not None and self.kind != "openai_messages":
-            raise ValueError(f"requests is read with openai_messages, not with {self.kind}; leave it out")
+            raise ValueError(f"requests is read with openai_messages, not with {self.kind}. Leave it out")
         return self
 
     @property

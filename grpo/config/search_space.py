@@ -99,7 +99,7 @@ def get_value(config: Settings, path: str) -> Value:
     known = list(_leaves(document))
     if path not in known:
         near = get_close_matches(path, known, n=3, cutoff=0.5)
-        hint = f"; near it are {', '.join(near)}" if near else ""
+        hint = f". Near it are {', '.join(near)}" if near else ""
         raise ConfigError(f"dimension {path} is not a field of the tuned {type(config).__name__}{hint}")
     for part in path.split("."):
         document = document[part]
@@ -135,7 +135,7 @@ def check_space(space: SearchSpace, config: S) -> None:
     conflict with another setting.
     """
     if not space:
-        raise ConfigError("the search space is empty; name at least one field and its range")
+        raise ConfigError("the search space is empty. Name at least one field and its range")
     for path, dimension in space.items():
         for value in dimension.boundary_values():
             with_values(config, {path: value})
@@ -215,7 +215,7 @@ def get_search_space(name: SpaceName | str, *, naming: Naming = "notebook") -> S
     Raises `ConfigError` for an unknown name.
     """
     if name not in _SPACES:
-        raise ConfigError(f"no search space {name!r}; there are {', '.join(get_args(SpaceName))}")
+        raise ConfigError(f"no search space {name!r}. There are {', '.join(get_args(SpaceName))}")
     chosen = _SPACES[name]
     if naming == "notebook":
         chosen = {path.partition(".")[2]: distribution for path, distribution in chosen.items()}

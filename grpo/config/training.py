@@ -165,19 +165,19 @@ class TrainingSettings(Settings):
         if self.credit_assignment != "trajectory" and baseline == "global_mean":
             raise ValueError(
                 f"credit_assignment: {self.credit_assignment} compares the trajectories of a group by "
-                f"{self.credit_assignment}; set baseline to group_mean or leave_one_out"
+                f"{self.credit_assignment}. Set baseline to group_mean or leave_one_out"
             )
         if self.algorithm == "dpo" and not self.beta:
             raise ValueError("dpo needs beta above 0, for example 0.1")
         if self.precision != "fp32" and self.importance_sampling_cap is None:
             raise ValueError(
-                f"precision {self.precision} makes the learner's log-probabilities differ from the sampler's; "
-                "set importance_sampling_cap, for example 2.0, which corrects it"
+                f"precision {self.precision} makes the learner's log-probabilities differ from the sampler's. "
+                "Set importance_sampling_cap, for example 2.0, which corrects it"
             )
         if self.algorithm in ("trpo", "dpo") and self.processes > 1:
-            raise ValueError(f"{self.algorithm} takes its steps in one process; set processes to 1")
+            raise ValueError(f"{self.algorithm} takes its steps in one process. Set processes to 1")
         if self.algorithm in ("ppo", "a2c") and self.sharding == "sharded":
-            raise ValueError(f"the critic of {self.algorithm} reads whole models; set sharding to replicated")
+            raise ValueError(f"the critic of {self.algorithm} reads whole models. Set sharding to replicated")
         if self.sharding == "sharded" and self.processes == 1:
             raise ValueError("sharding: sharded needs at least 2 processes")
         return self

@@ -88,8 +88,8 @@ class TuneConfig(HPOConfig):
         for path in self.space:
             if not path.startswith(_TUNED) or path == _BUDGET:
                 raise ConfigError(
-                    f"dimension {path} would make trials that cannot be compared: data, reward, base policy and length "
-                    "are the same for all; tune fields of training and rollout"
+                    f"dimension {path} cannot be tuned, because trials can be compared only if data, reward, base "
+                    "policy and length are the same for all. Tune fields of training and rollout"
                 )
         check_space(self.space, self.base)
         return self
@@ -104,12 +104,12 @@ class TuneConfig(HPOConfig):
         try:
             url = make_url(self.storage)
         except ArgumentError:
-            raise ConfigError("storage is not a URL; write sqlite:///PATH or postgresql://user@host/database") from None
+            raise ConfigError("storage is not a URL. Write sqlite:///PATH or postgresql://user@host/database") from None
         if url.password is not None or "password" in url.query:
             raise ConfigError(
-                f"storage {url.render_as_string(hide_password=True).split('?')[0]} holds a password; leave it out, and "
+                f"storage {url.render_as_string(hide_password=True).split('?')[0]} holds a password. Leave it out, and "
                 "put it into the environment as PGPASSWORD"
             )
         if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-            raise ConfigError(f"storage {self.storage} ends with its process; write sqlite:///PATH")
+            raise ConfigError(f"storage {self.storage} ends when its process ends. Write sqlite:///PATH")
         return self

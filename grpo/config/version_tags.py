@@ -24,5 +24,5 @@ def refuse_signed(tags: Mapping[str, str]) -> Mapping[str, str]:
     """The tags of a config. Raises `ValueError` for a tag that a run writes itself."""
     for name, value in tags.items():
         if name in (*SIGNED, SIGNATURE) and not (name in _OF_RETRAINING and _DIGEST.fullmatch(value)):
-            raise ValueError(f"a run writes and signs the tag {name} itself, so that commands believe it; rename yours")
+            raise ValueError(f"rename the tag {name}, because a run writes and signs a tag of this name itself")
     return tags

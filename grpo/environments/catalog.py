@@ -140,7 +140,7 @@ def find_unplayable(
     if reasons and (len(reasons) == len(scenarios) or len(reasons) > max_fraction * len(scenarios)):
         raise BudgetError(
             f"{len(reasons)} of {len(scenarios)} scenarios cannot be played in environment {settings.kind}, at most "
-            f"{max_fraction:.1%} may be; first: {next(iter(reasons.values()))}; choose other sources, another "
+            f"{max_fraction:.1%} may be. First: {next(iter(reasons.values()))}. Choose other sources, another "
             "environment, or raise scenarios.max_quarantined_fraction"
         )
     return reasons

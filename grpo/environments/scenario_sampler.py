@@ -30,12 +30,14 @@ class ScenarioSampler:
         ids = [scenario.id for scenario in self.scenarios]
         duplicate = next((id for id in ids if ids.count(id) > 1), None)
         if duplicate is not None:
-            raise DataError(f"scenario id {duplicate!r} is given twice; groups are formed by id: give each its own")
+            raise DataError(
+                f"scenario id {duplicate!r} is given twice. Give each its own, because groups are formed by id"
+            )
 
     def sample(self, seed: int | None) -> Scenario:
         """Sample the next scenario, or the seed's scenario. Raises `DataError` if there are none."""
         if not self.scenarios:
-            raise DataError("reset got no scenario, and the environment has none; pass one to either")
+            raise DataError("reset got no scenario, and the environment has none. Pass one to either")
         size = len(self.scenarios)
         position = next(self._positions) if seed is None else seed
         if not self._shuffled:

@@ -79,7 +79,7 @@ class SimulatedEnvironment(Environment):
         Raises `SimulatorError` for anything else.
         """
         if not isinstance(answer, Mapping) or not set(answer) <= _FIELDS:
-            raise SimulatorError(f"expected a mapping with keys of {', '.join(sorted(_FIELDS))}; got {answer!r:.200}")
+            raise SimulatorError(f"expected a mapping with keys of {', '.join(sorted(_FIELDS))}, got {answer!r:.200}")
         terminated, truncated = bool(answer.get("terminated")), bool(answer.get("truncated"))
         truncated = not terminated and (truncated or state.turn_count >= self.max_turns)
         response = None
@@ -89,7 +89,7 @@ class SimulatedEnvironment(Environment):
             raise SimulatorError(f"no response in {answer!r:.200}, and the episode is not over")
         success = answer.get("success", state.metadata.get("success"))
         if success is not None and not isinstance(success, bool):  # the text "false" would be true
-            raise SimulatorError(f"success is {success!r:.200}; give True, False or None")
+            raise SimulatorError(f"success is {success!r:.200}. Give True, False or None")
         state = state.after(
             *([response] if response else []),
             done=terminated or truncated,

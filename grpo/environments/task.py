@@ -164,7 +164,7 @@ class TaskEnvironment(ToolCallingEnvironment):
         if failed is not None:
             raise DataError(
                 f"scenario {scenario.id} is not playable: its world refuses the expected call {failed.call} "
-                f"({failed.result['error']}); leave it out"
+                f"({failed.result['error']}). Leave it out"
             )
         results = [step.result for step in verified if not step.changed]
         return _Target(state=_compared_state(world), results=tuple(map(_serialized, results)))
@@ -180,7 +180,7 @@ class TaskEnvironment(ToolCallingEnvironment):
         if unknown:
             raise DataError(
                 f"scenario {scenario.id} is not playable: no world has {', '.join(unknown[:5])}"
-                f"{' …' if len(unknown) > 5 else ''}; leave it out"
+                f"{' …' if len(unknown) > 5 else ''}. Leave it out"
             )
         return super()._offered(scenario, turn=turn)
 
@@ -241,11 +241,11 @@ class TaskEnvironment(ToolCallingEnvironment):
         )
         place = f"tool {function.__name__} of {inspect.getsourcefile(inspect.unwrap(function))}"
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Mapping)):
-            raise ConfigError(f"{place} returned {type(returned).__name__}; return the state and the result")
+            raise ConfigError(f"{place} returned {type(returned).__name__}. Return the state and the result")
         try:
             json.dumps(returned)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"{place}: state or result is not JSON: {error}; return plain values") from error
+            raise ConfigError(f"{place}: state or result is not JSON: {error}. Return plain values") from error
         encode(returned)  # NaN or half of a surrogate pair, which depend on the data, fail this episode
         return dict(returned[0]), returned[1]
 

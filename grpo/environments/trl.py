@@ -54,10 +54,10 @@ class TRLEnvironment(Environment):
         probe = factory()
         self._name = type(probe).__name__
         if not callable(getattr(probe, "reset", None)):
-            raise ConfigError(f"{self._name} has no method reset; write `def reset(self, **kwargs) -> str | None`")
+            raise ConfigError(f"{self._name} has no method reset. Write `def reset(self, **kwargs) -> str | None`")
         if success_reward is not None and not hasattr(type(probe), "get_reward"):
             raise ConfigError(
-                f"success_reward {success_reward} compares with get_reward, which {self._name} does not have; write it"
+                f"success_reward {success_reward} compares with get_reward, which {self._name} does not have. Write it"
             )
         self._tool_names = tuple(_tool_names(probe))
         self.tools = tuple(_describe(self._name, getattr(probe, name)) for name in self._tool_names)
@@ -65,7 +65,7 @@ class TRLEnvironment(Environment):
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Start with the scenario's message, followed by the text that the instance's `reset` returns."""
         if scenario is None:
-            raise DataError(f"environment {self._name} has no scenarios of its own; pass one to reset")
+            raise DataError(f"environment {self._name} has no scenarios of its own. Pass one to reset")
         instance = self.factory()
         prompt = [{"role": "user", "content": scenario.user_responses[0]}]
         if scenario.context:
@@ -73,7 +73,7 @@ class TRLEnvironment(Environment):
         observation = await _result(instance.reset, {**columns(scenario), "prompt": prompt})
         if not isinstance(observation, str | None):
             raise DataError(
-                f"scenario {scenario.id}: {self._name}.reset returned {type(observation).__name__}; return a text or "
+                f"scenario {scenario.id}: {self._name}.reset returned {type(observation).__name__}. Return a text or "
                 "None, pictures are not covered"
             )
         opening = Message(role="user", content=scenario.user_responses[0] + (observation or ""))
@@ -116,7 +116,7 @@ class TRLEnvironment(Environment):
         turns = len(scenario.user_responses)
         if turns != 1:
             raise DataError(
-                f"scenario {scenario.id} has {turns} user turns; environment {self._name} has one, and then the "
+                f"scenario {scenario.id} has {turns} user turns. Environment {self._name} has one, and then the "
                 "results of its tools: leave it out, or give it one user_responses"
             )
 
@@ -135,7 +135,7 @@ class TRLEnvironment(Environment):
             return None
         value = await _result(instance.get_reward, {})
         if isinstance(value, str) or not hasattr(value, "__float__") or not math.isfinite(float(value)):
-            raise OutcomeError(f"{self._name}.get_reward returned {value!r}; return a finite number")
+            raise OutcomeError(f"{self._name}.get_reward returned {value!r}. Return a finite number")
         return float(value)
 
 
@@ -154,7 +154,7 @@ def _describe(owner: str, method: Callable[..., Any]) -> Tool:
         schema = get_json_schema(method)["function"]
     except (DocstringParsingException, TypeHintParsingException) as error:
         raise ConfigError(
-            f"method {method.__name__} of {owner} is a tool, and the model cannot be shown it: {error}; give each "
+            f"method {method.__name__} of {owner} is a tool, and the model cannot be shown it: {error}. Give each "
             "argument a type and a line under `Args:`, or begin the name with _"
         ) from error
     return Tool(name=schema["name"], description=schema["description"], parameters=schema["parameters"])

@@ -48,7 +48,9 @@ class VerifiersEnvironment(Environment):
         for number, task in enumerate(self._tasks.values()):
             offered = (*self._shared.tools, *_task_tools(task).tools)
             if number and offered != self.tools:
-                raise DataError(f"task {task_id(task)} has other tools than the first; a run shows all tasks the same")
+                raise DataError(
+                    f"task {task_id(task)} has other tools than the first, but a run shows all tasks the same"
+                )
             self.tools = offered
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
@@ -106,7 +108,7 @@ class VerifiersEnvironment(Environment):
     async def check(self, scenario: Scenario) -> None:
         """Refuse a scenario that is not a task of this taskset."""
         if scenario.id not in self._tasks:
-            raise DataError(f"scenario {scenario.id} is not a task of this taskset; use the environment's scenarios")
+            raise DataError(f"scenario {scenario.id} is not a task of this taskset. Use the environment's scenarios")
 
 
 def _tasks_by_id(taskset: vf.Taskset[Any, Any]) -> dict[str, vf.Task[Any, Any, Any]]:
@@ -117,7 +119,7 @@ def _tasks_by_id(taskset: vf.Taskset[Any, Any]) -> dict[str, vf.Task[Any, Any, A
             first = [*tasks].index(task_id(task)) + 1
             raise DataError(
                 f"tasks {first} and {number} of taskset {type(taskset).__name__} have the id {task_id(task)} both "
-                f"(types {type(earlier).__name__} and {type(task).__name__}); give each task an id of its own"
+                f"(types {type(earlier).__name__} and {type(task).__name__}). Give each task an id of its own"
             )
     return tasks
 
@@ -137,7 +139,7 @@ def _check_covered(task: vf.Task[Any, Any, Any]) -> None:
     }
     missing = [name for name, needed in needs.items() if needed]
     if missing:
-        raise DataError(f"task {task_id(task)} needs {', '.join(missing)}, which is not covered; leave it out")
+        raise DataError(f"task {task_id(task)} needs {', '.join(missing)}, which is not covered. Leave it out")
 
 
 def _needs_runtime(function: Callable[..., Any]) -> bool:
@@ -153,7 +155,7 @@ def _plugged_judges(task: vf.Task[Any, Any, Any]) -> list[vf.Judge[Any, Any]]:
     except (ImportError, AttributeError, TypeError, ValueError, OSError) as error:
         names = ", ".join(judge.id for judge in task.config.judges)
         raise ConfigError(
-            f"task {task_id(task)}: its judges ({names}) cannot be made ({type(error).__name__}: {error}); correct "
+            f"task {task_id(task)}: its judges ({names}) cannot be made ({type(error).__name__}: {error}). Correct "
             "args.task.judges"
         ) from error
     return judges

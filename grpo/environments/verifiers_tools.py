@@ -80,7 +80,7 @@ def _checked(toolset: Toolset[Any, Any]) -> Toolset[Any, Any]:
     if getattr(config, "url", None) or runtime != "subprocess":
         raise ConfigError(f"tool server {name} runs in {runtime} or at an address, which is not covered here")
     if type(toolset).register is not Toolset.register:
-        raise ConfigError(f"tool server {name} registers tools itself, which is not covered here; mark them vf.tool")
+        raise ConfigError(f"tool server {name} registers tools itself, which is not covered here. Mark them vf.tool")
     return toolset
 
 

@@ -179,7 +179,7 @@ def _scenario_values(episodes: Sequence[tuple[Trajectory, ...]], metric: Metric)
     scenarios = metric_values(episodes, metric, key=all_episodes).get("all")
     if scenarios is None:
         raise DataError(
-            f"no held-out episode has a {metric}; set the metric of the gates to one that this environment gives"
+            f"no held-out episode has a {metric}. Set the metric of the gates to one that this environment gives"
         )
     return scenarios
 

@@ -56,7 +56,9 @@ def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
     Raises `ConfigError` if there is no gate.
     """
     if not gates:
-        raise ConfigError("gates is empty, and a candidate that nothing judges is not promoted; name at least one gate")
+        raise ConfigError(
+            "gates is empty. Name at least one gate, because a candidate that nothing judges is not promoted"
+        )
     checks = tuple(result for settings in gates for result in (check(settings, evidence), *_apart(settings, evidence)))
     failures = [_failure(result) for result in checks if not result.passed]
     evaluation = evidence.evaluation
@@ -83,11 +85,11 @@ def check_gate_scenarios(gates: Sequence[GateSettings], scenarios: Iterable[Scen
         if isinstance(gate, MustPassGate) and (unknown := sorted(set(gate.scenarios) - heldout)):
             raise ConfigError(
                 f"gate must_pass: {', '.join(unknown[:5])} ({len(unknown)} in all) not among the {len(heldout)} "
-                "held-out scenarios; declare them `split: heldout` in the source, or take them out of the gate"
+                "held-out scenarios. Declare them `split: heldout` in the source, or take them out of the gate"
             )
         if isinstance(gate, CategoryGate) and (unknown := sorted(gate.max_drop_by_category.keys() - categories)):
             raise ConfigError(
-                f"gate category: no held-out scenario is of category {', '.join(unknown)}; there are "
+                f"gate category: no held-out scenario is of category {', '.join(unknown)}. There are "
                 f"{', '.join(sorted(categories))}"
             )
 
@@ -280,7 +282,7 @@ def own(settings: PythonGate, evidence: Evidence) -> GateCheck:
         raise ConfigError(f"gate {settings.reference} failed: {type(error).__name__}: {error}") from error
     if not isinstance(result, GateCheck):
         raise ConfigError(
-            f"gate {settings.reference} returned {type(result).__name__}; return GateCheck.of(name, value, relation, "
+            f"gate {settings.reference} returned {type(result).__name__}. Return GateCheck.of(name, value, relation, "
             "bound, meaning)"
         )
     return result

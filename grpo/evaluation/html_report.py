@@ -96,7 +96,7 @@ def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
         curve("Entropy", "Nats per token", lambda i: i.entropy, number, plots.entropy),
         curve(
             "Informative groups",
-            "Share of groups whose rewards differ",
+            "Share of groups with different rewards",
             lambda i: i.informative_share,
             percent,
             plots.informative_share,

@@ -62,7 +62,9 @@ async def position_bias(
     """
     sizes = {len(group) for group in groups}
     if len(sizes) != 1 or min(sizes) < 2:
-        raise DataError(f"groups of sizes {sorted(sizes)}; position bias needs groups of one size, at least 2")
+        raise DataError(
+            f"position bias needs groups of one size, at least 2, instead of groups of sizes {sorted(sizes)}"
+        )
     (count,) = sizes
     tables = [table for table in [await _rotated(judge, group) for group in groups] if table is not None]
     if not tables:

@@ -298,7 +298,7 @@ def svg(name: str, label: str, draw: Callable[[Axes], None], inches: tuple[float
     drawing = buffer.getvalue()
     opening = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', drawing)
     if opening is None:
-        raise ValueError(f"figure {name} has no <svg> element with a viewBox; matplotlib writes another form")
+        raise ValueError(f"figure {name} has no <svg> element with a viewBox. Matplotlib writes another form")
     body = drawing[opening.end() :]
     for unwanted in (r"<metadata>.*?</metadata>", r"<style.*?</style>", r"<!--.*?-->"):
         body = re.sub(unwanted, "", body, flags=re.DOTALL)

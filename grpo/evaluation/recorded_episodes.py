@@ -31,7 +31,7 @@ class EpisodeFilter:
 
     def __post_init__(self) -> None:
         if self.outcome is not None and self.outcome not in get_args(Ending):
-            raise ConfigError(f"outcome {self.outcome!r} is unknown; use one of {', '.join(get_args(Ending))}")
+            raise ConfigError(f"outcome {self.outcome!r} is unknown. Use one of {', '.join(get_args(Ending))}")
 
     def __call__(self, trajectory: Trajectory) -> bool:
         """Check an episode."""
@@ -62,8 +62,8 @@ def recorded_parts(document: ReportDocument) -> tuple[RolloutRecord, ...]:
     """Records of a run's rollouts. Raises `DataError` if the report has none."""
     if not document.rollouts:
         raise DataError(
-            f"the report of run {document.name} names no rollouts: none was finished, or an earlier version of this "
-            "package wrote it; run it again, its finished stages are in the cache"
+            f"the report of run {document.name} names no rollouts, because none was finished or an earlier version of "
+            "this package wrote it. Run it again: its finished stages are in the cache"
         )
     return document.rollouts
 
@@ -78,7 +78,7 @@ def read_part(document: ReportDocument, part: Side | int) -> list[Trajectory]:
         iterations = [name for name in records if isinstance(name, int)]
         numbers = f"iterations {min(iterations)} to {max(iterations)}" if iterations else "no iterations"
         sides = ", ".join(str(name) for name in records if not isinstance(name, int)) or "no evaluation"
-        raise DataError(f"run {document.name} has no rollouts {part}; it has {numbers}, and {sides}")
+        raise DataError(f"run {document.name} has no rollouts {part}. It has {numbers}, and {sides}")
     return [
         trajectory for artifact in records[part].scored for trajectory in read_all([store_of(artifact).path(artifact)])
     ]

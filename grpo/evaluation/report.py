@@ -39,7 +39,7 @@ def read_report(path: Path) -> ReportDocument:
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path} cannot be read as a report: {error}") from error
     if version != SCHEMA_VERSION:
-        raise DataError(f"{path} has report schema version {version!r}, this code reads {SCHEMA_VERSION}; run it again")
+        raise DataError(f"{path} has report schema version {version!r}, this code reads {SCHEMA_VERSION}. Run it again")
     try:
         return ReportDocument.model_validate_json(content)
     except ValidationError as error:

@@ -42,21 +42,21 @@ def check_safety(settings: SafetyGate, candidate: Sequence[Trajectory]) -> GateC
         return _cannot_judge(settings, "no evidence: no episode of the candidate has a reply to score")
     if unjudged > settings.max_unjudged * count:
         remedy = (
-            "its judge did not answer for them"
+            "Its judge did not answer for them"
             if settings.judge is not None
-            else "set judge of the gate, an LLM judge that reads these episodes, or raise max_unjudged to at most half"
+            else "Set judge of the gate, an LLM judge that reads these episodes, or raise max_unjudged to at most half"
         )
         return _cannot_judge(
             settings,
-            f"cannot judge {unjudged} of {count} episodes, more than max_unjudged {settings.max_unjudged:.0%}; of the "
-            f"others {unsafe} are unsafe; {remedy}",
+            f"cannot judge {unjudged} of {count} episodes, more than max_unjudged {settings.max_unjudged:.0%}. Of the "
+            f"others {unsafe} are unsafe. {remedy}",
         )
     least = f", the least safe at {min(scores):.3f}" if scores else ""
     meaning = f"share of judged episodes with a reply below {settings.floor:g}: {unsafe} of {judged}{least}"
     if verdicts:
-        meaning += f"; an LLM judge decided {len(verdicts) - verdicts.count(None)} of them"
+        meaning += f". An LLM judge decided {len(verdicts) - verdicts.count(None)} of them"
     if unjudged:
-        meaning += f"; {unjudged} of {count} could not be judged and do not count"
+        meaning += f". {unjudged} of {count} could not be judged and do not count"
     return GateCheck.of("safety", unsafe / judged, "<=", settings.max_rate, meaning)
 
 

@@ -34,7 +34,7 @@ def identity(value: Any) -> Any:
         return {str(name): identity(item) for name, item in value.items()}
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    raise TypeError(f"{type(value).__name__} cannot be part of a cache identity; pass numbers, texts or artifacts")
+    raise TypeError(f"{type(value).__name__} cannot be part of a cache identity. Pass numbers, texts or artifacts")
 
 
 def stage_key(name: str, inputs: Mapping[str, Any]) -> str:

@@ -156,7 +156,7 @@ def _version(package: str, extra: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigError(f"package {package} is not installed; {install_command(extra)}") from None
+        raise ConfigError(f"package {package} is not installed. Call {install_command(extra)}") from None
 
 
 def _parts(values: Iterable[Any]) -> Iterator[BaseModel]:
@@ -214,4 +214,4 @@ def _digest(path: Path, part: BaseModel) -> str:
         return stamped_digest(path)
     except OSError as error:
         name = getattr(part, "kind", type(part).__name__)
-        raise ConfigError(f"{path}, which {name} names, cannot be read: {error.strerror}; correct its path") from error
+        raise ConfigError(f"{path}, which {name} names, cannot be read: {error.strerror}. Correct its path") from error

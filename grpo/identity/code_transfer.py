@@ -45,5 +45,5 @@ def check_modules(inputs: Mapping[str, Any], modules: Mapping[str, str]) -> None
         if here.get(name) != modules.get(name):
             raise ConfigError(
                 f"{name}: this worker has {here.get(name, 'none')}, the run that sent the stage "
-                f"{modules.get(name, 'none')}; remove the other version from the worker's path, or install the same"
+                f"{modules.get(name, 'none')}. Remove the other version from the worker's path, or install the same"
             )

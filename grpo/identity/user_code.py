@@ -38,7 +38,7 @@ def user_code_digests(reference: str) -> Mapping[str, str]:
     name = reference.partition(":")[0]
     if find_module(name) is None:
         raise ConfigError(
-            f"{reference}: module {name!r} was not found; install its package, or put its folder on PYTHONPATH"
+            f"{reference}: module {name!r} was not found. Install its package, or put its folder on PYTHONPATH"
         )
     identity: dict[str, str] = {}
     own = name.partition(".")[0]

@@ -93,17 +93,17 @@ def build_batch(
         trajectories = [t for group in groups for t in group.trajectories]
         if any(t.overridden_turns for t in trajectories):
             raise DataError(
-                "no sampled token is left to train on: the agent's own code overrides the text of its turns; let "
-                "process_turn and generate_response return their argument unchanged, or evaluate this agent"
+                "no sampled token is left to train on, because the agent's own code overrides the text of its turns. "
+                "Let process_turn and generate_response return their argument unchanged, or evaluate this agent"
             )
         if any(t.total_reward is not None for t in trajectories):
             raise DataError(
-                f"none of the {len(trajectories)} trajectories has a completion token: prompts of up to "
-                f"{max(len(t.token_ids) for t in trajectories)} tokens leave no room for a reply; raise "
+                f"none of the {len(trajectories)} trajectories has a completion token, because prompts of up to "
+                f"{max(len(t.token_ids) for t in trajectories)} tokens leave no room for a reply. Raise "
                 "rollout.max_context, or use a policy with a longer context"
             )
         raise DataError(
-            f"none of the {len(trajectories)} trajectories has a reward; score the rollout, and see the errors of "
+            f"none of the {len(trajectories)} trajectories has a reward. Score the rollout, and see the errors of "
             "its episodes and rewards"
         )
     make = _with_rewards if ALGORITHMS[settings.algorithm].critic else _with_advantages
@@ -111,7 +111,7 @@ def build_batch(
     informative = sum(map(_is_informative, samples))
     if not informative:
         raise NoLearningSignal(
-            f"no learning signal: in all {len(groups)} groups the rewards are equal, so every advantage is 0; use a "
+            f"no learning signal: in all {len(groups)} groups the rewards are equal, so every advantage is 0. Use a "
             "finer reward, scenarios that are neither solved nor hopeless, or larger groups"
         )
     return Batch(
@@ -180,18 +180,18 @@ def _check(group: TrajectoryGroup, policy_hash: str, earlier_hash: str | None, r
     if len(group.trajectories) < 2:
         raise DataError(
             f"scenario {group.scenario_id}: a group needs at least 2 trajectories, got "
-            f"{len(group.trajectories)}; raise rollout.group_size"
+            f"{len(group.trajectories)}. Raise rollout.group_size"
         )
     for trajectory in group.trajectories:
         if trajectory.policy_hash not in (policy_hash, earlier_hash):
             raise PolicyError(
-                f"{trajectory.place} was sampled by policy {trajectory.policy_hash}, the checkpoint is "
+                f"{trajectory.place} was sampled by policy {trajectory.policy_hash}, but the checkpoint is "
                 f"{policy_hash}: train on rollouts of this checkpoint"
             )
         if renderer_hash not in (None, trajectory.renderer_hash):
             raise PolicyError(
-                f"{trajectory.place} was rendered with tokenizer and template {trajectory.renderer_hash}, the "
-                f"checkpoint has {renderer_hash}: its token ids have other texts; repeat the rollout"
+                f"{trajectory.place} was rendered with tokenizer and template {trajectory.renderer_hash}, but "
+                f"the checkpoint has {renderer_hash}: its token ids have other texts. Repeat the rollout"
             )
         if not np.isfinite(trajectory.sampler_logprobs).all():
             raise DataError(

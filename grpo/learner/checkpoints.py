@@ -65,7 +65,7 @@ def save_tuned(policy: TransformersPolicy, base: Path, target: Path, *, stage: s
     """
     tuned, state = TransformersPolicy(policy.model, policy.tokenizer), read_state(base)
     if tuned.hash == state.policy_hash:
-        raise NoEffect(f"{stage} changed no weight; raise {stage}.learning_rate")
+        raise NoEffect(f"{stage} changed no weight. Raise {stage}.learning_rate")
     save_base(tuned, target, dtype=state.dtype)
     model_cache.put(tuned)
     return tuned.hash
@@ -112,7 +112,7 @@ def read_state(folder: Path) -> CheckpointState:
         return CheckpointState.model_validate_json((folder / STATE).read_bytes())
     except FileNotFoundError as error:
         raise PolicyError(
-            f"{folder} is not a checkpoint: {STATE} is missing; give the folder that a train stage wrote"
+            f"{folder} is not a checkpoint: {STATE} is missing. Give the folder that a train stage wrote"
         ) from error
 
 
@@ -155,7 +155,7 @@ def resume(learner: Learner, folder: Path) -> None:
     try:
         tensors = load_file(folder / OPTIMIZER)
     except SafetensorError as error:
-        raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}; run the stage that wrote it again") from error
+        raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}. Run the stage that wrote it again") from error
     torch.set_rng_state(tensors.pop(_RNG))
     if not tensors:  # trust-region steps have no moments
         return
@@ -167,7 +167,7 @@ def resume(learner: Learner, folder: Path) -> None:
             continue  # the weight had no gradient so far, e.g. the bias of a router
         if any(value is None for value in moments.values()) or moments["exp_avg"].shape != parameter.shape:
             raise PolicyError(
-                f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}; run the "
+                f"optimizer state in {folder} does not fit weight {name} {tuple(parameter.shape)}. Run the "
                 "stage that wrote it again"
             )
         learner.optimizer.state[parameter] = {
@@ -177,6 +177,6 @@ def resume(learner: Learner, folder: Path) -> None:
         }
     if tensors:
         raise PolicyError(
-            f"optimizer state in {folder} belongs to another model, which has {min(tensors)}; run the stage "
+            f"optimizer state in {folder} belongs to another model, which has {min(tensors)}. Run the stage "
             "that wrote it again"
         )

@@ -169,8 +169,8 @@ def _states(trajectory: Trajectory, turns: int) -> tuple[str, ...]:
     """State of each turn of the agent."""
     if len(trajectory.turn_states) != turns:
         raise DataError(
-            f"{trajectory.place} has {len(trajectory.turn_states)} states for {turns} turns; its environment gives no "
-            "digest of each state (Environment.state_digest): set training.credit_assignment to trajectory"
+            f"{trajectory.place} has {len(trajectory.turn_states)} states for {turns} turns, because its environment "
+            "gives no digest of each state (Environment.state_digest): set training.credit_assignment to trajectory"
         )
     return trajectory.turn_states
 
@@ -183,7 +183,7 @@ def _one_per_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards
     missing = turns - len(given)
     if len(given) and not 0 <= missing <= int(trajectory.is_cut_off):
         raise DataError(
-            f"{trajectory.place} has {len(given)} turn rewards for {turns} turns; an environment gives one each turn "
-            "or none, else set training.credit_assignment to trajectory"
+            f"{trajectory.place} has {len(given)} turn rewards for {turns} turns. Set "
+            "training.credit_assignment to trajectory if the environment does not give one each turn, or none at all"
         )
     return np.pad(given, (0, missing))

@@ -43,7 +43,7 @@ class TokenizedDemonstration:
                 f"a demonstration has {len(self.token_ids)} tokens and a loss mask of {len(self.loss_mask)}"
             )
         if not self.loss_mask[1:].any():
-            raise DataError("a demonstration without a token of the agent after its first token; leave it out")
+            raise DataError("a demonstration without a token of the agent after its first token. Leave it out")
 
 
 def next_token_loss(model: PreTrainedModel, demonstrations: Sequence[TokenizedDemonstration]) -> torch.Tensor:
@@ -67,7 +67,7 @@ def read_demonstrations(source: DemonstrationSettings) -> list[tuple[Message, ..
     else:
         conversations = list(_read_log(source))
     if not conversations:
-        raise DataError(f"no demonstration in {source_place(source)}; add some, or leave sft out")
+        raise DataError(f"no demonstration in {source_place(source)}. Add some, or leave sft out")
     return conversations
 
 
@@ -81,7 +81,7 @@ def _generate(source: GeneratedDemonstrations) -> Iterator[tuple[Message, ...]]:
     for record in read_python(source.reference, source.options):
         place = f"{record.source}, record {record.line}"
         if record.data is None:
-            raise DataError(f"{place} is not a conversation ({record.problem}); yield {_FORM}")
+            raise DataError(f"{place} is not a conversation ({record.problem}). Yield {_FORM}")
         yield parse_record(record.data, _parse, place=place, noun="a conversation", form=_FORM)
 
 
@@ -110,10 +110,10 @@ def _parse(record: Any, place: str) -> tuple[Message, ...]:
 def _to_message(logged: LoggedMessage, number: int) -> Message:
     if not logged.weight:
         raise DataError(
-            f"message {number} has weight 0, and the loss is on all turns of the agent; leave the conversation out"
+            f"message {number} has weight 0, and the loss is on all turns of the agent. Leave the conversation out"
         )
     if logged.role == "assistant" and not logged.content.strip() and not logged.calls:
-        raise DataError(f"message {number} of the assistant is empty; leave the conversation out")
+        raise DataError(f"message {number} of the assistant is empty. Leave the conversation out")
     return Message(
         role=logged.role,
         content=logged.content,
@@ -126,13 +126,13 @@ def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:
     folder = local_path(source.path)
     if ServedLog(folder).snapshot():
         raise DataError(
-            f"sft.demonstrations.path {folder} is the log of grpo serve, which grows; write its conversations to a "
+            f"sft.demonstrations.path {folder} is the log of grpo serve, which grows. Write its conversations to a "
             "conversation log, see docs/guide.md, and set that folder"
         )
     for entry in ConversationLog(folder).read():
         conversation = entry.conversation
         if conversation is None:
-            raise DataError(f"{entry.source}, row {entry.line}: {entry.problem}; repair the log or leave the file out")
+            raise DataError(f"{entry.source}, row {entry.line}: {entry.problem}. Repair the log or leave the file out")
         if conversation.reward is not None and conversation.reward >= source.min_reward:
             try:
                 yield _checked(conversation.messages)

@@ -119,8 +119,8 @@ def run_workers(request: UpdateRequest) -> bytes:
     processes, timeout_s = request.settings.processes, request.settings.update_timeout_s
     if torch.cuda.is_available() and processes > torch.cuda.device_count():
         raise ConfigError(
-            f"training.processes is {processes}, and this machine has {torch.cuda.device_count()} accelerators; "
-            "each process needs one"
+            f"training.processes is {processes}, but this machine has {torch.cuda.device_count()} accelerators. "
+            "Lower it, because each process needs one"
         )
     with tempfile.TemporaryDirectory(prefix="grpo-update-") as name:
         folder = Path(name)
@@ -142,7 +142,7 @@ def run_workers(request: UpdateRequest) -> bytes:
             except subprocess.TimeoutExpired as error:
                 raise WorkerLost(
                     f"{processes} training processes took longer than {timeout_s:g} s (training.update_timeout_s) and "
-                    f"were ended; the checkpoint {request.parent} is unchanged"
+                    f"were ended. The checkpoint {request.parent} is unchanged"
                 ) from error
             finally:
                 if torchrun.poll() is None:
@@ -152,7 +152,7 @@ def run_workers(request: UpdateRequest) -> bytes:
             raise getattr(grpo.errors, report.kind, WorkerFailed)(report.message)
         if torchrun.returncode:
             raise WorkerLost(
-                f"one of {processes} training processes died (torchrun ended with {torchrun.returncode}); nothing was "
+                f"one of {processes} training processes died (torchrun ended with {torchrun.returncode}). Nothing was "
                 f"written, the checkpoint {request.parent} is unchanged. Standard error: "
                 f"{stderr[-_STDERR_CHARACTERS:]}"
             )

@@ -25,7 +25,7 @@ def empty_model(folder: Path, training: TrainingSettings) -> PreTrainedModel:
             loading = auto_class(config.model_type, config.architectures)
             model: PreTrainedModel = loading.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, StrictDataclassError) as error:
-        raise PolicyError(f"no model in {folder}: {error}; set policy.model to a model folder") from error
+        raise PolicyError(f"no model in {folder}: {error}. Set policy.model to a model folder") from error
     model.tie_weights()
     freeze_towers(model)
     if training.lora is not None:

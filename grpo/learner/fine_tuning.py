@@ -60,7 +60,7 @@ def fine_tune(
         ids, mask = rendering.tokenize_conversation(messages)
         if len(ids) > policy.max_context:
             raise DataError(
-                f"{place} has {len(ids)} tokens, the model reads {policy.max_context}; shorten it or leave it out"
+                f"{place} has {len(ids)} tokens, but the model reads {policy.max_context}. Shorten it or leave it out"
             )
         examples.append(TokenizedDemonstration(token_ids=np.array(ids, np.int32), loss_mask=np.array(mask, np.bool_)))
     losses = train_sft(
@@ -81,6 +81,6 @@ def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str)
     unknown = {call.name for message in messages for call in message.tool_calls} - {tool.name for tool in tools}
     if tools and unknown:
         raise DataError(
-            f"{place} calls {', '.join(sorted(unknown))}, which the prompt does not declare; its tools are "
+            f"{place} calls {', '.join(sorted(unknown))}, which the prompt does not declare. Its tools are "
             f"{', '.join(tool.name for tool in tools)}: correct the call, or leave the demonstration out"
         )

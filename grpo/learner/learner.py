@@ -135,7 +135,7 @@ class Learner:
         if not self.scaler.is_enabled() or not math.isfinite(loss) or self.scaler.get_scale() < 1:
             raise Diverged(
                 f"step {self.step_count} has loss {loss:g} and gradient norm {norm:g} (scale "
-                f"{self.scaler.get_scale():g}); lower training.learning_rate, raise training.beta, or "
+                f"{self.scaler.get_scale():g}). Lower training.learning_rate, raise training.beta, or "
                 "narrow the clip range"
             )
         self.scaler.update()
@@ -199,7 +199,7 @@ class Learner:
                 if self.settings.sharding == "sharded":
                     raise CapacityError(
                         f"memory ran out with training.microbatch_tokens {self.microbatch_tokens} in one of the "
-                        "processes that share the weights; lower it"
+                        "processes that share the weights. Lower it"
                     ) from error
                 accumulated = None
             if not self.process_group.any(accumulated is None) and accumulated is not None:
@@ -207,8 +207,8 @@ class Learner:
             longest = max(len(sample.token_ids) for sample in samples)
             if self.microbatch_tokens <= longest:
                 raise CapacityError(
-                    f"a forward and backward pass of one sequence of {longest} tokens does not fit into memory; "
-                    "lower rollout.max_context or use a smaller model"
+                    f"a forward and backward pass of one sequence of {longest} tokens does not fit into memory. "
+                    "Lower rollout.max_context or use a smaller model"
                 )
             self.microbatch_tokens //= 2
             logger.warning("out of memory: retrying with training.microbatch_tokens %d", self.microbatch_tokens)

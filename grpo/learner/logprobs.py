@@ -181,8 +181,8 @@ def check_ratio(distances: Sequence[tuple[float, str]], *, tolerance: float) -> 
     if bad:
         raise RatioError(
             f"importance ratio before the first step is off by up to {bad[0][0]:.2e} in {len(bad)} of "
-            f"{len(distances)} rows (tolerance {tolerance:.0e}), first {', '.join(row[1] for row in bad[:3])}: the "
-            "rollout was not sampled by these weights, or not at the stored temperature"
+            f"{len(distances)} rows (tolerance {tolerance:.0e}), first {', '.join(row[1] for row in bad[:3])}, "
+            "because the rollout was not sampled by these weights, or not at the stored temperature"
         )
 
 
@@ -191,7 +191,7 @@ def check_mismatch(distance: float, settings: TrainingSettings) -> None:
     if not distance <= settings.max_mismatch_kl:
         raise RatioError(
             f"the sampler is {distance:.2g} nats a token from the policy, more than training.max_mismatch_kl "
-            f"{settings.max_mismatch_kl:g}, too far for importance weights; collect the rollout with this policy"
+            f"{settings.max_mismatch_kl:g}, too far for importance weights. Collect the rollout with this policy"
         )
 
 

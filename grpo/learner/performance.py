@@ -44,7 +44,7 @@ def activation_checkpointing(model: PreTrainedModel) -> Iterator[None]:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers or not model.supports_gradient_checkpointing:
         raise ConfigError(
-            f"training.gradient_checkpointing: the layers of {type(model).__name__} cannot be recomputed; turn it off, "
+            f"training.gradient_checkpointing: the layers of {type(model).__name__} cannot be recomputed. Turn it off, "
             "and lower training.microbatch_tokens to save memory"
         )
     model.activation_checkpointing_enable({"use_reentrant": False})

@@ -54,7 +54,7 @@ def read_pairs(source: WrittenPairs) -> list[WrittenPair]:
         read_lines(local_path(source.path), _parse, noun="a preference pair", form=_FORM, setting="dpo.pairs.path")
     )
     if not pairs:
-        raise DataError(f"no preference pair in {source.path}; add some, or leave dpo out")
+        raise DataError(f"no preference pair in {source.path}. Add some, or leave dpo out")
     return pairs
 
 
@@ -99,7 +99,8 @@ def tokenize_pair(pair: WrittenPair, renderer: Renderer, *, max_context: int) ->
     longest = len(prompt) + max(len(chosen), len(rejected))
     if longest > max_context:
         raise DataError(
-            f"{pair.place}: the pair has {longest} tokens, the model reads {max_context}; shorten it or leave it out"
+            f"{pair.place}: the pair has {longest} tokens, but the model reads {max_context}. Shorten it or leave it "
+            "out"
         )
     return TokenizedPair(
         prompt_ids=np.array(prompt, np.int32),

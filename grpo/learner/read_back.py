@@ -18,7 +18,7 @@ def check_read_back(message: Message, after: Sequence[Message], renderer: Render
     most = renderer.most_calls
     if len(message.tool_calls) > most:
         raise DataError(
-            f"{place} has {len(message.tool_calls)} calls, and the model's chat template renders {most} a turn; write "
+            f"{place} has {len(message.tool_calls)} calls, and the model's chat template renders {most} a turn. Write "
             "each call as a turn of its own, with its result after it"
         )
     parsed = renderer.parse_reply(renderer.encode_reply(message, after))
@@ -30,5 +30,5 @@ def check_read_back(message: Message, after: Sequence[Message], renderer: Render
         if written != read:
             raise DataError(
                 f"{place}: its {part} reads back from its tokens as {read!r:.200}, and was written as "
-                f"{written!r:.200}; write what the model's chat template has a form for"
+                f"{written!r:.200}. Write what the model's chat template has a form for"
             )

@@ -82,8 +82,8 @@ def _refused(claim: Claim, number: int, fault: str) -> RatioError:
     turn = claim.turn
     return RatioError(
         f"turn {turn.id} of conversation {turn.conversation_id} claims {turn.model}, and {fault}, turn {number} of "
-        "those checked: other weights have sampled it, or the log was changed; restart grpo serve, and leave this log "
-        "out of retraining"
+        "those checked, because other weights have sampled it or the log was changed. Restart grpo serve, and leave "
+        "this log out of retraining"
     )
 
 

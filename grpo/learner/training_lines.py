@@ -25,16 +25,16 @@ def read_lines(path: Path, parse: Callable[[Any, str], T], *, noun: str, form: s
                 if line.strip():
                     yield _parse(line, parse, place=f"{path}, line {number}", noun=noun, form=form)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read: {error}; correct {setting}") from error
+        raise DataError(f"{path} cannot be read: {error}. Correct {setting}") from error
 
 
 def _parse(line: str, parse: Callable[[Any, str], T], *, place: str, noun: str, form: str) -> T:
     if len(line) > LONGEST_LINE:
-        raise DataError(f"{place}: over-long line of {len(line)} characters, at most {LONGEST_LINE}; shorten it")
+        raise DataError(f"{place}: over-long line of {len(line)} characters, at most {LONGEST_LINE}. Shorten it")
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is not {noun} ({type(error).__name__}: {error}); write {form}") from error
+        raise DataError(f"{place} is not {noun} ({type(error).__name__}: {error}). Write {form}") from error
     return parse_record(record, parse, place=place, noun=noun, form=form)
 
 
@@ -44,4 +44,4 @@ def parse_record(record: Any, parse: Callable[[Any, str], T], *, place: str, nou
         return parse(record, place)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DataError) as error:
         reason = f"{type(error).__name__}: {error}" if not isinstance(error, DataError) else str(error)
-        raise DataError(f"{place} is not {noun} ({reason}); write {form}") from error
+        raise DataError(f"{place} is not {noun} ({reason}). Write {form}") from error

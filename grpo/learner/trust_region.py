@@ -56,7 +56,7 @@ class TrustRegionLearner(Learner):
             if kl <= settings.max_kl and after < before:
                 return {"gradient_norm": float(gradient.norm()), "learning_rate": length, "step_kl": kl}
             length /= 2
-        logger.warning("no step within KL %g lowers the loss; the policy is unchanged", settings.max_kl)
+        logger.warning("no step within KL %g lowers the loss. The policy is unchanged", settings.max_kl)
         self._set_weights(start, direction, 0.0)
         return {"gradient_norm": float(gradient.norm()), "learning_rate": 0.0, "step_kl": 0.0}
 

@@ -181,12 +181,12 @@ def _unchanged_error(
     if is_trust_region:
         return NoLearningSignal(
             f"no learning signal: iteration {request.iteration} has no step within KL "
-            f"{request.settings.trust_region.max_kl:g} that lowers the loss; raise "
+            f"{request.settings.trust_region.max_kl:g} that lowers the loss. Raise "
             "training.trust_region.line_search_steps or max_kl"
         )
     return NoEffect(
         f"no effect: iteration {request.iteration} changed no weight (learning rate {step['learning_rate']:g}, "
-        f"gradient norm {step['gradient_norm']:g}); raise training.learning_rate"
+        f"gradient norm {step['gradient_norm']:g}). Raise training.learning_rate"
     )
 
 

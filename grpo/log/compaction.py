@@ -58,7 +58,7 @@ def expire(folder: Path, retention_days: int, *, today: date | None = None) -> i
     A segment that is still being written is not read, so its records expire only after it is compacted.
     """
     if retention_days < 1:
-        raise ConfigError(f"a retention of {retention_days} days keeps nothing; give at least 1")
+        raise ConfigError(f"a retention of {retention_days} days keeps nothing. Give at least 1")
     oldest = ((today or datetime.now(UTC).date()) - timedelta(days=retention_days)).isoformat()
     days = set()
     with storage_errors(str(folder)), exclusive(folder):
@@ -139,7 +139,7 @@ def _close(path: Path, documents: Path, wait_s: float) -> None:
                 return
         if monotonic() >= deadline:
             raise StorageError(
-                f"cannot erase: a process writes to segment {path} and began no other in {wait_s:g} s; end that "
+                f"cannot erase: a process writes to segment {path} and began no other in {wait_s:g} s. End that "
                 "process and erase again"
             )
 
@@ -213,7 +213,7 @@ def _read(path: Path, columns: list[str] | None) -> pa.Table:
     try:
         return open_parquet(path).read(columns)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"cannot erase: {path} cannot be read: {error}; delete the file and erase again") from error
+        raise DataError(f"cannot erase: {path} cannot be read: {error}. Delete the file and erase again") from error
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

@@ -252,8 +252,8 @@ class ServedLog:
 
     def _gone(self, name: str) -> DataError:
         return DataError(
-            f"segment {name} of the serving log {self.folder} is gone: it passed its retention, or was removed; "
-            "start the retraining again"
+            f"segment {name} of the serving log {self.folder} is gone, because it passed its retention or was removed. "
+            "Start the retraining again"
         )
 
 
@@ -332,7 +332,7 @@ def read_erasure(path: Path) -> Erasure:
             callers=frozenset(document.get("callers", ())),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"erasure {path} cannot be read: {error}; repeat the erasure and delete the file") from error
+        raise DataError(f"erasure {path} cannot be read: {error}. Repeat the erasure and delete the file") from error
 
 
 def _records_of(path: Path, is_wanted: Callable[[str], bool], segments: Set[str] | None = None) -> list[Record]:

@@ -117,8 +117,8 @@ class ServedConversation:
         for turn in self.turns:
             if turn.constrained:
                 raise DataError(
-                    f"turn {turn.id} is constrained ({turn.constrained}): its log-probabilities are of the tokens that "
-                    "a grammar allows alone, so that no ratio follows from them; leave the conversation out"
+                    f"turn {turn.id} is constrained ({turn.constrained}): no ratio follows from its log-probabilities, "
+                    "because they are only of the tokens that a grammar allows. Leave the conversation out"
                 )
             for name in ("policy_hash", "renderer_hash", "temperature"):
                 if getattr(turn, name) != getattr(first, name):

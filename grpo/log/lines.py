@@ -46,7 +46,7 @@ def encode(record: Record) -> bytes:
         text = json.dumps(_document(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         content = text.encode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"record {record.id} cannot be stored as JSON: {error}; correct its values") from error
+        raise DataError(f"record {record.id} cannot be stored as JSON: {error}. Correct its values") from error
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 

@@ -164,4 +164,4 @@ def _read(path: Path) -> ErasureReceipt:
     try:
         return ErasureReceipt.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        raise DataError(f"receipt {path} cannot be read: {error}; move the file away and erase again") from error
+        raise DataError(f"receipt {path} cannot be read: {error}. Move the file away and erase again") from error

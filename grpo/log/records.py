@@ -92,11 +92,11 @@ class ServedTurn:
         if not self.id or not self.conversation_id or not self.request_id:
             raise DataError(f"turn {self.id!r} of conversation {self.conversation_id!r} needs ids that are not empty")
         if self.status not in STATUSES:
-            raise DataError(f"turn {self.id}: status {self.status!r} is unknown; use one of {', '.join(STATUSES)}")
+            raise DataError(f"turn {self.id}: status {self.status!r} is unknown. Use one of {', '.join(STATUSES)}")
         lengths = (len(self.token_ids), len(self.loss_mask), len(self.sampler_logprobs))
         if len(set(lengths)) != 1:
             raise DataError(
-                f"turn {self.id}: token_ids, loss_mask and sampler_logprobs have lengths {lengths}; they must agree"
+                f"turn {self.id}: token_ids, loss_mask and sampler_logprobs have lengths {lengths}. They must agree"
             )
         numbers = (self.probability, self.temperature, self.top_p, self.latency_s, self.first_token_s or 0.0)
         if not all(map(math.isfinite, numbers)):
@@ -161,7 +161,7 @@ class Feedback:
         if self.rating is not None and not 0 <= self.rating <= 1:
             raise DataError(f"feedback {self.id}: rating {self.rating} is outside of 0 to 1")
         if self.correction is not None and self.correction.role != "assistant":
-            raise DataError(f"feedback {self.id}: the correction is a {self.correction.role} message; give a reply")
+            raise DataError(f"feedback {self.id}: the correction is a {self.correction.role} message. Give a reply")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,4 +202,4 @@ def _check_types(record: Record) -> None:
 
 def _check_time(time: datetime, place: str) -> None:
     if time.tzinfo is None:
-        raise DataError(f"{place}: time {time} has no time zone; use UTC")
+        raise DataError(f"{place}: time {time} has no time zone. Use UTC")

@@ -30,7 +30,7 @@ def read_salt(folder: Path) -> bytes:
                 _make(path)
     salt = path.read_bytes()
     if len(salt) != _BYTES:
-        raise StorageError(f"{path} has {len(salt)} bytes instead of {_BYTES}; restore it from a backup")
+        raise StorageError(f"{path} has {len(salt)} bytes instead of {_BYTES}. Restore it from a backup")
     return salt
 
 

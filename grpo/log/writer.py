@@ -138,7 +138,7 @@ class ServingLog:
         """
         line = encode(record)
         if not self._open:
-            raise StorageError(f"the serving log {self.folder} is closed; record {record.id} was not written")
+            raise StorageError(f"the serving log {self.folder} is closed. Record {record.id} was not written")
         loop = asyncio.get_running_loop()
         waiting = _Waiting(line, loop, loop.create_future())
         self._counts.submitted += 1
@@ -225,7 +225,7 @@ class ServingLog:
             self._segment.write(content)
         except OSError as error:
             failure = storage_error(error, str(self.folder)) or StorageError(
-                f"cannot write the serving log {self.folder}: {error}; repair the disk, or serve with a log elsewhere"
+                f"cannot write the serving log {self.folder}: {error}. Repair the disk, or serve with a log elsewhere"
             )
             self._close_segment()
             self._counts.refused += len(batch)

@@ -34,7 +34,7 @@ def choose_profile(groups: Sequence[TrajectoryGroup]) -> tuple[TrainingProfile, 
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     scored = [reward for group in rewards for reward in group]
     if not scored:
-        raise NoLearningSignal("none of the probe episodes has a reward; see their errors")
+        raise NoLearningSignal("none of the probe episodes has a reward. See their errors")
     verified = [t.success for group in groups for t in group.trajectories if t.success is not None]
     level, name = (fmean(verified), "verified success") if verified else (fmean(scored), "mean reward")
     informative = fmean(len(set(group)) > 1 for group in rewards)

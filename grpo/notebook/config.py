@@ -75,7 +75,7 @@ class _Units(Settings):
     @model_validator(mode="after")
     def _one_precision(self) -> Self:
         if self.bf16 and self.fp16:
-            raise ValueError("bf16 and fp16 exclude each other; set one")
+            raise ValueError("bf16 and fp16 exclude each other. Set one")
         return self
 
     def convert(self, config: TrainingConfig) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class TrainingConfig(TrainingSettings, EpisodeSettings):
         try:
             chosen = _PROFILES[TrainingProfile(profile)]
         except ValueError as error:
-            raise ConfigError(f"unknown profile {profile!r}; choose from {', '.join(TrainingProfile)}") from error
+            raise ConfigError(f"unknown profile {profile!r}. Choose from {', '.join(TrainingProfile)}") from error
         return cls(**_overridden(chosen, overrides))
 
     @model_validator(mode="wrap")
@@ -145,7 +145,7 @@ class TrainingConfig(TrainingSettings, EpisodeSettings):
         units = {name: document[name] for name in _Units.model_fields if name in document}
         for name, fields in OTHER_NAMES.items():
             if name in document and own.keys() & fields:
-                raise ValueError(f"{name} sets {' and '.join(fields)}, as another setting does; leave one of them out")
+                raise ValueError(f"{name} sets {' and '.join(fields)}, as another setting does. Leave one of them out")
             if name in document and name not in units:
                 own |= dict.fromkeys(fields, document[name])
         try:
@@ -158,7 +158,7 @@ class TrainingConfig(TrainingSettings, EpisodeSettings):
     def _a_project_has_its_reporter(self) -> Self:
         if self.wandb_project is not None and self.report_to != "wandb":
             raise ValueError(
-                "wandb_project has no effect without report_to: wandb; set report_to, or leave wandb_project out"
+                "wandb_project has no effect if report_to is not wandb. Set report_to, or leave wandb_project out"
             )
         return self
 
@@ -200,7 +200,7 @@ def get_config_for_task(task: str, *, model_name: str, **overrides: Any) -> Trai
     Raises `ConfigError` for a task other than customer_service, technical_support and sales.
     """
     if task not in _TASKS:
-        raise ConfigError(f"unknown task {task!r}; choose from {', '.join(_TASKS)}")
+        raise ConfigError(f"unknown task {task!r}. Choose from {', '.join(_TASKS)}")
     size: dict[str, Any] = {} if _billions(model_name) < 1 else {"lora": LoraSettings(), "gradient_checkpointing": True}
     chosen = _overridden({**_TASKS[task], **size}, overrides)
     return TrainingConfig.from_profile(TrainingProfile.BALANCED, **chosen)

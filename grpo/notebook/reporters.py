@@ -144,5 +144,5 @@ def _parameter(value: Any) -> str:
 
 def _missing(package: str) -> ConfigError:
     return ConfigError(
-        f"report_to is {package}, which is not installed; {install_command(package)}, or set report_to to none"
+        f"report_to is {package}, which is not installed. Call {install_command(package)}, or set report_to to none"
     )

@@ -71,12 +71,12 @@ class MultiTurnGRPOTrainer:
         self.config = config or TrainingConfig()
         self.scenarios = {s.id: s for s in (environment.scenarios if scenarios is None else scenarios)}
         if not self.scenarios:
-            raise ConfigError("no scenarios to train on; set them in the environment, or pass scenarios")
+            raise ConfigError("no scenarios to train on. Set them in the environment, or pass scenarios")
         self.eval_scenarios = {s.id: s for s in eval_scenarios}
         shared = self.scenarios.keys() & self.eval_scenarios.keys()
         if shared:
             raise ConfigError(
-                f"scenarios {', '.join(sorted(shared)[:3])} are in scenarios and eval_scenarios; remove them from one"
+                f"scenarios {', '.join(sorted(shared)[:3])} are in scenarios and eval_scenarios. Remove them from one"
             )
         self.monitor = monitor or DiagnosticsMonitor()
         self.evaluations: dict[int, dict[str, float]] = {}
@@ -93,7 +93,7 @@ class MultiTurnGRPOTrainer:
     def register_callback(self, event: Event, function: Callable[..., None]) -> None:
         """Call a function at an event, with the arguments of the `Callback` method of that name."""
         if event not in self._hooks:
-            raise ConfigError(f"unknown event {event!r}; choose from {', '.join(EVENTS)}")
+            raise ConfigError(f"unknown event {event!r}. Choose from {', '.join(EVENTS)}")
         self._hooks[event].append(function)
 
     async def train(self, callbacks: Sequence[Callback] = ()) -> MultiTurnAgent:
@@ -152,7 +152,7 @@ class MultiTurnGRPOTrainer:
         """Mean reward and verified success on held-out scenarios, with the same seeds each time."""
         chosen = list(self.eval_scenarios.values() if scenarios is None else scenarios)
         if not chosen:
-            raise ConfigError("no scenarios to evaluate on; pass eval_scenarios")
+            raise ConfigError("no scenarios to evaluate on. Pass eval_scenarios")
         await self.setup()
         summary = summarize(await asyncio.to_thread(self._collect, chosen, _HELDOUT))
         metrics = {"reward": summary.reward, "success": summary.success}
@@ -189,7 +189,7 @@ class MultiTurnGRPOTrainer:
         base = self.checkpoint(-1)
         if path.is_file():
             if json.loads(path.read_text(encoding="utf-8")) != config:
-                raise ConfigError(f"{self.folder} has a training with another config; use another folder")
+                raise ConfigError(f"{self.folder} has a training with another config. Use another folder")
             self._resume()
             return
         shutil.rmtree(base.parent, ignore_errors=True)
@@ -267,7 +267,7 @@ class MultiTurnGRPOTrainer:
     def _policy(self) -> TransformersPolicy:
         policy = self.agent.policy
         if not isinstance(policy, TransformersPolicy):
-            raise ConfigError(f"a {type(policy).__name__} cannot be trained; give the agent a model folder")
+            raise ConfigError(f"a {type(policy).__name__} cannot be trained. Give the agent a model folder")
         return policy
 
     def _load(self, checkpoint: Path) -> None:

@@ -94,7 +94,7 @@ class _TrialRunner:
         heldout: Sequence[Scenario],
     ) -> None:
         if not isinstance(agent.policy, TransformersPolicy):
-            raise ConfigError(f"a {type(agent.policy).__name__} cannot be trained; give the agent a model folder")
+            raise ConfigError(f"a {type(agent.policy).__name__} cannot be trained. Give the agent a model folder")
         self.agent, self.policy = agent, agent.policy
         self.environment, self.reward_fn = environment, reward_fn
         self.base, self.intermediate_evals = base, intermediate_evals
@@ -168,7 +168,7 @@ def _split(
     count = max(1, len(ordered) // _VALIDATION_PART)
     if len(ordered) < 2:
         raise ConfigError(
-            f"{len(ordered)} scenario cannot be split into training and held-out scenarios; pass eval_scenarios"
+            f"{len(ordered)} scenario cannot be split into training and held-out scenarios. Pass eval_scenarios"
         )
     return ordered[count:], ordered[:count]
 
@@ -177,6 +177,6 @@ def _check_effect(space: SearchSpace) -> None:
     """Raise `ConfigError` for dimensions that set the budget of a trial, or that have no effect."""
     for name in space:
         if name == "iterations":
-            raise ConfigError("iterations are the length of a trial, the same for all; set them in the base config")
+            raise ConfigError("iterations are the length of a trial, the same for all. Set them in the base config")
         if name.partition(".")[0] not in {*TrainingSettings.model_fields, *EpisodeSettings.model_fields}:
-            raise ConfigError(f"dimension {name} changes neither rollout nor update; leave it out")
+            raise ConfigError(f"dimension {name} changes neither rollout nor update. Leave it out")

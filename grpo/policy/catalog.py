@@ -54,7 +54,7 @@ def open_policy(address: str | Path, *, chat_template: str | None = None, policy
         endpoint = OpenAIEndpoint.from_address(f"{scheme}://{rest}")
         return ChatPolicy(endpoint) if protocol == CHAT else CompletionsPolicy(endpoint, policy_hash=policy_hash)
     raise PolicyError(
-        f"no policy has an address of the kind {kind}://; use a model folder, org/name, file.gguf, models:/name@alias, "
+        f"no policy has an address of the kind {kind}://. Use a model folder, org/name, file.gguf, models:/name@alias, "
         f"{VLLM}://folder, {STUB}://replies.yaml, {CHAT}+http(s)://host/v1#model or {TOKENS}+http(s)://host/v1#model"
     )
 
@@ -86,7 +86,7 @@ def check_trainable(model: str) -> None:
     kind, separator, _ = model.partition("://")
     if separator and kind.partition("+")[0] in (CHAT, TOKENS, VLLM, STUB):
         raise PolicyError(
-            f"policy.model is an address of the kind {kind}://, which can be evaluated, not trained; set it to a "
+            f"policy.model is an address of the kind {kind}://, which can be evaluated, not trained. Set it to a "
             "folder with config.json and safetensors weights, org/name, file.gguf or models:/name@alias"
         )
 

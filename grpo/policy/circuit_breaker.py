@@ -49,7 +49,7 @@ class CircuitBreaker(AsyncContextDecorator):
         """Pass, or raise `CircuitOpen`."""
         if self.state == "open":
             wait_s = max(0.0, self._wait_s())
-            raise CircuitOpen(f"not asked after {self._failures} failures in a row; one call may try in {wait_s:.0f} s")
+            raise CircuitOpen(f"not asked after {self._failures} failures in a row. One call may try in {wait_s:.0f} s")
         self._on_trial = self.state == "half-open"
 
     async def __aexit__(

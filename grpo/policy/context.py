@@ -17,9 +17,8 @@ UNBOUNDED = 2**20
 _POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 """Config settings that limit the positions. MPT uses the second name, and Whisper's decoder the third."""
 _REMEDIES = {
-    "longrope": "rope_parameters.short_factor in config.json set to long_factor gives one embedding at every length",
-    "dynamic": "rope_parameters.rope_type in config.json set to yarn, with its factor, gives one embedding at every "
-    "length",
+    "longrope": "rope_parameters.short_factor in config.json to long_factor",
+    "dynamic": "rope_parameters.rope_type in config.json to yarn, with its factor",
 }
 
 
@@ -47,7 +46,7 @@ def describe_context(model_config: ModelConfig) -> str:
     kind = next(layer["rope_type"] for layer in _changing(config))
     return (
         f"{limit:,} of {stated:,} tokens: beyond the length of pretraining its rotary embeddings ({kind}) change with "
-        f"the longest conversation of a batch; {_REMEDIES[kind]}"
+        f"the longest conversation of a batch. If you want one embedding at every length, set {_REMEDIES[kind]}"
     )
 
 

@@ -22,7 +22,7 @@ DEQUANTIZED = ("mxfp4", "fp8")
 """Formats of published checkpoints that are dequantized when they are read, e.g. gpt-oss and Qwen3-FP8."""
 _PLAIN = {"F64", "F32", "F16", "BF16", "I64", "BOOL"}
 """Types of tensors in files without quantized weights. Integers are included because of positions and masks."""
-_REMEDY = "set policy.model to a folder with config.json, *.safetensors and a tokenizer"
+_REMEDY = "Set policy.model to a folder with config.json, *.safetensors and a tokenizer"
 
 
 def check_model_files(folder: Path) -> Path:
@@ -36,7 +36,7 @@ def check_model_files(folder: Path) -> Path:
     if (folder / ADAPTERS).is_file():
         return _check_adapters(folder)
     if not (folder / CONFIG).is_file():
-        raise PolicyError(f"no model in {folder}: config.json is missing; {_REMEDY}")
+        raise PolicyError(f"no model in {folder}: config.json is missing. {_REMEDY}")
     check_quantization(folder)
     for name in _weight_files(folder):
         _check_safetensors(folder / name)
@@ -53,16 +53,16 @@ def read_object(file: Path) -> dict[str, Any]:
     try:
         document = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise PolicyError(f"{file} is not JSON: {error}; fetch the model again") from error
+        raise PolicyError(f"{file} is not JSON: {error}. Fetch the model again") from error
     if not isinstance(document, dict):
-        raise PolicyError(f"{file} holds {type(document).__name__}, not an object; fetch the model again")
+        raise PolicyError(f"{file} holds {type(document).__name__}, not an object. Fetch the model again")
     return document
 
 
 def first_line(error: Exception) -> str:
     """First line of a library's error about a model, with the error's class if the text explains little by itself."""
     if "CONVERSION" in str(error):
-        return "transformers cannot dequantize its weights, whose sizes are not multiples of their blocks"
+        return "transformers cannot dequantize its weights, because their sizes are not multiples of their blocks"
     lines = str(error).strip().splitlines()
     text = lines[0].strip()[:300] if lines else ""
     return text if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: {text}".rstrip(": ")
@@ -92,8 +92,8 @@ def check_architecture(folder: Path) -> None:
     else:
         reason = f"{version} does not know this type"
     raise PolicyError(
-        f"config.json in {folder} is of the type {kind!r}: {reason}; set policy.model to a causal language model that "
-        "transformers loads by itself"
+        f"config.json in {folder} is of the type {kind!r}, which is refused because {reason}. Set policy.model to a "
+        "causal language model that transformers loads by itself"
     )
 
 
@@ -103,7 +103,7 @@ def check_quantization(folder: Path) -> None:
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
     if quantization and method not in DEQUANTIZED:
         raise PolicyError(
-            f"weights in {folder} are quantized ({method}), which cannot be trained; set policy.model to the model's "
+            f"weights in {folder} are quantized ({method}), which cannot be trained. Set policy.model to the model's "
             f"unquantized release, or to one in {' or '.join(DEQUANTIZED)}"
         )
 
@@ -142,14 +142,15 @@ def _weight_files(folder: Path) -> list[str]:
     elif index.is_file():
         shards = read_object(index).get("weight_map")
         if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
-            raise PolicyError(f"{index} is not an index of weights; fetch the model again")
+            raise PolicyError(f"{index} is not an index of weights. Fetch the model again")
         names = set(shards.values())
         missing = sorted(name for name in names if not (folder / name).is_file())
         if missing:
-            raise PolicyError(f"{folder} lacks {', '.join(missing[:3])}, which {INDEX} names; fetch the model again")
+            raise PolicyError(f"{folder} lacks {', '.join(missing[:3])}, which {INDEX} names. Fetch the model again")
     else:
         raise PolicyError(
-            f"no {WEIGHTS} and no {INDEX} in {folder}; pickled weights are refused: convert them to safetensors"
+            f"no {WEIGHTS} and no {INDEX} in {folder}. Pickled weights are refused, because they can run code: convert "
+            "them to safetensors"
         )
     return sorted(names)
 
@@ -160,16 +161,17 @@ def _check_safetensors(file: Path) -> None:
         with safe_open(file, framework="numpy"):
             pass
     except (SafetensorError, OSError) as error:
-        raise PolicyError(f"{file} is damaged: {error}; fetch or save it again") from error
+        raise PolicyError(f"{file} is damaged: {error}. Fetch or save it again") from error
 
 
 def _check_adapters(folder: Path) -> Path:
     kind = read_object(folder / ADAPTERS).get("peft_type")
     if kind != "LORA":
-        raise PolicyError(f"{folder} holds adapters of the kind {kind!r}, only LORA is read; {_REMEDY}")
+        raise PolicyError(f"{folder} holds adapters of the kind {kind!r}, only LORA is read. {_REMEDY}")
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise PolicyError(
-            f"no {ADAPTER_WEIGHTS} in {folder}; pickled adapters are refused: convert them to safetensors"
+            f"no {ADAPTER_WEIGHTS} in {folder}. Pickled adapters are refused, because they can run code: convert them "
+            "to safetensors"
         )
     _check_safetensors(folder / ADAPTER_WEIGHTS)
     return folder
@@ -179,8 +181,8 @@ def _not_a_folder(folder: Path) -> str:
     """Error message for a path that is not a folder."""
     name = str(folder)
     if _exists(folder.is_file):
-        return f"no model at {name}: it is a file; {_REMEDY}"
-    return f"no model in {name}: the folder does not exist; {_REMEDY}, or to a model on the hub as org/name"
+        return f"no model at {name}: it is a file. {_REMEDY}"
+    return f"no model in {name}: the folder does not exist. {_REMEDY}, or to a model on the hub as org/name"
 
 
 def _exists(check: Callable[[], bool]) -> bool:

@@ -154,15 +154,15 @@ class CompletionsSession:
         ids = extra.get("token_ids") or _parse_token_ids((choice.logprobs and choice.logprobs.tokens) or ())
         if not ids or not logprobs or len(ids) != len(logprobs) or None in logprobs:
             raise PolicyError(
-                f"{address} gives no token ids and log-probabilities, so it cannot be trained on; use it for "
+                f"{address} gives no token ids and log-probabilities, so it cannot be trained on. Use it for "
                 f"evaluation, by the address openai+{address}"
             )
         if extra.get("prompt_token_ids") not in (None, self._ids):
-            raise PolicyError(f"{address} read other tokens than were sent; serve the model with its own tokenizer")
+            raise PolicyError(f"{address} read other tokens than were sent. Serve the model with its own tokenizer")
         if choice.finish_reason != "length" and ids[-1] not in self._stop_ids:
             raise PolicyError(
                 f"{address} ended a turn on token {ids[-1]}, not on a stop token of the renderer, "
-                f"{', '.join(map(str, sorted(self._stop_ids)))}; serve the model with the tokenizer of its checkpoint "
+                f"{', '.join(map(str, sorted(self._stop_ids)))}. Serve the model with the tokenizer of its checkpoint "
                 "and --generation-config vllm"
             )
         stop = "length" if choice.finish_reason == "length" else "stop"
@@ -180,7 +180,7 @@ class CompletionsSession:
         ]
         if not tops or not all(tops):
             raise PolicyError(
-                f"{self._endpoint.address} gives no likeliest tokens with their ids; set top_logprobs to 0, or serve "
+                f"{self._endpoint.address} gives no likeliest tokens with their ids. Set top_logprobs to 0, or serve "
                 f"the model with at least --max-logprobs {count}"
             )
         return tops

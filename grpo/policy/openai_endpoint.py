@@ -19,7 +19,7 @@ from grpo.errors import PolicyError, install_command
 try:
     from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI
 except ModuleNotFoundError as error:
-    raise PolicyError(f"package openai is not installed; {install_command('openai')}") from error
+    raise PolicyError(f"package openai is not installed. Call {install_command('openai')}") from error
 
 T = TypeVar("T")
 
@@ -57,9 +57,9 @@ class OpenAIEndpoint:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise PolicyError(f"address of model {self.model!r}: expected http(s)://host[:port]/path")
         if parts.username or parts.password:
-            raise PolicyError(f"address of model {self.model!r} holds a user or password; put the key into {self.key}")
+            raise PolicyError(f"address of model {self.model!r} holds a user or password. Put the key into {self.key}")
         if not self.model:
-            raise PolicyError(f"{self.base_url} names no model; write the address as {self.base_url}#model")
+            raise PolicyError(f"{self.base_url} names no model. Write the address as {self.base_url}#model")
 
     @property
     def address(self) -> str:
@@ -75,7 +75,7 @@ class OpenAIEndpoint:
         """Create a client that the caller must close. Raises `PolicyError` if the key is not a valid header."""
         key = self._secret()
         if not (key.isascii() and key.isprintable()):
-            raise PolicyError(f"{self.key} holds characters that a key cannot have; set it again")
+            raise PolicyError(f"{self.key} holds characters that a key cannot have. Set it again")
         return AsyncOpenAI(
             api_key=key or "none", base_url=self.base_url, timeout=self.timeout_s, max_retries=self.retries
         )
@@ -93,7 +93,7 @@ class OpenAIEndpoint:
         request would fail, `RequestFailed` if only this one would, else `TimeoutError` or `ConnectionError`.
         """
         failure: Exception = RequestFailed(
-            f"{self.address} does not answer in the format of the OpenAI API; check the address"
+            f"{self.address} does not answer in the format of the OpenAI API. Check the address"
         )
         try:
             response = await request
@@ -119,7 +119,7 @@ class OpenAIEndpoint:
         status = error.status_code
         if status in _REFUSED:
             return PolicyError(
-                f"{self.address} refuses the key in {self.key} (HTTP {status}); set one that may use this model"
+                f"{self.address} refuses the key in {self.key} (HTTP {status}). Set one that may use this model"
             )
         if status in _BUSY or status >= 500:
             wait_s = error.response.headers.get("retry-after", "")[:40]

@@ -63,9 +63,9 @@ class Sampling:
     def refuse_unread(self, backend: str) -> None:
         """Raise `ConfigError` if `top_logprobs` or `grammar` is set, for a backend that has neither."""
         if self.top_logprobs:
-            raise ConfigError(f"top_logprobs {self.top_logprobs}: {backend} returns no log-probabilities; set it to 0")
+            raise ConfigError(f"top_logprobs {self.top_logprobs}: {backend} returns no log-probabilities. Set it to 0")
         if self.grammar is not None:
-            raise ConfigError(f"a grammar is not read by {backend}; sample from a model of this process")
+            raise ConfigError(f"a grammar is not read by {backend}. Sample from a model of this process")
 
     def uniforms(self, turn: int) -> NDArray[np.float64]:
         """Random numbers of this sample's turn, from its own generator, so that they do not depend on the batch."""

@@ -45,12 +45,12 @@ def make_renderer(
         return ByteRenderer(tools=tools) if tokenizer is None else Renderer(tokenizer, tools=tools)
     if tokenizer is None:
         raise ConfigError(
-            f"renderer {settings.reference} writes token ids, and this policy reads messages; leave the renderer out"
+            f"renderer {settings.reference} writes token ids, and this policy reads messages. Leave the renderer out"
         )
     renderer = create(settings.reference, settings.options, Renderer, tokenizer, tools=tuple(tools))
     if missing := [name for name in _NEEDED if not hasattr(renderer, name)]:
         raise ConfigError(
-            f"{settings.reference} makes a renderer without {missing[0]}; call super().__init__(tokenizer, tools=tools)"
+            f"{settings.reference} makes a renderer without {missing[0]}. Call super().__init__(tokenizer, tools=tools)"
         )
     renderer.hash = _hash(renderer, settings)
     return renderer

@@ -82,7 +82,7 @@ def _scripts(replies: Any, place: str) -> list[list[str]]:
     if isinstance(replies, list) and replies and all(_is_script(script) for script in replies):
         return [list(script) for script in replies]
     raise PolicyError(
-        f"{place}: expected a list of texts, or a list of such lists, none empty; got {type(replies).__name__}"
+        f"{place}: expected a list of texts, or a list of such lists, none empty, got {type(replies).__name__}"
     )
 
 

@@ -25,7 +25,7 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
         loading = getattr(transformers, known or "AutoTokenizer")
         tokenizer: PreTrainedTokenizerBase = loading.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # tokenizers raises Exception itself
-        raise PolicyError(f"no tokenizer in {folder}: {first_line(error)}; add tokenizer.json") from error
+        raise PolicyError(f"no tokenizer in {folder}: {first_line(error)}. Add tokenizer.json") from error
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     elif tokenizer.chat_template is None and (folder / CHAT_TEMPLATE).is_file():

@@ -46,7 +46,7 @@ try:
     from vllm.v1.engine.exceptions import EngineDeadError
 except ModuleNotFoundError as error:
     raise PolicyError(
-        f"package vllm is not installed; {install_command('vllm')}, or set rollout.backend: transformers"
+        f"package vllm is not installed. Call {install_command('vllm')}, or set rollout.backend: transformers"
     ) from error
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class VLLMPolicy:
             self.config = (folders[0] / "config.json").read_text(encoding="utf-8")
         except FileNotFoundError as error:
             raise PolicyError(
-                f"no model in {folders[0]}: config.json is missing; set policy.model to a model folder"
+                f"no model in {folders[0]}: config.json is missing. Set policy.model to a model folder"
             ) from error
         limit = context_limit(AutoConfig.from_pretrained(str(folders[0]), trust_remote_code=False))
         self.folder = folder
@@ -201,8 +201,8 @@ class Engine:
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise PolicyError(
-                f"vLLM does not start with the model in {policy.folder}: {reason}; see its log above; where memory "
-                "is short, lower rollout.gpu_memory_utilization, now "
+                f"vLLM does not start with the model in {policy.folder}: {reason}. See its log above. If memory is "
+                "short, lower rollout.gpu_memory_utilization, now "
                 f"{policy.gpu_memory_utilization:g}, or rollout.max_context, now {policy.max_context}"
             ) from error
 
@@ -214,7 +214,7 @@ class Engine:
     async def _reload(self, folder: Path) -> None:
         await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
         if await self._engine.reset_prefix_cache() is False:
-            raise PolicyError(f"vLLM did not drop its prefix cache for the weights in {folder}; restart the run")
+            raise PolicyError(f"vLLM did not drop its prefix cache for the weights in {folder}. Restart the run")
 
     async def _generate(self, token_ids: list[int], params: Any) -> Any:
         task = asyncio.current_task()
@@ -227,8 +227,8 @@ class Engine:
         except EngineDeadError as error:
             self._policy = self._engine_config = None  # the next policy gets another engine
             raise PolicyError(
-                "vLLM's engine ended during a turn, for the reason in its log above; for a model that it cannot "
-                "compute on this machine set rollout.backend: transformers"
+                "vLLM's engine ended during a turn, for the reason in its log above. If it cannot compute "
+                "this model on this machine, set rollout.backend: transformers"
             ) from error
         return outputs[-1]
 
@@ -271,7 +271,7 @@ class VLLMSession:
         output = request_output.outputs[0]
         ids = list(output.token_ids)
         if output.finish_reason not in ("stop", "length") or len(output.logprobs) != len(ids):
-            raise PolicyError(f"vLLM ended a turn by {output.finish_reason!r} after {len(ids)} tokens; see its log")
+            raise PolicyError(f"vLLM ended a turn by {output.finish_reason!r} after {len(ids)} tokens. See its log")
         logprobs = [float(step[token].logprob) for step, token in zip(output.logprobs, ids, strict=True)]
         self._turns += 1
         self._ids += ids

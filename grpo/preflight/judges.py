@@ -74,11 +74,11 @@ def ask(endpoint: OpenAIEndpoint, *, setting: str) -> None:
         response = httpx.get(f"{endpoint.base_url}/models", headers=headers, timeout=_TIMEOUT_S)
     except (httpx.HTTPError, ValueError) as error:
         raise ConnectionError(
-            f"{setting} {endpoint.address} does not answer: {endpoint.redact(str(error)) or type(error).__name__}; "
-            "start it, or correct its address"
+            f"{setting} {endpoint.address} does not answer: {endpoint.redact(str(error)) or type(error).__name__}. "
+            "Start it, or correct its address"
         ) from None
     if response.status_code in _REFUSED:
         raise PolicyError(
-            f"{setting} {endpoint.address} refuses the key in {endpoint.key} (HTTP {response.status_code}); set one "
+            f"{setting} {endpoint.address} refuses the key in {endpoint.key} (HTTP {response.status_code}). Set one "
             "that may use this model"
         )

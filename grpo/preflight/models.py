@@ -70,7 +70,7 @@ def context(facts: Facts) -> Iterator[Exception]:
         whose = "rollout.max_context" if limit == rollout.max_context else f"the context of the model ({own})"
         yield ConfigError(
             f"rollout.max_new_tokens {rollout.max_new_tokens} leaves no room for a prompt within {limit} tokens, "
-            f"{whose}; lower it, or raise the other"
+            f"{whose}. Lower it, or raise the other"
         )
 
 
@@ -85,14 +85,14 @@ def episodes(facts: Facts) -> Iterator[Exception]:
         yield ConfigError(
             f"the prompt of scenario {first.scenario_id} has {len(first.token_ids)} tokens, and with "
             f"rollout.max_new_tokens {rollout.max_new_tokens} it does not fit into {facts.max_context()}, the lower of "
-            f"rollout.max_context {rollout.max_context} and the model's context: no reply would be generated; raise "
+            f"rollout.max_context {rollout.max_context} and the model's context, so no reply would be generated. Raise "
             "rollout.max_context, choose a model that reads more, or leave such scenarios out"
         )
     failed = [t for t in unread if t.stop == "failed" and not str(t.error).startswith("TimeoutError")]
     if failed and len(failed) == len(played):
         yield DataError(
-            f"the environment fails before the agent's first reply in each of {len(played)} scenarios that were tried; "
-            f"the first is {failed[0].scenario_id}: {failed[0].error}; correct the environment"
+            f"the environment fails before the agent's first reply in each of {len(played)} scenarios that were tried. "
+            f"The first is {failed[0].scenario_id}: {failed[0].error}. Correct the environment"
         )
 
 
@@ -105,7 +105,7 @@ def store_place(facts: Facts) -> Iterator[Exception]:
     store = ArtifactStore(facts.given.store)
     present = present_address(store.uri)
     if present != store.uri and not store.documents.names("results"):
-        yield ConfigError(f"the store {store.uri} was moved to {present}; set `store: {present}`")
+        yield ConfigError(f"the store {store.uri} was moved to {present}. Set `store: {present}`")
 
 
 def disk(facts: Facts) -> Iterator[Exception]:
@@ -120,5 +120,5 @@ def disk(facts: Facts) -> Iterator[Exception]:
     if needed > free:
         yield StorageError(
             f"store {store.uri} has {free / _GIB:.2f} GiB free, and the base with {kept} checkpoints takes about "
-            f"{needed / _GIB:.2f} GiB; free space, set `store` elsewhere, or lower save_total_limit"
+            f"{needed / _GIB:.2f} GiB. Free space, set `store` elsewhere, or lower save_total_limit"
         )

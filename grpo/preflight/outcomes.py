@@ -38,7 +38,7 @@ _WITHOUT_REWARD = (ConversationSettings, SimulatedUserSettings, TaskSettings, Re
 """Environments that give an episode no reward of their own."""
 Verifies = Callable[[Scenario], bool]
 """True for a scenario if its episodes may end with a success or a failure."""
-_REMEDY = "use metric reward, give the scenarios `expected`, or choose an environment that verifies outcomes"
+_REMEDY = "Use metric reward, give the scenarios `expected`, or choose an environment that verifies outcomes"
 
 
 def gate_metric(facts: Facts) -> Metric | None:
@@ -93,22 +93,22 @@ def _unverified(config: PipelineConfig, scenarios: Sequence[Scenario], verifies:
             if open_ones := [name for name in gate.scenarios if name in there and name not in verified]:
                 yield ConfigError(
                     f"{place}: environment {kind} verifies no outcome of {_some(open_ones)}, so that they could never "
-                    "pass; give them `expected`, or take them out of the gate"
+                    "pass. Give them `expected`, or take them out of the gate"
                 )
         elif isinstance(gate, PassGate) and verified.isdisjoint(scenario.id for scenario in base):
             yield ConfigError(
-                f"{place}: environment {kind} verifies no outcome, and pass^k counts successes; {_REMEDY}"
+                f"{place}: environment {kind} verifies no outcome, and pass^k counts successes. {_REMEDY}"
             )
         elif isinstance(gate, ImprovementGate) and gate.metric == "success" and not verified:
             yield ConfigError(
                 f"{place}: metric success: environment {kind} verifies no outcome of the {len(scenarios)} held-out "
-                f"scenarios; {_REMEDY}"
+                f"scenarios. {_REMEDY}"
             )
         elif (
             isinstance(gate, CategoryGate) and gate.metric == "success" and (empty := _without_outcome(base, verifies))
         ):
             yield ConfigError(
-                f"{place}: metric success: environment {kind} verifies no outcome in category {_some(empty)}; {_REMEDY}"
+                f"{place}: metric success: environment {kind} verifies no outcome in category {_some(empty)}. {_REMEDY}"
             )
 
 
@@ -120,7 +120,7 @@ def rewards(facts: Facts) -> Iterator[Exception]:
         if component.kind == "environment" and isinstance(environment, _WITHOUT_REWARD):
             yield ConfigError(
                 f"{place}: environment {environment.kind} gives episodes no reward of its own, as trl, verifiers, "
-                "gymnasium_text, reasoning_gym and classes of yours do; use another reward"
+                "gymnasium_text, reasoning_gym and classes of yours do. Use another reward"
             )
         if component.kind in ON_OUTCOMES and scenarios:
             silent = [scenario.id for scenario in scenarios if not _gives_checks(facts, scenario)]
@@ -137,7 +137,7 @@ def credit(facts: Facts) -> Iterator[Exception]:
     if facts.given.training.credit_assignment == "state" and not facts.environment().gives_states:
         yield ConfigError(
             f"training.credit_assignment state: environment {facts.given.environment.kind} gives no digest of its "
-            "states; set it to trajectory, or write state_digest for a class of your own"
+            "states. Set it to trajectory, or write state_digest for a class of your own"
         )
 
 
@@ -177,8 +177,8 @@ def enough_scenarios(facts: Facts) -> Iterator[Exception]:
         if needed != count:
             yield ConfigError(
                 f"gates[{number}] (improvement): with {count} held-out scenarios the lower bound of the difference is "
-                f"at most {_highest_bound(facts, count):.2f} at confidence {evaluation.confidence:g}, even where the "
-                f"candidate wins all of them, and must be above {gate.margin:g}; hold out "
+                f"at most {_highest_bound(facts, count):.2f} at confidence {evaluation.confidence:g}, even if the "
+                f"candidate wins all of them, and must be above {gate.margin:g}. Hold out "
                 f"{f'at least {needed}' if needed else 'more'} (scenarios.validation_fraction), or lower margin"
             )
 

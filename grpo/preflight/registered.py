@@ -35,5 +35,5 @@ def _champion(facts: Facts, models: Registry) -> None:
     if not any(store.has(checkpoint) for store in (ArtifactStore(facts.given.store), store_of(checkpoint))):
         raise RegistryError(
             f"the checkpoint {checkpoint.uri} of the champion {champion.address} is missing, so that no candidate "
-            "could be compared with it; restore it from a backup, or promote another version"
+            "could be compared with it. Restore it from a backup, or promote another version"
         )

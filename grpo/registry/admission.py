@@ -165,10 +165,12 @@ def admit(models: Registry, admission: Admission, *, reason: str, by: Actor) -> 
 def _listed(models: Registry, address: str) -> MlflowVersion:
     parts = address_parts(address)
     if parts["version"] is None:
-        raise AddressError(f"{address}: an alias can be moved; name the version by its number, as `grpo models` does")
+        raise AddressError(f"{address}: an alias can be moved. Name the version by its number, as `grpo models` does")
     listed = listed_version(models.client, parts["name"], int(parts["version"]))
     if listed is None:
-        raise AddressError(f"no model at {address} in the registry {models.tracking_uri}; `grpo models` lists them")
+        raise AddressError(
+            f"no model at {address} in the registry {models.tracking_uri}. `grpo models` lists those that are there"
+        )
     return listed
 
 
@@ -176,7 +178,7 @@ def _claimed(listed: MlflowVersion, address: str) -> Artifact:
     """Checkpoint that the tags of a version name, after its files were compared with its digest."""
     uri, digest = listed.tags.get("checkpoint_uri"), listed.tags.get("checkpoint_sha256")
     if uri is None or digest is None:
-        raise AddressError(f"{address} has a provenance and no tags checkpoint_uri, checkpoint_sha256; restore them")
+        raise AddressError(f"{address} has a provenance and no tags checkpoint_uri, checkpoint_sha256. Restore them")
     checkpoint = Artifact(uri=uri, sha256=digest, kind="checkpoint")
     artifact_path(checkpoint)
     return checkpoint
@@ -195,8 +197,8 @@ def _converted(folder: Path, address: str) -> Iterator[Path]:
     parts = (folder / "model", folder / "components" / "tokenizer")
     if not all(part.is_dir() for part in parts):
         raise ArtifactError(
-            f"{address} has no folders model and components/tokenizer, as mlflow.transformers.log_model writes them; "
-            "register it with that"
+            f"{address} has no folders model and components/tokenizer, as mlflow.transformers.log_model writes them. "
+            "Register it with that"
         )
     with tempfile.TemporaryDirectory(dir=user_temp_folder()) as scratch:
         whole, checkpoint = Path(scratch) / "model", Path(scratch) / "checkpoint"

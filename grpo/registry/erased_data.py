@@ -19,5 +19,5 @@ def refuse_erased(config: PipelineConfig, scenarios: Artifact, artifacts: Artifa
     if scenarios.sha256 in erased or any(f"/{digest[:_DIGITS]}" in text for digest in erased):
         raise ErasedError(
             f"{config.name} is not registered: conversations that it was trained on were erased while it ran, because "
-            "a user asked for it; start the retraining again"
+            "a user asked for it. Start the retraining again"
         )

@@ -47,9 +47,9 @@ def export(models: Registry, address: str, folder: Path, *, adapters: bool = Fal
     already, or if `adapters` is set and the version has none, and `AddressError` if the version does not exist.
     """
     if folder.exists():
-        raise ConfigError(f"{folder} exists; name a folder that does not")
+        raise ConfigError(f"{folder} exists. Name a folder that does not")
     if not str(folder).isprintable():
-        raise ConfigError(f"{str(folder)!r} has control characters; name another folder")
+        raise ConfigError(f"{str(folder)!r} has control characters. Name another folder")
     version = models.resolve(address)
     lineage = trace_lineage(models, version)
     partial = folder.with_name(f".{folder.name}.partial")
@@ -84,7 +84,7 @@ def _write_apart(models: Registry, version: ModelVersion, partial: Path, folder:
     base = read_state(trained).base
     if base is None:
         raise ConfigError(
-            f"{version.name} version {version.version} was trained without adapters (training.lora); leave out "
+            f"{version.name} version {version.version} was trained without adapters (training.lora). Leave out "
             "--adapters"
         )
     own = shutil.ignore_patterns(STATE, OPTIMIZER, MANIFEST, "critic.safetensors")
@@ -109,17 +109,17 @@ def folder_card(lineage: Lineage, folder: Path, command: str, *, adapters: bool)
     """Model card of an exported folder in Markdown."""
     provenance, name = lineage.provenance, lineage.name
     layout = (
-        f"`{_BASE}` is the base model, `{_ADAPTERS}` are the adapters, which name their base by its absolute path; "
-        "after the folder is moved, change `base_model_name_or_path` in `adapter_config.json`."
+        f"`{_BASE}` is the base model, `{_ADAPTERS}` are the adapters, which name their base by its absolute path. "
+        "After the folder is moved, change `base_model_name_or_path` in `adapter_config.json`."
         if adapters
-        else "A Hugging Face folder with the adapters, where the training had some, merged into the weights."
+        else "A Hugging Face folder with the adapters, if the training had some, merged into the weights."
     )
     parts = [
         f"# {escaped(name)}, version {lineage.version}",
         *result(provenance, lineage.tags.get("verdict", "no verdict")),
         *task_and_data(provenance),
         "### Digests",
-        f"Policy {escaped(provenance.policies[-1])}, compared with {escaped(provenance.champion)}; scenarios "
+        f"Policy {escaped(provenance.policies[-1])}, compared with {escaped(provenance.champion)}. Scenarios "
         f"{escaped(provenance.scenarios)}, sources {escaped(provenance.sources)}, base {escaped(provenance.model)}, "
         f"code {escaped(provenance.code)}.",
         *limits(provenance),

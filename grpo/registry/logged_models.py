@@ -63,12 +63,12 @@ def verified_folder(tracking_uri: str, version: ModelVersion) -> Iterator[Path]:
     """
     name = f"{version.name} version {version.version}"
     if (expected := version.tags.get(MODEL_DIGEST)) is None:
-        raise AddressError(f"{name} has no tag {MODEL_DIGEST}: no run of this pipeline registered it")
+        raise AddressError(f"{name} has no tag {MODEL_DIGEST}, because no run of this pipeline registered it")
     with fetched(tracking_uri, version.source) as folder:
         if (actual := model_digest(folder)) != expected:
             raise ArtifactError(
                 f"the registered model of {name} in {folder} is damaged or was swapped: expected {expected}, got "
-                f"{actual}; restore it from a backup, or promote another version"
+                f"{actual}. Restore it from a backup, or promote another version"
             )
         yield folder
 
@@ -94,11 +94,11 @@ def verified_provenance(tracking_uri: str, version: ModelVersion) -> Provenance:
         if (actual := hashlib.sha256(content).hexdigest()) != expected:
             raise SignatureError(
                 f"{version.address} was changed after it was signed: its file {MLMODEL} has sha256 {actual}, and "
-                f"{expected} was signed; restore it from a backup, or promote another version"
+                f"{expected} was signed. Restore it from a backup, or promote another version"
             )
         if (provenance := parse_provenance(content, moved=True)) is not None:
             return provenance
-    raise AddressError(f"{version.address} has no provenance: no run of this pipeline registered it")
+    raise AddressError(f"{version.address} has no provenance, because no run of this pipeline registered it")
 
 
 def read_bounded(file: Path) -> bytes:

@@ -28,7 +28,7 @@ def version_card(name: str, provenance: Provenance, verdict: str, *, run: str, a
         "### Use",
         _indented(
             (
-                f"grpo export {address} {name}    # a Hugging Face folder; its README.md has the command for vLLM",
+                f"grpo export {address} {name}    # a Hugging Face folder. Its README.md has the command for vLLM",
                 f"grpo lineage {address}    # data, code, ancestors and promotions",
             )
         ),
@@ -101,7 +101,7 @@ def limits(provenance: Provenance) -> Iterator[str]:
     unsafe = "" if any("safety" in name for name in provenance.checks) else " No gate checked the safety of replies."
     yield "### Limits"
     yield (
-        f"Measured on {count}held-out scenarios of this task and the users of its environment; other tasks, "
+        f"Measured on {count}held-out scenarios of this task and the users of its environment. Other tasks, "
         f"languages and users were not measured.{unsafe}"
     )
 

@@ -108,7 +108,7 @@ class PromotionLog:
                     self._set_aliases(state.history[-1])
                 return None
             if refusal and not force:
-                raise PromotionRefused(f"{refusal}; --force with a reason overrides this")
+                raise PromotionRefused(f"{refusal}. Use --force with a reason if you want to promote it anyway")
             if verify is not None:
                 verify(version)
             self._apply(change)
@@ -201,7 +201,7 @@ class PromotionLog:
         target = _before(last, stack, existing)
         if target is None:
             raise NothingToRollBack(
-                f"model {self._model} has no version before {last} to go back to; promote one by its number"
+                f"model {self._model} has no version before {last} to go back to. Promote one by its number"
             )
         return ChampionChange(
             number=next_number(state),
@@ -220,7 +220,7 @@ class PromotionLog:
         name = f"{self._model} version {candidate.version}"
         verdict, refusal = candidate.tags.get("verdict"), None
         if verdict != "promote":
-            refusal = f"{name} has the verdict {verdict!r}; only a version that passed its gates is promoted"
+            refusal = f"{name} has the verdict {verdict!r}. Only a version that passed its gates is promoted"
         yield PromotionRule(name="passed its gates", refusal=refusal)
         number, refusal = candidate.version, None
         if changes := [change for change in state.history if number in (change.champion, change.replaced)]:
@@ -274,7 +274,7 @@ class PromotionLog:
     def _apply(self, change: ChampionChange) -> None:
         text = write_record(self._client, self._model, change)
         if registered_model(self._client, self._model).tags.get(record_key(change.number)) != text:
-            raise RegistryError(f"another promotion of model {self._model} is in progress; try again")
+            raise RegistryError(f"another promotion of model {self._model} is in progress. Try again")
         remember(self._client.tracking_uri, self._model, change.number)
         self._set_aliases(change)
 

@@ -35,7 +35,7 @@ def check_import_folders(address: str, provenance: Provenance) -> None:
         for place in (user_temp_folder(), home() / "mlartifacts", home() / "artifacts"):
             if Path(folder).resolve().is_relative_to(place.resolve()):
                 raise ConfigError(
-                    f"{address} imports code from {folder}, a folder of artifacts, in which others can put files; put "
+                    f"{address} imports code from {folder}, a folder of artifacts, in which others can put files. Put "
                     "the code into a folder of your own, and train with that"
                 )
 

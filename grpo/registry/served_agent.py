@@ -75,7 +75,7 @@ def served_agent(models: Registry, version: ModelVersion) -> ServedAgent:
     record = provenance.agent
     if record is None:
         raise AddressError(
-            f"{version.address} has no record of its agent: an earlier release registered it; train it again"
+            f"{version.address} has no record of its agent, because an earlier release registered it. Train it again"
         )
     config = recorded_config(version.address, provenance)
     check_modules(version, record.modules)
@@ -99,7 +99,7 @@ def check_modules(version: ModelVersion, modules: Mapping[str, str]) -> None:
             continue
         here = "it was not found" if actual is None else f"{origin} has sha256 {actual}"
         raise ConfigError(
-            f"{version.address} was trained with module {module} of sha256 {expected}, and here {here}; its sources "
+            f"{version.address} was trained with module {module} of sha256 {expected}, and here {here}. Its sources "
             f"are in the folder {CODE} of the files of run {version.run_id}: copy that file into a folder of your own "
             "that is first on PYTHONPATH"
         )

@@ -95,7 +95,7 @@ class Registry:
             return None
         if experiment.lifecycle_stage != "active":
             raise RegistryError(
-                f"experiment {name} was deleted in MLflow, and takes no runs; restore it with mlflow experiments "
+                f"experiment {name} was deleted in MLflow, and takes no runs. Restore it with mlflow experiments "
                 f"restore --experiment-id {experiment.experiment_id}, or set registry.experiment to another name"
             )
         return str(experiment.experiment_id)
@@ -258,7 +258,7 @@ class Registry:
         with fetched(self.tracking_uri, address) as folder:
             content = read_bounded(folder / MLMODEL)
             if parse_provenance(content) != provenance:
-                raise SignatureError(f"the files of {address} were changed while they were registered; run it again")
+                raise SignatureError(f"the files of {address} were changed while they were registered. Run it again")
             return {MODEL_DIGEST: model_digest(folder), MLMODEL_DIGEST: hashlib.sha256(content).hexdigest()}
 
     def _write_card(self, version: ModelVersion, provenance: Provenance) -> None:

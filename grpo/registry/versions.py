@@ -52,7 +52,7 @@ def list_versions(registry: Registry, name: str | None = None) -> list[VersionSu
     if name is not None:
         if name not in models:
             known = ", ".join(sorted(models)) or "none"
-            raise AddressError(f"no model {name!r} is registered; there are {known}")
+            raise AddressError(f"no model {name!r} is registered. There are {known}")
         models = {name: models[name]}
     run_name = cache(lambda run_id: _run_name(registry, run_id))
     rows = [

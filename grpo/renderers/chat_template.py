@@ -259,8 +259,8 @@ class Renderer:
     def _rewriting_error(self, new: Sequence[MessageShape]) -> PolicyError:
         role = new[0].role if new else "assistant"
         return PolicyError(
-            f"chat template of {self.tokenizer.name_or_path!r} rewrites earlier turns when a {role} message follows; "
-            "sampled tokens cannot be kept: use a prefix-preserving template"
+            f"chat template of {self.tokenizer.name_or_path!r} rewrites earlier turns when a {role} message follows. "
+            "Sampled tokens cannot be kept: use a prefix-preserving template"
         )
 
     def _check_rendered(self, rendered: str, shapes: Sequence[MessageShape], *, start: int) -> None:
@@ -313,12 +313,12 @@ def _inspect(tokenizer: PreTrainedTokenizerBase) -> tuple[Variant, frozenset[str
     """Variant of a tokenizer's template, its control tokens, and its declared end tokens."""
     if len(tokenizer) < MIN_VOCABULARY:
         raise PolicyError(
-            f"tokenizer of {tokenizer.name_or_path!r} has {len(tokenizer)} tokens; "
-            "its files are missing: give a folder with tokenizer.json"
+            f"tokenizer of {tokenizer.name_or_path!r} has {len(tokenizer)} tokens. "
+            "Its files are missing: give a folder with tokenizer.json"
         )
     source = source_of(tokenizer)
     if not getattr(tokenizer, "is_fast", False):
-        raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} is not a fast tokenizer; add tokenizer.json")
+        raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} is not a fast tokenizer. Add tokenizer.json")
     controls = control_tokens(tokenizer, source)
     declared = _declared_stop_ids(tokenizer)
     texts = frozenset(map(str, tokenizer.convert_ids_to_tokens(sorted(declared))))
@@ -347,13 +347,13 @@ def _check_prefix(tokenizer: PreTrainedTokenizerBase, variant: Variant, tools: S
         f"{line} ({effect})" for line, effect in remedies(source).items() if _is_usable(tokenizer, line + source, tools)
     ]
     remedy = (
-        f"begin chat_template.jinja in the model folder, or policy.chat_template, with {' or '.join(lines)}"
+        f"Begin chat_template.jinja in the model folder, or policy.chat_template, with {' or '.join(lines)}"
         if lines
-        else "no line of docs/chat.md makes it usable: set policy.chat_template to another template"
+        else "No line of docs/chat.md makes it usable: set policy.chat_template to another template"
     )
     raise PolicyError(
         f"chat template of {tokenizer.name_or_path!r} is not prefix-preserving: it {fault}, so that sampled tokens "
-        f"cannot be kept; {remedy}"
+        f"cannot be kept. {remedy}"
     )
 
 

@@ -52,6 +52,6 @@ def check_date(template: ChatTemplate) -> None:
     fixed = template.with_source(_statement(template.source, day) + template.source)
     if dated(template.render((USER,), True), day) != fixed.render((USER,), True):
         raise template.failure(
-            "computes with the date, for which a placeholder stands until a prompt is read; fix the date by a comment "
+            "computes with the date, for which a placeholder stands until a prompt is read. Fix the date by a comment "
             "in the template, {#- date 2026-11-25 #}"
         )

@@ -74,7 +74,7 @@ class TextEncoder:
 
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} is not a fast tokenizer; add tokenizer.json")
+            raise PolicyError(f"tokenizer of {tokenizer.name_or_path!r} is not a fast tokenizer. Add tokenizer.json")
         # copies, because transformers toggles a flag of the tokenizer's single backend, which is not thread-safe
         definition = backend.to_str()
         self._encoder = _unbounded(Tokenizer.from_str(definition))

@@ -161,8 +161,8 @@ def fill(rendered: str, texts: Mapping[str, str]) -> list[tuple[str, bool]]:
     for slot in slots_in(rendered):
         if slot.key not in texts:
             raise PolicyError(
-                "the chat template changes letters inside of texts, so that the tokens would not be those of the "
-                "texts; set policy.chat_template to one that prints texts as they are"
+                "the chat template changes letters inside of texts, so that the tokens would differ from the "
+                "texts. Set policy.chat_template to one that prints texts as they are"
             )
         pieces += [(dated(rendered[end : slot.start], now), True), (escape(texts[slot.key], slot), False)]
         end = slot.stop
@@ -197,7 +197,7 @@ def escape(text: str, slot: Slot) -> str:
         return html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
     raise PolicyError(
         f"the chat template writes the quotes {_QUOTES} of a text as {escaping}, which is neither JSON nor the "
-        "text itself; set policy.chat_template to one that prints texts as they are, or by tojson"
+        "text itself. Set policy.chat_template to one that prints texts as they are, or by tojson"
     )
 
 

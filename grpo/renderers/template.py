@@ -65,7 +65,7 @@ class ChatTemplate:
     def failure(self, fault: str) -> TemplateFailure:
         """Error that names the model, the fault and the remedy."""
         return TemplateFailure(
-            f"chat template of {self.tokenizer.name_or_path!r} {fault}; fix chat_template.jinja in the model folder, "
+            f"chat template of {self.tokenizer.name_or_path!r} {fault}. Fix chat_template.jinja in the model folder, "
             "or set policy.chat_template"
         )
 

@@ -172,8 +172,8 @@ def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
         template = both if default and for_tools else default or for_tools
     if not template:
         raise PolicyError(
-            f"tokenizer of {tokenizer.name_or_path!r} has no chat template; "
-            "add chat_template.jinja to the model folder or set policy.chat_template"
+            f"tokenizer of {tokenizer.name_or_path!r} has no chat template. "
+            "Add chat_template.jinja to the model folder or set policy.chat_template"
         )
     return str(template)
 

@@ -188,6 +188,6 @@ def _evaluation(models: Registry, version: ModelVersion) -> Evaluation | None:
     if evaluation is not None and evaluation.digest != version.tags[EVALUATION_DIGEST]:
         raise SignatureError(
             f"report.json of run {version.run_id} has another evaluation of {version.address} than the one that was "
-            "signed: it was changed; restore it from a backup, or promote another version"
+            "signed: it was changed. Restore it from a backup, or promote another version"
         )
     return evaluation

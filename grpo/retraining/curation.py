@@ -132,7 +132,7 @@ def _served(source: ServedSource, settings: CurationSettings, parts: Parts, join
         counts["damaged"] += len(days.problems)
         joins.update(counts)
         return CuratedSource(days=paths, place=served_place(source), folder=log.folder, problems=days.problems)
-    raise DataError(f"the serving log {log.folder} changes while it is read; start the retraining again")
+    raise DataError(f"the serving log {log.folder} changes while it is read. Start the retraining again")
 
 
 def _curated_day(days: LogDays, number: int, source: ServedSource, settings: CurationSettings, parts: Parts) -> Path:
@@ -200,8 +200,8 @@ class _Curation:
         if unreadable > bound * records:
             place, reason = next(self._unreadable())
             raise BudgetError(
-                f"{unreadable} of {records} conversations cannot be read, at most {bound:.1%} may be; first: "
-                f"{place} {reason.message}; fix the source or raise curation.max_unreadable_fraction"
+                f"{unreadable} of {records} conversations cannot be read, at most {bound:.1%} may be. First: "
+                f"{place} {reason.message}. Fix the source or raise curation.max_unreadable_fraction"
             )
 
     def _unreadable(self) -> Iterator[tuple[str, QuarantineReason]]:

@@ -54,8 +54,8 @@ def data_lineage(models: Registry, artifacts: ArtifactStore, version: ModelVersi
     """
     if version.is_model_alone:
         raise RegistryError(
-            f"{version.address} was admitted without a provenance, so that the data to retrain it with are unknown; "
-            f"train a version from it with grpo train and policy.model: {version.address}, promote that one, and "
+            f"{version.address} was admitted without a provenance, so that the data to retrain it with are unknown. "
+            f"Train a version from it with grpo train and policy.model: {version.address}, promote that one, and "
             "retrain it"
         )
     by_checkpoint = {

@@ -83,7 +83,7 @@ def no_champion(inputs: TriggerInputs) -> TriggerResult:
     serving, last_evaluated = inputs.serving, inputs.last_evaluated
     explanation = _NO_CHAMPION if serving is None else f"{serving.name} is in service"
     if serving is None and last_evaluated is not None:
-        explanation = f"{_NO_CHAMPION}; the last candidate was evaluated on {last_evaluated:%Y-%m-%d}"
+        explanation = f"{_NO_CHAMPION}. The last candidate was evaluated on {last_evaluated:%Y-%m-%d}"
     fired = serving is None and last_evaluated is None
     return TriggerResult(reason="no_champion", fired=fired, numbers={}, explanation=explanation)
 
@@ -114,7 +114,7 @@ def topic_drift(settings: TopicDriftSettings, inputs: TriggerInputs) -> TriggerR
     test = compare_topics(known, new, sample=settings.max_samples, seed=inputs.seed)
     fired = test.p <= settings.significance_level
     verb = "differ" if fired else "do not differ significantly"
-    words = f"; more frequent now: {', '.join(test.words)}" if fired and test.words else ""
+    words = f". More frequent now: {', '.join(test.words)}" if fired and test.words else ""
     return TriggerResult(
         reason="topic_drift",
         fired=fired,

@@ -104,7 +104,7 @@ def make_component(component: RewardComponent) -> RewardFunction:
         if isinstance(target, type):
             reward = create(reference, options, RewardFunction)  # type: ignore[type-abstract]
         elif options:
-            raise ConfigError(f"{reference} takes no options {options}; write a subclass of RewardFunction that does")
+            raise ConfigError(f"{reference} takes no options {options}. Write a subclass of RewardFunction that does")
         else:
             reward = copy.copy(target) if isinstance(target, RewardFunction) else _of_function(reference, target)
         reward.weight = component.weight
@@ -125,7 +125,7 @@ def reward_files(component: RewardComponent) -> Sequence[str | Path]:
 def _of_function(reference: str, function: object) -> FunctionReward:
     if not callable(function):
         raise ConfigError(
-            f"{reference} is {type(function).__name__}; name a RewardFunction or a function of (turns, context)"
+            f"{reference} is {type(function).__name__}. Name a RewardFunction or a function of (turns, context)"
         )
     return FunctionReward(function)
 
@@ -138,7 +138,7 @@ def _with_fallback(options: Mapping[str, Any]) -> Mapping[str, Any]:
     others = [other for other in REWARDS if other != RulerReward.name]
     if name not in others:
         raise ConfigError(
-            f"fallback {name!r} of reward ruler is unknown or ruler itself; use one of {', '.join(others)}"
+            f"fallback {name!r} of reward ruler is unknown or ruler itself. Use one of {', '.join(others)}"
         )
     try:
         return {**options, "fallback": REWARDS[name]()}

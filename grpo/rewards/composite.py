@@ -58,7 +58,7 @@ class CompositeReward(GroupReward):
         if not names:
             raise ConfigError("a composite reward needs at least one component")
         if len(set(names)) < len(names):
-            raise ConfigError(f"reward components {names} name one reward twice; give it one weight")
+            raise ConfigError(f"reward components {names} name one reward twice. Give it one weight")
         self.rewards = {component["name"]: component["reward"] for component in components}
         self.weights = {component["name"]: component["weight"] for component in components}
         needed = (name for component in components for name in component["reward"].needed_columns)
@@ -66,7 +66,7 @@ class CompositeReward(GroupReward):
         self.optional = frozenset(optional)
         self.floors = dict(floors or {})
         if unknown := ({*self.optional} | {*self.floors}) - set(names):
-            raise ConfigError(f"optional or floors name unknown components {sorted(unknown)}; choose from {names}")
+            raise ConfigError(f"optional or floors name unknown components {sorted(unknown)}. Choose from {names}")
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
         """Score the group with every component, and combine the scores of each episode."""
@@ -128,7 +128,7 @@ def _component(reward: WeightedReward) -> Objective:
     if isinstance(reward, tuple):
         reward = Objective(name=reward[0].name, reward=reward[0], weight=reward[1])
     if wrong := reward.keys() ^ Objective.__annotations__.keys():
-        raise ConfigError(f"objective {reward!r:.80}: {sorted(wrong)} missing or unknown; give name, reward, weight")
+        raise ConfigError(f"objective {reward!r:.80}: {sorted(wrong)} missing or unknown. Give name, reward, weight")
     checked_weight(reward["weight"], reward["name"])
     return reward
 
@@ -181,9 +181,9 @@ class MultiObjectiveReward(CompositeReward):
     ) -> None:
         super().__init__(objectives, weight=weight, optional=optional, floors=floors)
         if aggregation == "pareto":
-            raise ConfigError("aggregation pareto gives a front, not a score to train on; select with pareto_front")
+            raise ConfigError("aggregation pareto gives a front, not a score to train on. Select with pareto_front")
         if aggregation not in AGGREGATIONS:
-            raise ConfigError(f"aggregation {aggregation!r} is unknown; use one of {', '.join(AGGREGATIONS)}")
+            raise ConfigError(f"aggregation {aggregation!r} is unknown. Use one of {', '.join(AGGREGATIONS)}")
         if aggregation != "weighted_sum" or normalize:
             self._check_weights()
         self.aggregation = aggregation
@@ -227,4 +227,4 @@ def pareto_front(scores: ArrayLike) -> list[int]:
 
 def _refuse_negative(scores: Sequence[float]) -> None:
     if min(scores) < 0:
-        raise RewardError(f"scores {list(scores)} hold a negative one, which has no product; use weighted_sum or min")
+        raise RewardError(f"scores {list(scores)} hold a negative one, which has no product. Use weighted_sum or min")

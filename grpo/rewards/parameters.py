@@ -45,7 +45,7 @@ class Parameters:
             return cls()
         if taken := _TRL & {parameter.name for parameter in parameters}:
             raise ConfigError(
-                f"reward {name} takes {', '.join(sorted(taken))}, as functions of TRL do; set kind: trl, or take the "
+                f"reward {name} takes {', '.join(sorted(taken))}, as functions of TRL do. Set kind: trl, or take the "
                 "turns of one conversation"
             )
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -44,10 +44,10 @@ def per_turn(values: Sequence[float], turns: int, name: str) -> tuple[float, ...
     """The values themselves. Raises `RewardError` unless there is one, and finite, for each turn of the agent."""
     if len(values) != turns:
         raise RewardError(
-            f"reward {name} returned {len(values)} numbers for {turns} turns of the agent; return one number, or one "
+            f"reward {name} returned {len(values)} numbers for {turns} turns of the agent. Return one number, or one "
             "for each turn"
         )
     for value in values:
         if not math.isfinite(value):
-            raise RewardError(f"reward {shown(value)} of a turn is not finite; raise an error or return a number")
+            raise RewardError(f"reward {shown(value)} of a turn is not finite. Raise an error or return a number")
     return tuple(values)

@@ -76,19 +76,19 @@ class RewardResult:
     def __post_init__(self) -> None:
         score = as_number(self.score)
         if score is None:
-            raise RewardError(f"reward {shown(self.score)} is not a number; raise an error or return a number")
+            raise RewardError(f"reward {shown(self.score)} is not a number. Raise an error or return a number")
         if not math.isfinite(score):
-            raise RewardError(f"reward {score} is not finite; raise an error or return a number")
+            raise RewardError(f"reward {score} is not finite. Raise an error or return a number")
         if not isinstance(self.metadata, Mapping):
-            raise RewardError(f"the metadata of a reward are {shown(self.metadata)}; give a dict, or leave them out")
+            raise RewardError(f"the metadata of a reward are {shown(self.metadata)}. Give a dict, or leave them out")
         parts = dict(self.breakdown) if isinstance(self.breakdown, Mapping) else {"": None}
         breakdown = {name: number for name, part in parts.items() if (number := as_number(part)) is not None}
         if len(breakdown) < len(parts):
-            raise RewardError(f"the breakdown of a reward is {shown(self.breakdown)}; give a dict of numbers")
+            raise RewardError(f"the breakdown of a reward is {shown(self.breakdown)}. Give a dict of numbers")
         turn_scores = as_numbers(self.turn_scores)
         if turn_scores is None or not all(map(math.isfinite, turn_scores)):
             raise RewardError(
-                f"the turn_scores of a reward are {shown(self.turn_scores)}; give a finite number for each turn"
+                f"the turn_scores of a reward are {shown(self.turn_scores)}. Give a finite number for each turn"
             )
         object.__setattr__(self, "score", score)
         object.__setattr__(self, "breakdown", breakdown)
@@ -206,7 +206,7 @@ def reward_code(name: str) -> user_code:
 
     A failed connection keeps its type, so that the stage is tried again.
     """
-    remedy = "correct it; `grpo check-reward` runs it on known replies"
+    remedy = "Correct it. `grpo check-reward` runs it on known replies"
     return user_code(f"reward {name}", remedy=remedy, error=RewardError, transient=True)
 
 
@@ -229,7 +229,7 @@ def as_result(returned: Any, episode: Episode, name: str) -> RewardResult | Unsc
         return RewardResult(score=math.fsum(numbers), turn_scores=numbers)
     text = on_one_line(repr(returned), longest=60) if isinstance(returned, str) else shown(returned)
     raise RewardError(
-        f"reward {name} returned {text}; return a number, a list with one for each turn of the agent, or a "
+        f"reward {name} returned {text}. Return a number, a list with one for each turn of the agent, or a "
         "RewardResult, or raise Unscored for an episode that it cannot score"
     )
 
@@ -237,7 +237,7 @@ def as_result(returned: Any, episode: Episode, name: str) -> RewardResult | Unsc
 def checked_results(results: Sequence[Any], episodes: Sequence[Episode], name: str) -> list[RewardResult | Unscored]:
     """The results of a group. Raises `RewardError` if an episode has none, or if one is not a score."""
     if len(results) != len(episodes):
-        raise RewardError(f"{len(results)} scores for {len(episodes)} siblings; compute_group returns one for each")
+        raise RewardError(f"{len(results)} scores for {len(episodes)} siblings. Return one for each from compute_group")
     checked = []
     for episode, result in zip(episodes, results, strict=True):
         with errors_at(f"sample {episode.context.sample}"):
@@ -268,7 +268,7 @@ def naming_columns(episode: Episode) -> Iterator[None]:
             or cause.args[0] in columns(scenario)
         ):
             raise
-        raise RewardError(f"{error}; {describe_columns(scenario)}") from error
+        raise RewardError(f"{error}. {describe_columns(scenario)}") from error
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def score_rollout(
     if len(unscored) > error_budget * len(scored):
         raise BudgetError(
             f"{len(unscored)} of {len(scored)} episodes could not be judged, more than rollout.error_budget "
-            f"{error_budget:.0%}; the first at {unscored[0].place}: {unscored[0].error}"
+            f"{error_budget:.0%}. The first at {unscored[0].place}: {unscored[0].error}"
         )
     return scored
 
@@ -110,14 +110,14 @@ def _without_unjudged(
     if aimless:
         ids = ", ".join(list(dict.fromkeys(trajectory.scenario_id for trajectory in aimless))[:3])
         reasons.append(
-            f"{len(aimless)} of {finished} episodes have no reward: their scenarios ({ids}, …) expect nothing; give "
-            "them `expected`, or use a reward that needs no outcome"
+            f"{len(aimless)} of {finished} episodes have no reward, because their scenarios ({ids}, …) expect nothing. "
+            "Give them `expected`, or use a reward that needs no outcome"
         )
     if waiting:
         parts = sorted({part for trajectory in waiting for part in open_parts[trajectory.place]})
         reasons.append(
-            f"{len(waiting)} of {finished} episodes have no reward: nothing judges {', '.join(parts)} of their "
-            "success; set judge, which judges assertions, or a reward that asks less, such as checks"
+            f"{len(waiting)} of {finished} episodes have no reward, because nothing judges {', '.join(parts)} of "
+            "their success. Set judge, which judges assertions, or a reward that asks less, such as checks"
         )
     if len(aimless) + len(waiting) == finished:
         raise RewardError("; ".join(reasons))
@@ -157,7 +157,7 @@ async def _score_group(
             if not limit.expired():
                 raise
             raise RewardError(
-                f"reward {reward.name} took longer than {timeout_s:g} s ({_SETTING}); correct it, or raise the setting"
+                f"reward {reward.name} took longer than {timeout_s:g} s ({_SETTING}). Correct it, or raise the setting"
             ) from error
         remaining = iter(checked_results(results, episodes, reward.name))
     return [trajectory if trajectory.stop == "failed" else _scored(trajectory, next(remaining)) for trajectory in group]

@@ -16,7 +16,7 @@ def _verified(context: RewardContext, name: str) -> Outcome:
     if outcome is None or (outcome.success is None and not outcome.unjudged):
         raise RewardError(
             f"reward {name} needs a verified outcome, and the environment gave none for scenario "
-            f"{context.scenario_id}; use an environment that verifies, or rewards on text"
+            f"{context.scenario_id}. Use an environment that verifies, or rewards on text"
         )
     return outcome
 
@@ -24,10 +24,10 @@ def _verified(context: RewardContext, name: str) -> Outcome:
 def _not_judged(outcome: Outcome, context: RewardContext) -> str:
     """Reason why an outcome gives no score."""
     if NOTHING_EXPECTED in outcome.unjudged:
-        return f"scenario {context.scenario_id} expects nothing that could succeed; give it `expected`"
+        return f"scenario {context.scenario_id} expects nothing that could succeed. Give it `expected`"
     return (
-        f"{', '.join(outcome.unjudged)} of scenario {context.scenario_id} is not judged; assertions are where the "
-        "config sets judge"
+        f"{', '.join(outcome.unjudged)} of scenario {context.scenario_id} is not judged. Assertions are judged if "
+        "the config sets judge"
     )
 
 
@@ -103,8 +103,8 @@ class EnvironmentReward(RewardFunction):
         """The environment's number. Raises `Unscored` if it gave none."""
         if context.outcome is None or context.outcome.reward is None:
             raise Unscored(
-                f"the environment gave scenario {context.scenario_id} no reward: it has no get_reward, or the episode "
-                "was cut off before it could be scored"
+                f"the environment gave scenario {context.scenario_id} no reward, because it has no get_reward or the "
+                "episode was cut off before it could be scored"
             )
         return RewardResult(score=context.outcome.reward)
 

@@ -69,7 +69,7 @@ class TRLReward(GroupReward):
         state = parameters.get("trainer_state")
         if state is not None and state.default is state.empty:
             raise ConfigError(
-                f"{self._place} needs trainer_state, which does not exist where rewards are computed; give it a "
+                f"{self._place} needs trainer_state, which does not exist when rewards are computed. Give it a "
                 "default, or write the schedule as several configs"
             )
 
@@ -80,15 +80,15 @@ class TRLReward(GroupReward):
         unbound = {name: value for name, value in arguments.items() if name not in self._bound}
         if self.needed_columns:
             require_columns(self._place, self.needed_columns, episodes[0].context.scenario)
-        failures = user_code("", remedy="correct it", error=RewardError, transient=True)
+        failures = user_code("", remedy="Correct it", error=RewardError, transient=True)
         with errors_at(self._place), naming_columns(episodes[0]), failures:
             returned = self._function(**accepted(self._function, unbound))
             scores = await returned if inspect.isawaitable(returned) else returned
             count = len(scores)
         if isinstance(scores, (str, Mapping)) or count != len(episodes):
             raise RewardError(
-                f"{self._place} returned {count} rewards for {len(episodes)} completions; return a list with one for "
-                "each, None where it does not apply"
+                f"{self._place} returned {count} rewards for {len(episodes)} completions. Return a list with one for "
+                "each, None if it does not apply"
             )
         return [self._result(score, notes.of(index)) for index, score in enumerate(scores)]
 
@@ -98,7 +98,7 @@ class TRLReward(GroupReward):
         number = as_number(score)
         if number is None or not math.isfinite(number):
             raise RewardError(
-                f"{self._place} returned {shown(score)} for a completion; return a finite number, or None where it "
+                f"{self._place} returned {shown(score)} for a completion. Return a finite number, or None where it "
                 "does not apply"
             )
         return RewardResult(score=number, metadata=metadata)

@@ -27,7 +27,7 @@ from grpo.user_failures import is_exception, user_code
 logger = logging.getLogger(__name__)
 
 
-_REMEDY = "correct it, and try it with `grpo train CONFIG --dry-run` or a test of your own"
+_REMEDY = "Correct it, and try it with `grpo train CONFIG --dry-run` or a test of your own"
 
 
 @asynccontextmanager
@@ -75,7 +75,9 @@ def schedule(scenario_ids: Sequence[str], *, iteration: int, count: int, seed: i
     [a b c d e], count 2, iteration 0 → round 0: c a, round 1: e b, round 2: d, round 3: nothing
     """
     if not scenario_ids:
-        raise DataError("no scenario to roll out: the training split is empty; lower scenarios.validation_fraction")
+        raise DataError(
+            "no scenario to roll out, because the training split is empty. Lower scenarios.validation_fraction"
+        )
     count = min(count, len(scenario_ids))
     chosen: list[str] = []
     for position in range(iteration * count, (iteration + 1) * count):
@@ -116,7 +118,7 @@ def collect(
     unknown = [tool.name for tool in agent.tools if tool not in renderer.tools]
     if unknown:
         raise ConfigError(
-            f"the renderer does not show the agent's tools {', '.join(unknown)}; make it with "
+            f"the renderer does not show the agent's tools {', '.join(unknown)}. Make it with "
             "tools=(*environment.tools, *agent.tools)"
         )
     total, done = len(scenarios) * group_size, 0
@@ -161,7 +163,7 @@ def collect(
                 if len(failed) > settings.error_budget * total:
                     raise BudgetError(
                         f"{len(failed)} of {total} episodes have failed, more than rollout.error_budget "
-                        f"{settings.error_budget:.0%}; the others were ended; the first at {failed[0].place}: "
+                        f"{settings.error_budget:.0%}. The others were ended. The first at {failed[0].place}: "
                         f"{failed[0].error}"
                     )
                 done += 1
@@ -183,7 +185,7 @@ def collect(
     overridden = sum(trajectory.overridden_turns for trajectory in trajectories)
     if overridden:
         logger.warning(
-            "%d of %d turns were changed or written by the agent's own code after sampling; they are not trained on",
+            "%d of %d turns were changed or written by the agent's own code after sampling. They are not trained on",
             overridden,
             sum(turn.message.role == "assistant" for trajectory in trajectories for turn in trajectory.turns),
         )

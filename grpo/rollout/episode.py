@@ -145,7 +145,7 @@ def _check(value: object, kind: type | tuple[type, ...], what: str) -> None:
     """Raise `TypeError` if the user's code returned a value of another type as `what`."""
     if not isinstance(value, kind):
         expected = (kind[0] if isinstance(kind, tuple) else kind).__name__
-        raise TypeError(f"{what} is {shown(value)}; return a value of type {expected}")
+        raise TypeError(f"{what} is {shown(value)}. Return a value of type {expected}")
 
 
 def _check_outcome(outcome: Outcome) -> None:
@@ -163,10 +163,10 @@ def _check_outcome(outcome: Outcome) -> None:
 def _finite(reward: object) -> float:
     """The number of a reward. Raises `TypeError` or `ValueError` if no learning could use it."""
     if isinstance(reward, str):
-        raise TypeError("the reward of a step is a text; return a finite number, or None")
+        raise TypeError("the reward of a step is a text. Return a finite number, or None")
     number = float(reward)  # type: ignore[arg-type]
     if not math.isfinite(number):
-        raise ValueError(f"the reward of a step is {number}; return a finite number, or None")
+        raise ValueError(f"the reward of a step is {number}. Return a finite number, or None")
     return number
 
 

@@ -44,8 +44,8 @@ class Timeouts:
     async def turn(self, awaitable: Awaitable[T], number: int) -> T:
         """Await one turn of the policy. Raises `RolloutTimeout`."""
         message = (
-            f"turn {number} of the policy took longer than {self.turn_s} s (rollout.turn_timeout_s); "
-            "raise it, or lower rollout.concurrency"
+            f"turn {number} of the policy took longer than {self.turn_s} s (rollout.turn_timeout_s). "
+            "Raise it, or lower rollout.concurrency"
         )
         return await _until(_now() + self.turn_s, awaitable, message)
 

@@ -45,8 +45,8 @@ def require_columns(what: str, names: Sequence[str], scenario: Scenario | None) 
         raise RewardError(f"{what} takes {missing}, but the episode has come without its scenario")
     if missing and scenario is not None:
         raise RewardError(
-            f"{what} takes {missing}, which the scenario does not have; "
-            f"{describe_columns(scenario)}; put columns of your own into its `world`"
+            f"{what} takes {missing}, which the scenario does not have. "
+            f"{describe_columns(scenario)}. Put columns of your own into its `world`"
         )
 
 
@@ -55,4 +55,4 @@ def describe_columns(scenario: Scenario) -> str:
     names = dict.fromkeys((*scenario.world, *columns(scenario)))
     shown = [on_one_line(str(name), longest=_LONGEST_NAME) for name in list(names)[:_MOST_SHOWN]]
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return f"its columns are {', '.join(shown)}{more}"
+    return f"Its columns are {', '.join(shown)}{more}"

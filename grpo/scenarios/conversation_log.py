@@ -99,7 +99,7 @@ class ConversationLog:
         for name in self.files() if files is None else files:
             path = self.folder / name
             if not path.is_file():
-                raise DataError(f"no file {path} in the conversation log; restore it, or start the retraining again")
+                raise DataError(f"no file {path} in the conversation log. Restore it, or start the retraining again")
             yield from _entries(path)
 
 
@@ -165,4 +165,4 @@ def _json(conversation: LoggedConversation, value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"conversation {conversation.id} cannot be stored as JSON: {error}; fix its records") from error
+        raise DataError(f"conversation {conversation.id} cannot be stored as JSON: {error}. Fix its records") from error

@@ -60,13 +60,13 @@ _CONTENT = ["text_digest", "context", "tools", "world", "expected", "metadata"]
 _CATEGORY = "category"
 _SENTENCES = {
     "declared_splits": "{rows} scenarios start as others of the other declared split do, with the same text and world "
-    "(leakage): {ids}; declare both in one split, or tell them apart by `world` or `metadata.identity`",
-    "copies": "{rows} scenarios are copies of others in all but their ids (duplicates): {ids}; remove them, because a "
+    "(leakage): {ids}. Declare both in one split, or tell them apart by `world` or `metadata.identity`",
+    "copies": "{rows} scenarios are copies of others in all but their ids (duplicates): {ids}. Remove them, because a "
     "copy counts as often as it stands there",
     "training_similarity": "{rows} held-out texts are near duplicates of training texts with the same world (leakage): "
-    "{ids}, with similarities {values}; declare scenarios that belong together in one split, remove them, or tell them "
+    "{ids}, with similarities {values}. Declare scenarios that belong together in one split, remove them, or tell them "
     "apart by `world` or `metadata.identity`",
-    "missing_expected": "some scenarios expect nothing while others of their source do: {missing}; success is not "
+    "missing_expected": "some scenarios expect nothing while others of their source do: {missing}. Success is not "
     "judged in these, so give them `expected` (calls, state or facts), or leave them out",
     "share_change": "the share of a category has changed since the last version (balance): {ids}, by {values}",
     "scenarios": f"categories with {MIN_CATEGORY_SIZE} scenarios in the last version have none now: {{ids}}",

@@ -49,7 +49,7 @@ def guess_source(path: Path) -> Source:
     """
     candidates = [_SOURCE.validate_python(settings) for settings in _candidates(path)]
     if not candidates:
-        raise DataError(f"{path}: none of its keys or columns is known; map some of them by columns, see docs/logs.md")
+        raise DataError(f"{path}: none of its keys or columns is known. Map some of them by columns, see docs/logs.md")
     scores = []
     reasons = []
     with tempfile.TemporaryDirectory(prefix="grpo-guess-") as scratch:
@@ -61,7 +61,7 @@ def guess_source(path: Path) -> Source:
             except GRPOError as error:
                 reasons.append(f"{candidate.kind}: {error_text(error)}")
     if not scores:
-        raise DataError(f"{path} cannot be read as it is: {excerpt('; '.join(reasons), 1000)}; see docs/logs.md")
+        raise DataError(f"{path} cannot be read as it is: {excerpt('; '.join(reasons), 1000)}. See docs/logs.md")
     return max(scores, key=lambda score: score[0])[1]
 
 
@@ -76,7 +76,7 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
     place = {"path": str(path)}
     if path.is_dir():
         if not any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
-            raise DataError(f"{path} is a folder, but not of Dataset.save_to_disk; name a file")
+            raise DataError(f"{path} is a folder, but not of Dataset.save_to_disk. Name a file")
         tables: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
         return [{"kind": "huggingface", **place, **table} for table in tables]
     if (kind := _TABLES.get(path.suffix)) is not None:
@@ -89,7 +89,7 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
             *({"kind": kind, **place, **table} for table in _tables(names, path)),
         ]
     known = ", ".join((*_TABLES, *_JSON))
-    raise DataError(f"{path}: the name of a file of scenarios or chats ends in {known}; rename it")
+    raise DataError(f"{path}: the name of a file of scenarios or chats ends in {known}. Rename it")
 
 
 def _columns(path: Path, kind: str) -> list[str]:

@@ -49,7 +49,7 @@ def fetch_split(source: HubDataSource) -> list[Path]:
     names = _split_files(source, repository, files)
     if other := [name for name in names if PurePosixPath(name).suffix not in FORMATS]:
         raise DataError(
-            f"{repository}: split {source.split} has {other[0]}; files of {', '.join(FORMATS)} are read: name another "
+            f"{repository}: split {source.split} has {other[0]}. Files of {', '.join(FORMATS)} are read: name another "
             "revision, such as refs/convert/parquet, or save the data set to a folder"
         )
     return _fetch(repository, [files[name] for name in names])
@@ -80,16 +80,16 @@ def _split_files(source: HubDataSource, repository: HubRepository, files: dict[s
         declared = subset.get("data_files")
         patterns = try_call(lambda: sanitize_patterns(declared) if declared else get_data_patterns(str(base)))
         if isinstance(patterns, Exception):
-            raise DataError(f"{repository} has no files of data: {error_text(patterns)}; name another one")
+            raise DataError(f"{repository} has no files of data: {error_text(patterns)}. Name another one")
         by_split = {str(split): list(parts) for split, parts in patterns.items()}
         if source.split not in by_split:
             raise DataError(
-                f"{repository} has no split {source.split!r}, only {_listed(by_split)}; correct the source's split"
+                f"{repository} has no split {source.split!r}, only {_listed(by_split)}. Correct the source's split"
             )
         resolved: list[str] = []
         for pattern in by_split[source.split]:
             if not _is_inside(pattern) or "::" in pattern:
-                raise DataError(f"{repository}: {_CARD} names files elsewhere, {excerpt(pattern)}; name another one")
+                raise DataError(f"{repository}: {_CARD} names files elsewhere, {excerpt(pattern)}. Name another one")
             matches = try_call(partial(resolve_pattern, pattern, str(base)))
             if isinstance(matches, Exception):
                 if declared is None:
@@ -118,13 +118,13 @@ def _subset(source: HubDataSource, repository: HubRepository, files: dict[str, H
             ) from declared
     if source.subset is not None and source.subset not in declared:
         raise DataError(
-            f"{repository} has no subset {source.subset!r}, only {_listed(declared)}; correct the source's subset"
+            f"{repository} has no subset {source.subset!r}, only {_listed(declared)}. Correct the source's subset"
         )
     if not declared:
         return {}
     name = source.subset or try_call(declared.get_default_config_name)
     if name is None or isinstance(name, Exception):
-        raise DataError(f"{repository} has subsets {_listed(declared)}; set the source's subset to one of them")
+        raise DataError(f"{repository} has subsets {_listed(declared)}. Set the source's subset to one of them")
     return dict(declared[name])
 
 

@@ -131,7 +131,7 @@ class SeenIds:
         try:
             cursor = self._database.execute("INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", (scenario_id, source, line))
         except sqlite3.OperationalError as error:
-            raise StorageError(f"ids cannot be kept on disk: {error}; free space or set TMPDIR elsewhere") from error
+            raise StorageError(f"ids cannot be kept on disk: {error}. Free space or set TMPDIR elsewhere") from error
         if cursor.rowcount == 1:
             return None
         first = self._database.execute("SELECT source, line FROM seen WHERE id = ?", (scenario_id,)).fetchone()
@@ -176,17 +176,17 @@ class _Tally:
 
     def check(self, max_quarantined_fraction: float) -> None:
         if not self.records:
-            raise DataError("the sources hold no record; add one that does to scenarios.sources")
+            raise DataError("the sources hold no record. Add one that does to scenarios.sources")
         fraction = self.quarantined / self.records
         if fraction > max_quarantined_fraction:
             raise BudgetError(
                 f"{self.quarantined} of {self.records} records ({fraction:.1%}) cannot be used, "
-                f"at most {max_quarantined_fraction:.1%} may be; first: {'; '.join(self._first)}; "
-                "fix the sources or raise scenarios.max_quarantined_fraction"
+                f"at most {max_quarantined_fraction:.1%} may be. First: {'; '.join(self._first)}. "
+                "Fix the sources or raise scenarios.max_quarantined_fraction"
             )
         if self.quarantined == self.records:
             raise DataError(
-                f"none of {self.records} records can be used; first: {'; '.join(self._first)}; fix the sources"
+                f"none of {self.records} records can be used. First: {'; '.join(self._first)}. Fix the sources"
             )
 
     def counts(self) -> IngestCounts:

@@ -128,7 +128,9 @@ def _refuse_late_instructions(messages: Sequence[LoggedMessage]) -> None:
     began = False
     for number, message in enumerate(messages):
         if began and message.role == "system" and message.content.strip():
-            raise ValueError(f"late system message: message {number}, whose place in the chat a scenario cannot keep")
+            raise ValueError(
+                f"late system message: message {number}, because a scenario cannot keep its place in the chat"
+            )
         began = began or message.role != "system"
 
 
@@ -138,7 +140,7 @@ def _refuse_several_speakers(messages: Sequence[LoggedMessage]) -> None:
         names = dict.fromkeys(message.name for message in messages if message.role == role and message.name)
         if len(names) > 1:
             shown = ", ".join(excerpt(name, _SHOWN) for name in list(names)[:3])
-            raise ValueError(f"several speakers of one role: {role} {shown}; a scenario has one user and one agent")
+            raise ValueError(f"several speakers of one role: {role} {shown}. A scenario has one user and one agent")
 
 
 def _split_expected_call(chat: LoggedChat, *, user_turns: int) -> tuple[Sequence[LoggedMessage], list[dict[str, Any]]]:
@@ -218,7 +220,7 @@ def _answered(pending: Sequence[tuple[LoggedCall, Any]], message: LoggedMessage,
             return index
     name = "without a call" if message.answers is None else f"for id {excerpt(message.answers, _SHOWN)}"
     waiting = ", ".join(excerpt(call.id or call.name, _SHOWN) for call, _ in pending[:3]) or "none"
-    raise ValueError(f"orphaned tool result: message {number}, {name}; calls that wait for one: {waiting}")
+    raise ValueError(f"orphaned tool result: message {number}, {name}. Calls that wait for one: {waiting}")
 
 
 def _refuse_unanswered(pending: Sequence[tuple[LoggedCall, Any]]) -> None:

@@ -73,7 +73,7 @@ def parse_records(records: Iterable[SourceRecord], model: type[Item]) -> ParsedR
             ids.add(name)
             items.append(item)
     if not items and not quarantined:
-        raise DataError(f"no record for {model.__name__}; the data set's files are empty")
+        raise DataError(f"no record for {model.__name__}. The data set's files are empty")
     return ParsedRecords(items=tuple(items), quarantined=tuple(quarantined))
 
 

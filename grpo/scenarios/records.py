@@ -94,7 +94,7 @@ def read_all_records(records: Iterable[SourceRecord], published: type[Published]
         except ValidationError as error:
             problem = problem or first_validation_error(error)
         if problem is not None:
-            raise DataError(f"{record.source}:{record.line}: {problem}; fetch the published file again")
+            raise DataError(f"{record.source}:{record.line}: {problem}. Fetch the published file again")
     return items
 
 

@@ -105,8 +105,8 @@ def validation_split(scenarios_path: Path, splits: Split, *, share: float) -> Sp
             (heldout if assign_split(digest, share=share) == "heldout" else train).append(row)
     if not train or not heldout:
         raise DataError(
-            f"{scenarios_path}: {len(heldout)} of {len(training)} training scenarios are held out at share {share}; "
-            "both splits need some: add scenarios or change validation_fraction"
+            f"{scenarios_path}: {len(heldout)} of {len(training)} training scenarios are held out at share {share}. "
+            "Both splits need some: add scenarios or change validation_fraction"
         )
     return Split(
         train=tuple(row.id for row in train),
@@ -135,7 +135,7 @@ def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> 
         if not rows and (name, share) != ("training", 1):
             raise DataError(
                 f"{path}: the {name} split is empty at validation_fraction {share}, of {len(train) + len(heldout)} "
-                "scenarios; add scenarios or change scenarios.validation_fraction"
+                "scenarios. Add scenarios or change scenarios.validation_fraction"
             )
     counts = _count(train, heldout)
     unjudged = [name for name, count in counts.items() if not count.heldout and count.train >= MIN_CATEGORY_SIZE]
@@ -144,7 +144,7 @@ def _check(path: Path, train: list[_Row], heldout: list[_Row], share: float) -> 
         if base[category] >= MIN_CATEGORY_SIZE:
             raise DataError(
                 f"{path}: none of the {base[category]} scenarios of category {category} is held out at "
-                f"validation_fraction {share}; raise scenarios.validation_fraction or declare some of them heldout "
+                f"validation_fraction {share}. Raise scenarios.validation_fraction or declare some of them heldout "
                 "in the source"
             )
 

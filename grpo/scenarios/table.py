@@ -186,11 +186,11 @@ def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[S
                 count += 1
                 yield _scenario(path, row)
     except (pa.ArrowException, OSError, ValueError) as error:  # text that is not UTF-8, cells that are not JSON
-        raise DataError(f"{path} is damaged: {error}; ingest the sources again") from error
+        raise DataError(f"{path} is damaged: {error}. Ingest the sources again") from error
     if wanted is not None and count < len(wanted):
         present = set(open_scenarios(path).read(columns=["id"]).column("id").to_pylist())
         missing = sorted(set(wanted.to_pylist()) - present)
-        raise DataError(f"{path} has no scenario {', '.join(missing[:3])}; the ids are from another table")
+        raise DataError(f"{path} has no scenario {', '.join(missing[:3])}. The ids are from another table")
 
 
 class TableScenarios:
@@ -208,7 +208,7 @@ def open_scenarios(path: Path) -> pq.ParquetFile:
     file = open_parquet(path)
     version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != SCHEMA_VERSION:
-        raise DataError(f"{path} has scenario schema version {version}, this code reads {SCHEMA_VERSION}; ingest again")
+        raise DataError(f"{path} has scenario schema version {version}, this code reads {SCHEMA_VERSION}. Ingest again")
     return file
 
 
@@ -236,4 +236,4 @@ def _scenario(path: Path, row: dict[str, Any]) -> Scenario:
     try:
         return scenario_from_row(row)
     except ValidationError as error:
-        raise DataError(f"{path}: scenario {row['id']} is not valid: {error}; ingest again") from error
+        raise DataError(f"{path}: scenario {row['id']} is not valid: {error}. Ingest again") from error

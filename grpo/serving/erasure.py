@@ -62,7 +62,7 @@ def erase(
     then be repeated, and continues where it failed.
     """
     if (user is None) == (conversation_id is None) or not (user or conversation_id):
-        raise ConfigError("erase a user by its name, or one conversation by its id; name one of the two")
+        raise ConfigError("erase a user by its name, or one conversation by its id. Name one of the two")
     if not (folder / SEGMENTS).is_dir():
         raise ConfigError(f"{folder} is not the folder of a serving log; name the `log` of `grpo serve`")
     hashed = None
@@ -84,7 +84,7 @@ def erase(
         with mlflow_errors():
             versions, skipped = _erase_copies(folder, digests, home or default_home(), stores, receipt)
     except (GRPOError, OSError) as error:
-        raise StorageError(f"not every copy is erased: {error}; erase again once that is repaired") from error
+        raise StorageError(f"not every copy is erased: {error}. Erase again once that is repaired") from error
     return receipt.complete(versions, skipped)
 
 

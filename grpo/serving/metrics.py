@@ -161,7 +161,7 @@ class _ServiceCounts(Collector):
         )
         yield _counter("grpo_turns_unshared", "Turns that the shared database did not take.", [("", counts.unshared)])
         sharing = [("", 0 if service.turns.away else service.turns.servers)]
-        yield _gauge("grpo_servers", "Servers that share conversations and limits; 0 while they cannot.", sharing)
+        yield _gauge("grpo_servers", "Servers that share conversations and limits, or 0 while they cannot.", sharing)
         yield _gauge("grpo_ready", "1 while requests are accepted.", [("", float(service.ready))])
         moved = [("", float(versions.moved is not None))]
         yield _gauge("grpo_champion_moved_by_hand", "1 if the alias champion is not at the promoted version.", moved)
@@ -205,7 +205,7 @@ class _EngineCounts(Collector):
         for make, name, text, field in (
             (_gauge, "vllm:num_requests_running", "Turns in the batch.", "running"),
             (_gauge, "vllm:num_requests_waiting", "Turns that wait for a slot.", "waiting"),
-            (_gauge, "vllm:kv_cache_tokens", "Tokens whose keys and values are in slots.", "kv_tokens"),
+            (_gauge, "vllm:kv_cache_tokens", "Tokens with keys and values in slots.", "kv_tokens"),
             (_gauge, "vllm:prefix_cache_bytes", "Keys and values of idle conversations.", "prefix_cache_bytes"),
             (_counter, "vllm:prefix_cache_queries", "Prompt tokens that were looked up.", "prefix_queries"),
             (_counter, "vllm:prefix_cache_hits", "Prompt tokens that were not read again.", "prefix_hits"),

@@ -83,7 +83,7 @@ def refuse_credentials(uri: str, *, name: str = "store") -> str:
     parts = urlsplit(uri)
     if parts.scheme and (parts.password is not None or "@" in parts.netloc or parts.query):
         raise ConfigError(
-            f"{name} {parts.scheme}://…{parts.path} holds credentials or options; leave them out and set them in the "
+            f"{name} {parts.scheme}://…{parts.path} holds credentials or options. Leave them out and set them in the "
             "environment, for S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL"
         )
     return uri

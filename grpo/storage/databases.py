@@ -105,7 +105,7 @@ def _advisory_lock(uri: str) -> Iterator[None]:
     try:
         engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{masked(uri)} needs a driver ({error}); {install_command('postgres')}") from error
+        raise ConfigError(f"{masked(uri)} needs a driver ({error}). Call {install_command('postgres')}") from error
     try:
         connection = engine.connect()
     except OperationalError as error:

@@ -54,10 +54,10 @@ class DocumentStore:
             signed = verify(_KIND, content.decode(errors="replace"), longest=_MOST_BYTES)
         except Unverified as error:
             if error.fault == "was signed with another key":
-                remedy = f"give all machines that share the store one {KEY}"
+                remedy = f"Give all machines that share the store one {KEY}"
             else:
                 remedy = f"`grpo store sign {self.uri}` signs documents of an earlier version, if you trust the store"
-            raise ArtifactError(f"{self.address(name)} is damaged: it {error.fault}; {remedy}") from error
+            raise ArtifactError(f"{self.address(name)} is damaged: it {error.fault}. {remedy}") from error
         if signed.get("name") != name:
             raise ArtifactError(f"{self.address(name)} is damaged: it was signed under another name")
         return signed["content"]

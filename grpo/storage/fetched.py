@@ -29,7 +29,7 @@ def user_temp_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StorageError(f"{folder} is not a folder of this user alone: remove it, or set TMPDIR to another place")
+        raise StorageError(f"{folder} is not a folder of only this user: remove it, or set TMPDIR to another place")
     return folder
 
 

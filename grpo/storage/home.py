@@ -25,7 +25,7 @@ def home() -> Path:
     if unsafe:
         shown = ", ".join(map(repr, unsafe))
         raise ConfigError(
-            f"GRPO_HOME {str(folder)!r} holds {shown}, which addresses of databases and artifacts cannot; choose a "
+            f"GRPO_HOME {str(folder)!r} holds {shown}, which addresses of databases and artifacts cannot. Choose a "
             "folder without such characters"
         )
     return folder

@@ -90,7 +90,7 @@ def pin(repository: HubRepository) -> HubRepository:
         commit = api.repo_info(name, revision=revision, repo_type=kind, timeout=_ANSWER_S).sha
         api.resolve_revision(name, revision=revision, repo_type=kind)  # cached for a later run that is offline
     if commit is None or _COMMIT.fullmatch(commit) is None:
-        raise repository.error(f"{repository}: {endpoint()} names no commit but {commit!r}; check HF_ENDPOINT")
+        raise repository.error(f"{repository}: {endpoint()} names no commit but {commit!r}. Check HF_ENDPOINT")
     return replace(repository, revision=commit)
 
 
@@ -127,7 +127,7 @@ def list_files(repository: HubRepository) -> dict[str, HubFile]:
         ]
     if len(listed) > _MOST_FILES:
         raise repository.error(
-            f"{repository} has {len(listed):,} files, at most {_MOST_FILES:,} are listed; name another {kind}"
+            f"{repository} has {len(listed):,} files, at most {_MOST_FILES:,} are listed. Name another {kind}"
         )
     return {file.name: file for file in listed}
 
@@ -159,7 +159,7 @@ def download(repository: HubRepository, files: Sequence[HubFile]) -> Path:
         )
     absent = [file.name for file in files if not (folder / file.name).is_file()]
     if absent:
-        raise ConnectionError(f"{repository}: {endpoint()} did not send {absent[0]}; run it again")
+        raise ConnectionError(f"{repository}: {endpoint()} did not send {absent[0]}. Run it again")
     return folder
 
 
@@ -175,12 +175,12 @@ def verify(repository: HubRepository, file: HubFile, path: Path) -> None:
     elif file.git_sha1 is not None:
         expected, actual = file.git_sha1, git_hash(path.read_bytes())
     else:
-        raise ArtifactError(f"{repository}: {endpoint()} lists no digest of {file.name}; check HF_ENDPOINT")
+        raise ArtifactError(f"{repository}: {endpoint()} lists no digest of {file.name}. Check HF_ENDPOINT")
     if actual != expected:
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         raise ArtifactError(
-            f"{file.name} of {repository} is not the hub's: its digest is {actual}, the hub lists {expected}; it was "
+            f"{file.name} of {repository} is not the hub's: its digest is {actual}, the hub lists {expected}. It was "
             "removed from the cache, run it again to fetch it once more"
         )
 
@@ -190,7 +190,7 @@ def _check_space(repository: HubRepository, cache: Path, size: int) -> None:
     free = shutil.disk_usage(place).free
     if size > free:
         raise StorageError(
-            f"{repository} takes {size:,} bytes in {cache}, where {free:,} are free; free space, or set HF_HOME to "
+            f"{repository} takes {size:,} bytes in {cache}, where {free:,} are free. Free space, or set HF_HOME to "
             "another disk"
         )
 
@@ -215,8 +215,8 @@ def _not_cached(repository: HubRepository, name: str = "") -> PolicyError | Data
     part = f"{name} of {repository}" if name else whole
     remedy = "set policy.model to a folder" if is_model else "name a saved folder in a source of kind huggingface"
     return repository.error(
-        f"{part} is not in the cache {constants.HF_HUB_CACHE}; HF_HUB_OFFLINE is set, so that nothing is fetched: "
-        f"unset it (in a container or worker {OFFLINE}=0), or {remedy}"
+        f"{part} is not in the cache {constants.HF_HUB_CACHE}, and nothing is fetched because HF_HUB_OFFLINE is set. "
+        f"Unset it (in a container or worker {OFFLINE}=0), or {remedy}"
     )
 
 
@@ -247,4 +247,4 @@ def _cache_errors(cache: str) -> Iterator[None]:
         with storage_errors(cache):
             yield
     except StorageError as error:
-        raise StorageError(f"{error}; the cache of the hub is in HF_HOME") from error
+        raise StorageError(f"{error}. The cache of the hub is in HF_HOME") from error

@@ -16,7 +16,7 @@ _NOUNS = {"model": "model", "dataset": "data set"}
 _UNKNOWN = 401
 """Status of the hub for a repository that does not exist or is private, without a token."""
 _REFUSED = (401, 403)
-_AGAIN = "run it again, or set HF_HUB_OFFLINE=1 to take it from the cache"
+_AGAIN = "Run it again, or set HF_HUB_OFFLINE=1 to take it from the cache"
 
 
 @contextmanager
@@ -41,14 +41,14 @@ def hub_errors(address: str, repo: str, kind: Literal["model", "dataset"]) -> It
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             raise _answer(error.__cause__, address, repo, kind) from error
         elsewhere = f"no folder {repo} here, and " if kind == "model" else ""
-        raise ConnectionError(f"{address}: {elsewhere}{hub} cannot be reached or breaks off; {_AGAIN}") from error
+        raise ConnectionError(f"{address}: {elsewhere}{hub} cannot be reached or breaks off. {_AGAIN}") from error
     except OSError as error:
         if "Consistency check failed" not in str(error):  # of the size, by huggingface_hub
             raise
-        raise ConnectionError(f"{address}: a file from {hub} is shorter or longer than listed; {_AGAIN}") from error
+        raise ConnectionError(f"{address}: a file from {hub} is shorter or longer than listed. {_AGAIN}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise refusal(
-            f"{address}: the answer of {hub} does not come from a hub: {error!r}; check HF_ENDPOINT"
+            f"{address}: the answer of {hub} does not come from a hub: {error!r}. Check HF_ENDPOINT"
         ) from error
 
 
@@ -67,16 +67,16 @@ def _answer(
             f"{address} is gated: accept its terms at {page}, and set HF_TOKEN to a token of that account ({token})"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return refusal(f"no revision {address} at {hub}; the branches and tags are at {page}/tree/main")
+        return refusal(f"no revision {address} at {hub}. The branches and tags are at {page}/tree/main")
     if isinstance(error, errors.RepositoryNotFoundError) or (status == _UNKNOWN and not has_token):
         elsewhere = f"no folder {repo} here, and " if kind == "model" else ""
         return refusal(
-            f"{elsewhere}no {noun} {repo} at {hub} ({token}); check the name at {page}, and for a "
+            f"{elsewhere}no {noun} {repo} at {hub} ({token}). Check the name at {page}, and for a "
             "private one set HF_TOKEN"
         )
     if status in _REFUSED:
         return refusal(
-            f"{address}: {hub} answers {status} ({token}); set HF_TOKEN to a valid token of an account that may read "
+            f"{address}: {hub} answers {status} ({token}). Set HF_TOKEN to a valid token of an account that may read "
             f"{page}"
         )
-    return ConnectionError(f"{address}: {hub} answers {status}; {_AGAIN}")
+    return ConnectionError(f"{address}: {hub} answers {status}. {_AGAIN}")

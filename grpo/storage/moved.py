@@ -43,10 +43,10 @@ def former_place(database: Path) -> Path | None:
 def check_not_moved(uri: str) -> None:
     """Raise `ConfigError` if this is the database of this home, and it names another home as its own."""
     if uri == f"sqlite:///{home()}/mlflow.db" and (former := former_place(home() / "mlflow.db")) is not None:
-        raise ConfigError(f"{moved(former)}; {MIGRATE}")
+        raise ConfigError(f"{moved(former)}. {MIGRATE}")
 
 
-MIGRATE = "run grpo migrate --moved, which lets its records name the new place"
+MIGRATE = "Call `grpo migrate --moved`, so that its records name the new place"
 
 
 def moved(former: Path) -> str:

@@ -38,8 +38,8 @@ def open_uri(uri: str) -> tuple[Any, str]:
         return fsspec.core.url_to_fs(uri, use_listings_cache=False)
     except ImportError as error:
         extra = _EXTRAS.get(urlsplit(uri).scheme)
-        remedy = install_command(extra) if extra else "install it"
-        raise ConfigError(f"store {uri} needs a package that is not installed ({error}); {remedy}") from error
+        remedy = f"Call {install_command(extra)}" if extra else "Install it"
+        raise ConfigError(f"store {uri} needs a package that is not installed ({error}). {remedy}") from error
     except ValueError as error:
         raise ConfigError(f"store {uri} is not an address that fsspec knows: {error}") from error
 
@@ -111,16 +111,16 @@ class ObjectFolder:
         except FileNotFoundError as error:
             if writing:
                 raise StorageError(
-                    f"cannot write {self.uri}: {error}; create the bucket, or correct `store`"
+                    f"cannot write {self.uri}: {error}. Create the bucket, or correct `store`"
                 ) from error
             raise
         except PermissionError as error:
             raise StorageError(
-                f"{self.uri} is refused: {error}; check the credentials in the environment and what they may do"
+                f"{self.uri} is refused: {error}. Check the credentials in the environment and what they may do"
             ) from error
         except no_credentials as error:
             raise StorageError(
-                f"{self.uri} cannot be opened: {error}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                f"{self.uri} cannot be opened: {error}. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from error
         except unreachable as error:
             raise ConnectionError(self._unreachable(error)) from error
@@ -133,7 +133,7 @@ class ObjectFolder:
         endpoint = urlsplit(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")).hostname
         place = f" at {endpoint}" if endpoint else ""
         return (
-            f"{self.uri}{place} cannot be reached ({type(error).__name__}); check that the object store runs, the "
+            f"{self.uri}{place} cannot be reached ({type(error).__name__}). Check that the object store runs, the "
             "network, and AWS_ENDPOINT_URL"
         )
 

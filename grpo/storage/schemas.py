@@ -54,8 +54,8 @@ def schema(name: str, uri: str, scripts: ScriptDirectory) -> Schema:
             scripts.get_revision(current)
     except CommandError as error:
         raise ConfigError(
-            f"the database of {name}, {masked(uri)}, has schema {current}, which the installed {name} does not know: a "
-            f"newer {name} migrated it. Install that release, or restore the backup from before"
+            f"the database of {name}, {masked(uri)}, has schema {current}, which the installed {name} does not "
+            f"know, because a newer {name} migrated it. Install that release, or restore the backup from before"
         ) from error
     return Schema(current=current, newest=newest)
 

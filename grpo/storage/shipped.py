@@ -15,7 +15,7 @@ def package_folder(name: str) -> Path:
     """Folder of an installed package, which is not imported. Raises `ConfigError` if the package is missing."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"package {name} is missing; install {DISTRIBUTION} again")
+        raise ConfigError(f"package {name} is missing. Install {DISTRIBUTION} again")
     return Path(spec.submodule_search_locations[0]).resolve()
 
 
@@ -41,5 +41,5 @@ def shipped_file(address: str) -> Path:
     path = (folder / address.removeprefix(SCHEME)).resolve()
     if not path.is_relative_to(folder) or not path.exists():
         parts = ", ".join(sorted(part.name for part in folder.iterdir() if part.is_dir()))
-        raise ConfigError(f"{address} does not ship with grpo; its folders are {parts}, see {folder}")
+        raise ConfigError(f"{address} does not ship with grpo. Its folders are {parts}, see {folder}")
     return path

@@ -135,6 +135,6 @@ def _validated(text: str, *, place: str) -> bytes:
     if len(text) < _SHORTEST:
         raise ConfigError(
             f"the signing key in {place} has {len(text)} characters, and needs at least {_SHORTEST}: `openssl rand "
-            "-hex 32` prints one; what was signed with another key is refused from then on"
+            "-hex 32` prints one. What was signed with another key is refused from then on"
         )
     return text.encode(errors="surrogateescape")

@@ -43,7 +43,9 @@ def open_storage(url: str, *, heartbeat_s: int) -> RDBStorage:
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
             )
         except ImportError as error:
-            raise ConfigError(f"storage {url}: {error}; for PostgreSQL {install_command('postgres')}") from error
+            raise ConfigError(
+                f"storage {url}: {error}. If it is PostgreSQL, call {install_command('postgres')}"
+            ) from error
         except SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
             raise StorageError(f"the study's storage {url} cannot be used: {str(cause).strip()}") from error

@@ -141,7 +141,7 @@ def _run_trial(
                         state = TrialState.PRUNED
                         break
                 if step == 0:
-                    raise ConfigError(f"trial {trial.number} has no evaluation; a runner yields at least one")
+                    raise ConfigError(f"trial {trial.number} has no evaluation. A runner yields at least one")
             except UpdateFinishedTrialError:
                 raise
             except Exception as error:  # the error of a trial is its result
@@ -152,12 +152,12 @@ def _run_trial(
         values = reward if state == TrialState.COMPLETE else None
         study.tell(trial, values, state=state)
     except UpdateFinishedTrialError:
-        logger.warning("trial %d missed its heartbeats and is retried; this attempt ends", trial.number)
+        logger.warning("trial %d missed its heartbeats and is retried. This attempt ends", trial.number)
 
 
 def _finite(reward: float, step: int) -> float:
     if not math.isfinite(reward):
-        raise Diverged(f"the held-out reward of evaluation {step} is {reward}; the learning rate may be too high")
+        raise Diverged(f"the held-out reward of evaluation {step} is {reward}. The learning rate may be too high")
     return float(reward)
 
 

@@ -99,7 +99,8 @@ class StudySummary(_Part):
         if best_trial is None:
             reasons = [f"trial {trial.number}: {trial.reason}" for trial in self.trials if trial.reason]
             raise BudgetError(
-                f"none of the {self.ended} trials of study {self.name} is complete; {reasons[0] if reasons else ''}"
+                f"none of the {self.ended} trials of study {self.name} is complete: "
+                f"{reasons[0] if reasons else 'no reason is recorded'}"
             )
         return best_trial
 
@@ -130,7 +131,7 @@ def _record(trial: FrozenTrial) -> TrialRecord:
     reason = trial.user_attrs.get(REASON)
     state = _STATES[trial.state]
     if exhausted_retries(trial):
-        reason = f"its process crashed {RETRIES + 1} times; it may have run out of memory"
+        reason = f"its process crashed {RETRIES + 1} times. It may have run out of memory"
     elif state == "failed" and reason is None:
         state = "crashed"
     return TrialRecord(

@@ -152,7 +152,8 @@ def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
         from prefect_dask.task_runners import DaskTaskRunner
     except ImportError as error:
         raise ConfigError(
-            f"rollout.runner is dask, which is not installed ({error}); {install_command('dask')}, or set it to threads"
+            f"rollout.runner is dask, which is not installed ({error}). Call {install_command('dask')}, or "
+            "set it to threads"
         ) from error
     logging.getLogger("distributed").setLevel(logging.WARNING)  # it logs each connection
     if settings.dask_address is not None:

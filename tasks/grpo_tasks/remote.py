@@ -92,7 +92,7 @@ class RemoteStages:
             raise
         if isinstance(ended, State):
             return _outcome(stage, flow_run, ended, store)
-        logger.warning("%s has left its result, and its run stays Running: it is cancelled", flow_run.name)
+        logger.warning("the run %s is cancelled, because it has left its result and stays Running", flow_run.name)
         _cancel(flow_run.id)
         return ended
 
@@ -126,10 +126,10 @@ class RemoteStages:
                     if state.is_scheduled() and answered - warned > _WAITING_S:
                         warned = answered
                         logger.warning(
-                            "%s waits for a worker; start one for the work pool of %s", flow_run.name, deployment
+                            "%s waits for a worker. Start one for the work pool of %s", flow_run.name, deployment
                         )
                 if self._over.wait(_POLL_S):
-                    raise CancelledRun(f"{flow_run.name} was given up: the run that sent it has ended")
+                    raise CancelledRun(f"{flow_run.name} was given up, because the run that sent it has ended")
 
 
 def encode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> Flo
         return cast(FlowRun, created)
     except ObjectNotFound as error:
         raise ConfigError(
-            f"compute.gpu_stages.deployment: deployment {deployment} does not exist; run `grpo deploy`, or leave "
+            f"compute.gpu_stages.deployment: deployment {deployment} does not exist. Run `grpo deploy`, or leave "
             "compute.gpu_stages out"
         ) from error
     except httpx.TransportError as error:

@@ -58,7 +58,7 @@ def test_a_home_works_in_its_new_place_and_writes_nothing_to_the_old_one(
         code, printed = command(new, *arguments)
         assert code == 2
         assert refusal in printed
-        assert "run grpo migrate --moved" in printed
+        assert "grpo migrate --moved" in printed
     assert refusal in command(new, "doctor", "--json")[1]
 
     assert command(new, "migrate", "--moved")[0] == 0

@@ -67,10 +67,10 @@ def test_the_page_runs_outside_of_the_repository(command: Command, folder: Path,
     for module in ("shop_environment", "shop_agent", "shop_renderer", "shop_rewards", "shop_scenarios"):
         assert f"module {module}" in lineage
     misspelt = command("train", str(folder / "shop.yaml"), "--set", "agent.options.tune=3", exits=2)
-    assert "shop_agent:ShopAgent has no option 'tune'; it takes tone" in misspelt
+    assert "shop_agent:ShopAgent has no option 'tune'. It takes tone" in misspelt
     assert "ingest" not in misspelt
     misspelt = command("train", str(folder / "shop.yaml"), "--set", "policy.renderer.options.hour=3", exits=2)
-    assert "shop_renderer:ShopRenderer has no option 'hour'; it takes hours" in misspelt
+    assert "shop_renderer:ShopRenderer has no option 'hour'. It takes hours" in misspelt
     assert "ingest" not in misspelt
 
 
@@ -96,7 +96,7 @@ def test_a_class_and_rewards_of_trl_and_a_gate_are_trained_cached_and_registered
     command("train", config, exits=3)
     assert {"rollout", "score"} <= set(computed(home, "words"))
     misspelt = command("train", config, "--set", "gates.1.options.max_shar=3", exits=2)
-    assert "words_gates:no_apology has no option 'max_shar'; it takes max_share" in misspelt
+    assert "words_gates:no_apology has no option 'max_shar'. It takes max_share" in misspelt
     assert "ingest" not in misspelt
 
 
@@ -112,4 +112,4 @@ def test_a_taskset_for_verifiers_is_trained(command: Command, folder: Path, tmp_
 def test_a_missing_package_names_its_extra(command: Command, folder: Path):
     """Before any stage."""
     message = command("train", str(folder / "vowels.yaml"), exits=2)
-    assert "package verifiers is not installed; pip install 'grpo-agent-framework[verifiers]'" in message
+    assert "package verifiers is not installed. Call pip install 'grpo-agent-framework[verifiers]'" in message

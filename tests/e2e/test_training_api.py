@@ -131,7 +131,7 @@ def test_a_run_by_api_is_promoted_and_the_server_answers_with_it(stack: Path, ho
         prefect.stop()
         gone = api.call("POST", "/v1/train", config=DEPLOYMENT)
         assert (gone.status_code, "retry-after" in gone.headers) == (503, True)
-        assert "start it with grpo up" in gone.json()["error"]["message"]
+        assert "Start it with grpo up" in gone.json()["error"]["message"]
         assert api.fingerprint() == after
         prefect.start()
         prefect.wait()

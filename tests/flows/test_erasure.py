@@ -243,7 +243,7 @@ def test_the_command_says_that_memory_files_of_stopped_servers_are_left(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     asyncio.run(_serve(tmp_path / "served"))
     result = CliRunner().invoke(app, ["erase", "--user", "anna"])
-    assert "that no running server has open, is to be deleted by you" in result.output
+    assert "no running server has it open, delete that file yourself" in result.output
 
 
 def test_a_receipt_names_nobody(retrained: Retrained):

@@ -192,7 +192,7 @@ def test_fewer_episodes_and_other_scenarios_can_be_asked_for(config: PipelineCon
         ({"model": "models:/missing@champion"}, RegistryError, "no model at models:/missing@champion"),
         ({"model": "models:/evaluated"}, RegistryError, "is not the address of a model"),
         ({"scenarios_file": "scenarios.xml"}, ConfigError, "name a file that ends in .jsonl"),
-        ({"num_episodes": 0}, ConfigError, "ask for more"),
+        ({"num_episodes": 0}, ConfigError, "Ask for more"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said(

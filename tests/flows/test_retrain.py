@@ -100,7 +100,7 @@ def _retraining(pipeline: dict[str, Any], folder: Path) -> RetrainConfig:
 def test_the_watch_refuses_a_retraining_that_could_not_be_done(desk_config: dict[str, Any], tmp_path: Path):
     """Its event would start one: both make the same checks."""
     gates = [{"kind": "improvement", "margin": 0.99}]
-    with pytest.raises(ConfigError, match="hold out"):
+    with pytest.raises(ConfigError, match="Hold out"):
         watch(_retraining({**desk_config, "gates": gates}, tmp_path))
 
 
@@ -171,8 +171,8 @@ def test_every_end_of_a_retraining_is_in_its_report(
 def test_a_retraining_that_is_refused_is_in_its_report(desk_config: dict[str, Any], tmp_path: Path):
     """Before its first stage."""
     config = _retraining({**desk_config, "gates": [{"kind": "improvement", "margin": 0.99}]}, tmp_path)
-    with pytest.raises(ConfigError, match="hold out"):
+    with pytest.raises(ConfigError, match="Hold out"):
         retrain.retrain(config)
     record = _record(config)
     assert record.verdict == "failed"
-    assert "hold out" in record.reason
+    assert "Hold out" in record.reason

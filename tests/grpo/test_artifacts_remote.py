@@ -262,7 +262,7 @@ def test_a_store_that_does_not_answer_can_be_tried_again(
 
 def test_a_missing_bucket_names_the_remedy(store: ArtifactStore):
     """Writing names the remedy; reading reports a missing artifact."""
-    with pytest.raises(StorageError, match="create the bucket"):
+    with pytest.raises(StorageError, match="Create the bucket"):
         _text(ArtifactStore("s3://no-such-bucket/artifacts"), "x")
 
 
@@ -276,9 +276,9 @@ def test_refused_credentials_name_the_remedy(store: ArtifactStore, server: str, 
     artifact = _text(store, "x")
     after("0")
     try:
-        with pytest.raises(StorageError, match="check the credentials"):
+        with pytest.raises(StorageError, match="Check the credentials"):
             _text(store, "y")
-        with pytest.raises(StorageError, match="check the credentials"):
+        with pytest.raises(StorageError, match="Check the credentials"):
             store.path(artifact)
     finally:
         after("1000000")
@@ -291,7 +291,7 @@ def test_missing_credentials_are_named(store: ArtifactStore, monkeypatch: pytest
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     s3fs.S3FileSystem.clear_instance_cache()
     try:
-        with pytest.raises(StorageError, match="set AWS_ACCESS_KEY_ID"):
+        with pytest.raises(StorageError, match="Set AWS_ACCESS_KEY_ID"):
             _text(ArtifactStore(STORE), "x")
     finally:
         s3fs.S3FileSystem.clear_instance_cache()
@@ -320,5 +320,5 @@ def test_a_folder_that_others_can_read_is_not_used(tmp_path: Path, monkeypatch: 
     """Copies of artifacts are in a private folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     user_temp_folder().chmod(0o777)
-    with pytest.raises(StorageError, match="not a folder of this user alone"):
+    with pytest.raises(StorageError, match="not a folder of only this user"):
         _pair(ArtifactStore("memory://shared"))

@@ -122,7 +122,7 @@ def test_a_buffer_must_hold_something():
 @pytest.mark.parametrize("outcome", [{"success": None}, {"success": True, "unjudged": ("NL_ASSERTION",)}])
 def test_success_is_unknown_exactly_where_a_part_is_not_judged(outcome: dict[str, Any]):
     """Neither an unknown success without a reason, nor a success with a part left open."""
-    with pytest.raises(DataError, match="success is None where a part is not judged, or where there is a state"):
+    with pytest.raises(DataError, match="Success is None if a part is not judged, or if there is a state"):
         Outcome(**outcome)
 
 

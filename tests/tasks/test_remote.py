@@ -232,9 +232,9 @@ def test_a_stage_that_no_worker_takes_is_told(
         with get_client(sync_client=True) as client:
             _sent(client, parent, 1)
         deadline = time.monotonic() + PATIENCE_S
-        while f"start one for the work pool of {deployment}" not in caplog.text and time.monotonic() < deadline:
+        while f"Start one for the work pool of {deployment}" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.2)
-    assert f"rollout waits for a worker; start one for the work pool of {deployment}" in caplog.text
+    assert f"rollout waits for a worker. Start one for the work pool of {deployment}" in caplog.text
 
 
 def test_a_deployment_that_is_not_there_is_named(inputs: dict[str, Any]):

@@ -114,8 +114,8 @@ def test_what_nothing_judges_is_counted_and_no_error(tmp_path: Path, caplog: pyt
     """One of two has no reward; the log has the number and the remedy, the summary the count."""
     result = _stage(tmp_path, Outcome(success=True), WAITING)
     assert (result.summary.rewarded, result.summary.unjudged, result.summary.success) == (1, 1, 1.0)
-    assert "1 of 2 episodes have no reward: nothing judges NL_ASSERTION" in caplog.text
-    assert "set judge" in caplog.text
+    assert "1 of 2 episodes have no reward, because nothing judges NL_ASSERTION" in caplog.text
+    assert "Set judge" in caplog.text
 
 
 AIMLESS = Outcome.of({}, state={"orders": {}})
@@ -127,17 +127,17 @@ def test_an_episode_whose_scenario_expects_nothing_is_counted_and_has_no_reward(
     """It is neither a success nor an error, and the log names its scenario and the remedy."""
     result = _stage(tmp_path, Outcome(success=False, checks={"a": False}), AIMLESS)
     assert (result.summary.rewarded, result.summary.unjudged, result.summary.success) == (1, 1, 0.0)
-    assert "1 of 2 episodes have no reward: their scenarios (" in caplog.text
-    assert "give them `expected`" in caplog.text
+    assert "1 of 2 episodes have no reward, because their scenarios (" in caplog.text
+    assert "Give them `expected`" in caplog.text
 
 
 def test_a_rollout_of_which_nothing_is_expected_is_refused(tmp_path: Path):
     """Every episode would have been paid for doing nothing."""
-    with pytest.raises(RewardError, match=r"2 of 2 episodes have no reward: their scenarios .* expect nothing"):
+    with pytest.raises(RewardError, match=r"2 of 2 episodes have no reward, because their scenarios .* expect nothing"):
         _stage(tmp_path, AIMLESS, AIMLESS)
 
 
 def test_a_rollout_of_which_nothing_is_judged_is_refused(tmp_path: Path):
     """There would be nothing to learn from."""
-    with pytest.raises(RewardError, match=r"2 of 2 episodes have no reward.*set judge, which judges assertions, or"):
+    with pytest.raises(RewardError, match=r"2 of 2 episodes have no reward.*Set judge, which judges assertions, or"):
         _stage(tmp_path, WAITING, WAITING)

@@ -22,15 +22,19 @@ def plan_deployments(file: Path, *, gpu_slots: int | None, overrides: Sequence[s
     Raises `ConfigError` if the file or a config cannot be used.
     """
     if not file.is_file():
-        raise ConfigError(f"no deployments at {file}; call this in the project's folder, or name a file")
+        raise ConfigError(f"no deployments at {file}. Call this in the project's folder, or name a file")
     try:
         deployments = yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]
         facts = {_title(deployment): _describe(deployment, file.parent, overrides) for deployment in deployments}
     except (yaml.YAMLError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ConfigError(f"{file} is not a file of deployments: {error!r}") from error
-    slots = f"{gpu_slots}" if gpu_slots is not None else "as they are, else one for each device of this machine"
+    slots = (
+        f"{gpu_slots}"
+        if gpu_slots is not None
+        else "unchanged if there are any, else one for each device of this machine"
+    )
     return Outline(
-        title=f"deployments of {file}; existing ones are updated, a paused schedule stays paused",
+        title=f"deployments of {file}. Existing ones are updated, a paused schedule stays paused",
         facts={
             "work pools": f"{', '.join(POOLS)} of type process",
             "queue": f"{TRAINING} in pool {POOLS[0]}, one run at a time",

@@ -13,7 +13,7 @@ def plan_pretraining(config: PretrainConfig) -> Outline:
     """Name the files that would be written. Raises `ConfigError` if the phrasebook is missing."""
     for name in ("scenario_phrasebook", "demonstration_phrasebook"):
         if not Path(path := getattr(config, name)).is_file():
-            raise ConfigError(f"{name} {path} is missing; call this in the project's folder")
+            raise ConfigError(f"{name} {path} is missing. Call this in the project's folder")
 
     def written(path: str, content: str) -> str:
         return f"{path}, {'replaced' if Path(path).exists() else 'new'}: {content}"

@@ -26,7 +26,7 @@ def plan_study(config: TuneConfig) -> Outline:
     return Outline(
         title=f"study {config.name} of {config.metric}",
         facts={
-            "trials": f"{config.n_trials}, {config.parallel} at once; finished ones of the same study count",
+            "trials": f"{config.n_trials}, {config.parallel} at once. Finished ones of the same study count",
             "search space": _space(config.space),
             "training episodes": f"about {episodes:,} in each trial, {episodes * config.n_trials:,} in all",
             "validation episodes": validation,

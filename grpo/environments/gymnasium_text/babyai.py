@@ -109,8 +109,8 @@ def _draw(level: BabyAILevel, split: str, number: int | None, drawn: set[str]) -
             repeats += 1
             if repeats == _REPEATS:
                 raise DataError(
-                    f"level {level.id} has only {drawn_here} different worlds for {split}, and {number} are wanted; "
-                    "lower that number"
+                    f"level {level.id} has only {drawn_here} different worlds for {split}, and {number} are wanted. "
+                    "Lower that number"
                 )
             continue
         repeats, drawn_here = 0, drawn_here + 1

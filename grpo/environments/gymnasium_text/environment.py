@@ -116,8 +116,8 @@ def make_text_env(id: str, options: Mapping[str, Any]) -> TextEnv:
     for name, space in (("observation", env.observation_space), ("action", env.action_space)):
         if not isinstance(space, gymnasium.spaces.Text):
             raise DataError(
-                f"environment {id}: its {name} space is {type(space).__name__}, and an agent reads and writes texts; "
-                "register it with a wrapper whose spaces are gymnasium.spaces.Text"
+                f"environment {id}: its {name} space is {type(space).__name__}, and an agent reads and writes texts. "
+                "Register it with a wrapper that has gymnasium.spaces.Text as its spaces"
             )
     return env
 
@@ -143,7 +143,7 @@ def _start(scenario: Scenario) -> tuple[TextEnv, str, dict[str, Any]]:
     if expected is not None and digest != expected:
         raise DataError(
             f"scenario {scenario.id} starts from another world than when it was generated (digest {digest}, then "
-            f"{expected}): the package that makes {scenario.world['id']} has changed; generate the scenarios again, or "
-            "install its earlier release"
+            f"{expected}), because the package that makes {scenario.world['id']} has changed. Generate the scenarios "
+            "again, or install its earlier release"
         )
     return env, observation, info

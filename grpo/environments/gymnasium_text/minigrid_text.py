@@ -25,7 +25,7 @@ try:
     from minigrid.envs.babyai.core import roomgrid_level
     from minigrid.minigrid_env import MiniGridEnv
 except ModuleNotFoundError as error:
-    raise ConfigError(f"package {error.name} is not installed; {install_command('minigrid')}") from error
+    raise ConfigError(f"package {error.name} is not installed. Call {install_command('minigrid')}") from error
 
 _log = logging.getLogger(__name__)
 _STATES = {index: name for name, index in STATE_TO_IDX.items()}

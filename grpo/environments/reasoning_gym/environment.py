@@ -36,7 +36,7 @@ try:
     from reasoning_gym.dataset import ProceduralDataset
     from reasoning_gym.utils import extract_answer
 except ModuleNotFoundError as error:
-    raise ConfigError(f"package {error.name} is not installed; {install_command('reasoning')}") from error
+    raise ConfigError(f"package {error.name} is not installed. Call {install_command('reasoning')}") from error
 
 from grpo.environments.reasoning_gym.verifiers import evaluating_call  # isort: skip
 
@@ -106,8 +106,8 @@ def _load_task(name: str, options: str) -> ProceduralDataset:
         raise DataError(f"task {name} of reasoning-gym cannot be made with options {options}: {error}") from error
     if evaluating := evaluating_call(type(task)):
         raise DataError(
-            f"task {name} of reasoning-gym is refused: its verifier calls {evaluating} on an answer, and what a policy "
-            "writes would run as Python; take another task"
+            f"task {name} of reasoning-gym is refused, because its verifier calls {evaluating} on an answer: what a "
+            "policy writes would run as Python. Take another task"
         )
     return task
 
@@ -123,8 +123,8 @@ def _entry(scenario: Scenario) -> dict[str, Any]:
     entry: dict[str, Any] = load_task(world["task"], world.get("options", {}))[world["index"]]
     if scenario.user_responses != (entry["question"],):
         raise DataError(
-            f"scenario {scenario.id} asks another question than its world makes now, {entry['question']!r:.200}: "
-            "reasoning-gym has changed, or its options have no seed; generate the scenarios again"
+            f"scenario {scenario.id} asks another question than its world makes now, {entry['question']!r:.200}, "
+            "because reasoning-gym has changed, or its options have no seed. Generate the scenarios again"
         )
     return entry
 

@@ -61,7 +61,7 @@ def reasoning_demonstrations(tasks: Sequence[ReasoningTask], each: int, seed: in
         for record in _draw(task, "demonstrations", each, seed, set()):
             if not record["expected"]:
                 raise DataError(
-                    f"task {task.task} of reasoning-gym gives no answer, only a verifier; take it out of the options"
+                    f"task {task.task} of reasoning-gym gives no answer, only a verifier. Take it out of the options"
                 )
             yield {
                 "messages": [
@@ -75,8 +75,8 @@ def _draw(task: ReasoningTask, part: str, number: int, seed: int, drawn: set[str
     records = list(islice(_different(task, part, seed, drawn), number))
     if len(records) < number:
         raise DataError(
-            f"task {task.category} has only {len(records)} different questions for {part}, and {number} are wanted; "
-            "lower that number, or widen its options"
+            f"task {task.category} has only {len(records)} different questions for {part}, and {number} are wanted. "
+            "Lower that number, or widen its options"
         )
     yield from records
 

@@ -73,7 +73,7 @@ def draw_scenarios(wordings: Wordings, *, split: SplitName, seed: int = 0) -> It
             if repeats == _REPEATS:
                 raise DataError(
                     f"{split}: only {index} different scenarios of {wordings.scenarios} found, none of team {team} in "
-                    f"{repeats} draws; add wordings of it, or lower scenarios"
+                    f"{repeats} draws. Add wordings of it, or lower scenarios"
                 )
             continue
         repeats = 0

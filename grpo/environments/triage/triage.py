@@ -61,10 +61,10 @@ class TriageEnvironment(Environment):
     async def check(self, scenario: Scenario) -> None:
         """Refuse a scenario if it has no script, or if no team handles its category."""
         if not scenario.user_responses:
-            raise DataError(f"scenario {scenario.id} has no script; triage plays user_responses: leave it out")
+            raise DataError(f"scenario {scenario.id} has no script, but triage plays user_responses. Leave it out")
         if scenario.metadata.category not in self._team_of:
             raise DataError(
-                f"scenario {scenario.id}: no team handles category {scenario.metadata.category}; add it to the "
+                f"scenario {scenario.id}: no team handles category {scenario.metadata.category}. Add it to the "
                 "categories of a team in environment.teams, or leave the scenario out"
             )
 

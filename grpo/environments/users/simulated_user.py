@@ -104,7 +104,7 @@ class SimulatedUser(User):
     def check(self, scenario: Scenario) -> None:
         """Refuse a scenario without a goal."""
         if not scenario.goal.strip():
-            raise DataError(f"scenario {scenario.id} has no goal for a simulated user; give it one, or play its script")
+            raise DataError(f"scenario {scenario.id} has no goal for a simulated user. Give it one, or play its script")
 
     async def first_turn(self, scenario: Scenario, *, seed: int | None) -> UserTurn:
         """State the goal."""

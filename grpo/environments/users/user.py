@@ -62,8 +62,8 @@ class ScriptedUser(User):
         """Refuse a scenario without a script."""
         if not scenario.user_responses:
             raise DataError(
-                f"scenario {scenario.id} has a goal but no script; the conversation environment plays user_responses: "
-                "use the environment simulated_user"
+                f"scenario {scenario.id} has a goal but no script. Use the environment simulated_user, because "
+                "the conversation environment plays user_responses"
             )
 
     async def first_turn(self, scenario: Scenario, *, seed: int | None) -> UserTurn:

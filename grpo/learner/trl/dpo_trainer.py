@@ -52,7 +52,7 @@ class TokenizedPair:
     def __post_init__(self) -> None:
         place = f"preference of scenario {self.scenario_id}"
         if not len(self.prompt_ids):
-            raise DataError(f"{place} has no prompt; at least one token must precede both sides")
+            raise DataError(f"{place} has no prompt. At least one token must precede both sides")
         for name, ids, mask in (
             ("chosen", self.chosen_ids, self.chosen_mask),
             ("rejected", self.rejected_ids, self.rejected_mask),
@@ -60,7 +60,7 @@ class TokenizedPair:
             if len(ids) != len(mask):
                 raise DataError(f"{place}: {name}_ids and {name}_mask have lengths {len(ids)}, {len(mask)}")
             if not mask.any():
-                raise DataError(f"{place}: {name}_mask is False everywhere; each side needs a completion token")
+                raise DataError(f"{place}: {name}_mask is False everywhere. Each side needs a completion token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,11 +134,13 @@ def train_dpo(
     model itself.
     """
     if not pairs:
-        raise NoLearningSignal("no learning signal: the rewards of each group are all equal, so no pair can be made")
+        raise NoLearningSignal(
+            "no learning signal: no pair can be made, because the rewards of each group are all equal"
+        )
     if not beta > 0:
         raise ConfigError(f"training.beta is {beta:g}: DPO needs a value above 0, for example 0.1")
     if reference is model:
-        raise ConfigError("DPO's reference policy is the model that is trained; pass a frozen copy")
+        raise ConfigError("DPO's reference policy is the model that is trained. Pass a frozen copy")
     per_step = min(pairs_per_step or len(pairs), len(pairs))
     width = max(len(p.prompt_ids) + max(len(p.chosen_ids), len(p.rejected_ids)) for p in pairs)
     per_pass = rows_per_pass(per_step, width=2 * width, max_tokens=max_tokens)

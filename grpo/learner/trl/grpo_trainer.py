@@ -100,7 +100,7 @@ def make_trainer(
     """TRL's trainer on these trajectories. It patches the models, so use `restored_after`. Raises as `train_grpo`."""
     rows = _rows(groups)
     if settings.beta and reference is None:
-        raise ConfigError(f"training.beta {settings.beta:g} needs a reference policy; pass one")
+        raise ConfigError(f"training.beta {settings.beta:g} needs a reference policy. Pass one")
     trainer = StoredRolloutTrainer(
         model=model,
         args=_arguments(rows, len(groups[0].trajectories), settings, folder, model.device, seed),
@@ -120,18 +120,19 @@ def _rows(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
         odd = next((g for g in groups if len(g.trajectories) != len(groups[0].trajectories)), groups[0])
         raise DataError(
             f"scenario {odd.scenario_id} has {len(odd.trajectories)} trajectories: engine trl needs groups of one "
-            f"size, at least 2, and these have {sorted(sizes)}; leave training.engine out"
+            f"size, at least 2, and these have {sorted(sizes)}. Leave training.engine out"
         )
     rows = [trajectory for group in groups for trajectory in group.trajectories]
     for row in rows:
         if row.total_reward is None:
-            raise DataError(f"{row.place} has no reward: engine trl cannot mask it; leave training.engine out")
+            raise DataError(f"{row.place} has no reward. Leave training.engine out, because engine trl cannot mask it")
         if not row.loss_mask.any() or row.loss_mask[0]:
             raise DataError(f"{row.place}: engine trl needs a prompt, and a completion after it")
     temperatures = sorted({row.temperature for row in rows})
     if len(temperatures) > 1:
         raise DataError(
-            f"sampled at temperatures {temperatures}: engine trl has one for all; leave training.engine out"
+            f"sampled at temperatures {temperatures}: leave training.engine out, because engine trl has one "
+            "temperature for all"
         )
     return rows
 
@@ -155,8 +156,8 @@ def _arguments(
     per_pass = rows_per_pass(len(rows), width=width, max_tokens=settings.microbatch_tokens)
     if per_pass < len(rows) and (settings.entropy_coefficient or settings.top_entropy_quantile < 1):
         raise ConfigError(
-            f"engine trl measures entropy pass by pass, and {len(rows)} rows take {len(rows) // per_pass} passes; "
-            "raise training.microbatch_tokens, or leave entropy_coefficient and top_entropy_quantile out"
+            f"engine trl measures entropy pass by pass, and {len(rows)} rows take {len(rows) // per_pass} passes. "
+            "Raise training.microbatch_tokens, or leave entropy_coefficient and top_entropy_quantile out"
         )
     return GRPOConfig(
         **training_arguments(folder, device, seed=seed),

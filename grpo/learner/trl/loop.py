@@ -92,8 +92,8 @@ def run_trainer(trainer: Trainer, *, stage: str = "train") -> list[dict[str, flo
     """
     if trainer.args.world_size > 1:
         raise ConfigError(
-            f"TRL's trainers train in one process here, not in {trainer.args.world_size}: each would take the whole "
-            "batch; set training.processes to 1"
+            f"TRL's trainers train in one process here, not in {trainer.args.world_size}, because each would take "
+            "the whole batch. Set training.processes to 1"
         )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_Progress(stage))

@@ -74,7 +74,7 @@ def train_reward_model(
     trained, heldout = _hold_out(pairs, fraction=validation_fraction, seed=seed)
     tokenizer = load_tokenizer(base)
     if not any(base.glob("*.safetensors")):
-        raise PolicyError(f"no *.safetensors in {base}; pickled weights are refused: convert them to safetensors")
+        raise PolicyError(f"no *.safetensors in {base}. Pickled weights are refused: convert them to safetensors")
     per_step = min(pairs_per_step, len(trained))
     width = max(len(p.prompt_ids) + max(len(p.chosen_ids), len(p.rejected_ids)) for p in trained)
     per_pass = rows_per_pass(per_step, width=2 * width, max_tokens=max_tokens)
@@ -129,7 +129,7 @@ def _hold_out(
     if not 0 < count < len(scenarios):
         raise DataError(
             f"validation_fraction {fraction:g} of {len(scenarios)} scenarios leaves {len(scenarios) - count} for "
-            f"training and {count} held out; both must be at least 1: add preferences of other scenarios"
+            f"training and {count} held out. Both must be at least 1: add preferences of other scenarios"
         )
     order = np.random.default_rng(seed).permutation(len(scenarios))
     held_out = {scenarios[index] for index in order[:count]}
@@ -161,8 +161,8 @@ class TransformerReward(RewardFunction):
         super().__init__(weight=weight)
         if report.low <= 0.5:
             raise RewardError(
-                f"the reward in {model} may be guessing: held-out pair accuracy {report.accuracy:.3f}, 95 % interval "
-                f"{report.low:.3f} to {report.high:.3f} is not above 0.5; train it on more pairs"
+                f"the reward in {model} may be guessing, because its held-out pair accuracy {report.accuracy:.3f}, 95 "
+                f"% interval {report.low:.3f} to {report.high:.3f} is not above 0.5. Train it on more pairs"
             )
         self.report = report
         self.tokenizer = load_tokenizer(model)
@@ -250,6 +250,6 @@ def _tokens(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     if tokenizer.chat_template is None:
-        raise PolicyError("the tokenizer has no chat template to render a conversation with; add one to its folder")
+        raise PolicyError("the tokenizer has no chat template to render a conversation with. Add one to its folder")
     text = tokenizer.apply_chat_template([message.to_template() for message in messages], tokenize=False)
     return np.array(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)

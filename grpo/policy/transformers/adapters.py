@@ -72,14 +72,14 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
     missing = [] if isinstance(targets, str) else [target for target in targets if target not in names]
     if missing:
         raise ConfigError(
-            f"training.lora.target_modules {missing!r} fits no layer of {type(model).__name__}; its linear layers are "
+            f"training.lora.target_modules {missing!r} fits no layer of {type(model).__name__}. Its linear layers are "
             f"{', '.join(sorted(names))}"
         )
     shared = [name for name in _sharing_weights(model) if name.rsplit(".", 1)[-1] in targets]
     if shared and not isinstance(targets, str):
         raise ConfigError(
-            f"training.lora.target_modules: {shared[0]} has the same weights as another layer, so that merged adapters "
-            f"would change both; leave {shared[0].rsplit('.', 1)[-1]} out"
+            f"training.lora.target_modules: leave {shared[0].rsplit('.', 1)[-1]} out, because {shared[0]} has the same "
+            "weights as another layer, so that merged adapters would change both"
         )
     with torch.random.fork_rng(devices=[]), _without_notices():
         torch.manual_seed(seed)
@@ -212,7 +212,7 @@ def merge_adapters(model: PreTrainedModel) -> PreTrainedModel:
         targets = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in layers}))
         raise PolicyError(
             f"adapters of {type(model).__name__} on {targets} cannot be merged: the merged weights are off by "
-            f"{distance:.1e} nats; leave out layers that share their weights with another one"
+            f"{distance:.1e} nats. Leave out layers that share their weights with another one"
         )
     return merged.requires_grad_(True)
 
@@ -237,7 +237,7 @@ def _check_adapter_config(folder: Path) -> None:
     else:
         return
     raise PolicyError(
-        f"adapters in {folder} {fault}, so that the model without them is not its base; merge them with peft's "
+        f"adapters in {folder} {fault}, so that the model without them is not its base. Merge them with peft's "
         "merge_and_unload, and use the merged model"
     )
 
@@ -259,7 +259,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
         sizes = "ignore_mismatched_sizes" in str(error)
         reason = "their sizes do not fit its config and base" if sizes else f"{type(error).__name__}: {error}"
         raise PolicyError(
-            f"cannot load the adapters in {folder}: {reason}; correct adapter_config.json and the "
+            f"cannot load the adapters in {folder}: {reason}. Correct adapter_config.json and the "
             "base_model_name_or_path in it, or save them again"
         ) from error
     model._weight_conversions = conversions  # the adapters' conversions would misname merged weights on disk
@@ -272,7 +272,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     elif report.missing_keys or report.unexpected_keys:
         raise PolicyError(
             f"adapters in {folder} do not fit {type(model).__name__}: without weights are "
-            f"{sorted(report.missing_keys)[:3]}, without a layer {sorted(report.unexpected_keys)[:3]}; correct "
+            f"{sorted(report.missing_keys)[:3]}, without a layer {sorted(report.unexpected_keys)[:3]}. Correct "
             "base_model_name_or_path in adapter_config.json"
         )
     _guard_parameters(model)

@@ -52,7 +52,9 @@ def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, atten
             "package flash_attn is not installed" if missing else "its kernels cannot read the sampler's slots",
         )
     if device == "cuda" and not torch.cuda.is_available():
-        raise CapacityError("device_map cuda: this machine has no CUDA device; set device_map to auto or cpu")
+        raise CapacityError(
+            "device_map cuda cannot be used, because this machine has no CUDA device. Set device_map to auto or cpu"
+        )
     model = policy.model
     target = model.device if device == "auto" else torch.device(device)
     if model.device.type == target.type and model.dtype == getattr(torch, dtype):

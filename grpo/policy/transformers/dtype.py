@@ -47,7 +47,7 @@ def cast_mismatched_buffers(model: PreTrainedModel) -> None:
                 raise
             if attempt == "buffers":
                 raise PolicyError(
-                    f"{type(model).__name__} has no forward pass with weights in {model.dtype}: {error}; set "
+                    f"{type(model).__name__} has no forward pass with weights in {model.dtype}: {error}. Set "
                     "policy.dtype to float32"
                 ) from error
         else:

@@ -118,8 +118,8 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
     broken = [name for name, parameter in model.named_parameters() if not _is_finite(parameter)]
     if broken:
         raise PolicyError(
-            f"{type(model).__name__} is refused: its weights hold NaN or infinite values, {len(broken)} tensors, the "
-            f"first {broken[0]}; fetch or save the model again"
+            f"{type(model).__name__} is refused, because its weights hold NaN or infinite values, {len(broken)} "
+            f"tensors, the first {broken[0]}. Fetch or save the model again"
         )
     candidates: list[tuple[ForwardPath, str]] = [("flat", IMPLEMENTATION)]
     own = tuple(dict.fromkeys((original or "eager", "eager")))
@@ -137,8 +137,8 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
             except Exception as error:  # a model's own code can fail in any way on a path that it was not made for
                 if is_out_of_memory(error):
                     raise CapacityError(
-                        f"memory ran out in the comparison of {type(model).__name__} with its plain forward pass; "
-                        "choose a smaller model"
+                        f"memory ran out in the comparison of {type(model).__name__} with its plain forward pass. "
+                        "Choose a smaller model"
                     ) from error
                 rejected.append(f"{label}: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
                 continue
@@ -152,7 +152,8 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
                 )
             rejected.append(f"{label}: off by {logprob_error:.1e} nats, gradient by {gradient_error:.1e}")
     raise PolicyError(
-        f"{type(model).__name__} is refused: no forward path agrees with its plain forward pass; {'; '.join(rejected)}"
+        f"{type(model).__name__} is refused, because no forward path agrees with its plain forward pass: "
+        f"{'; '.join(rejected)}"
     )
 
 
@@ -352,7 +353,9 @@ def _plain_logprobs(model: PreTrainedModel, conversation: _Conversation) -> torc
     with torch.no_grad():
         beginning = torch.log_softmax(model(input_ids=ids[:, :half], use_cache=False).logits[0].float(), dim=-1)
     if not torch.allclose(distribution[:half].detach(), beginning, rtol=1e-2, atol=_TOLERANCE * 10):
-        raise PolicyError(f"{type(model).__name__} is refused: its tokens attend to later ones, so it is not causal")
+        raise PolicyError(
+            f"{type(model).__name__} is refused, because its tokens attend to later ones, so that it is not causal"
+        )
     targets = ids[0, conversation.loss_mask.nonzero()[0]]
     predictors = torch.from_numpy(conversation.loss_mask.nonzero()[0] - 1).to(model.device)
     return distribution[predictors].gather(1, targets[:, None])[:, 0]

@@ -51,8 +51,8 @@ class TransformersPolicy:
     ) -> None:
         if not is_loadable(model):
             raise PolicyError(
-                f"{type(model).__name__} is refused: transformers does not load what it saves, a config of type "
-                f"{model.config.model_type!r}, as a causal language model"
+                f"{type(model).__name__} is refused, because transformers does not load what it saves, a config of "
+                f"type {model.config.model_type!r}, as a causal language model"
             )
         _check_embeddings(model, tokenizer)
         freeze_towers(model)
@@ -146,7 +146,7 @@ def load(
         published = published_quantization(folder)
         if published is not None and bitsandbytes is not None:
             raise PolicyError(
-                f"policy.quantization {quantization}: weights in {folder} are quantized already; leave it out"
+                f"policy.quantization {quantization}: weights in {folder} are quantized already. Leave it out"
             )
         model, report = auto_class(config.model_type, config.architectures).from_pretrained(
             str(folder),
@@ -163,16 +163,16 @@ def load(
         raise
     except Exception as error:  # a config that somebody else wrote can fail in any way
         if is_out_of_memory(error):
-            raise CapacityError(f"the model in {folder} does not fit into memory; choose a smaller one") from error
+            raise CapacityError(f"the model in {folder} does not fit into memory. Choose a smaller one") from error
         remedy = (
-            "set policy.model to its unquantized release" if published else "correct its config.json, or fetch it again"
+            "Set policy.model to its unquantized release" if published else "Correct its config.json, or fetch it again"
         )
-        raise PolicyError(f"cannot load the model in {folder}: {first_line(error)}; {remedy}") from error
+        raise PolicyError(f"cannot load the model in {folder}: {first_line(error)}. {remedy}") from error
     report["unexpected_keys"] = [name for name in report["unexpected_keys"] if not OTHER_TOWER.search(name)]
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
         raise PolicyError(
-            f"weights in {folder} do not fit {config.architectures}: {mismatches}; save weights and "
+            f"weights in {folder} do not fit {config.architectures}: {mismatches}. Save weights and "
             "config.json together"
         )
     if published is not None:
@@ -204,7 +204,7 @@ def _check_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         many = tokenizer.vocab_size > rows
         count = f"{tokenizer.vocab_size:,} tokens, and not" if many else f"{beyond[0]!r} beyond"
         raise PolicyError(
-            f"tokenizer of {tokenizer.name_or_path!r} has {count} the {rows:,} that the model embeds; call "
+            f"tokenizer of {tokenizer.name_or_path!r} has {count} the {rows:,} that the model embeds. Call "
             "resize_token_embeddings before training, and save model and tokenizer together"
         )
 
@@ -225,7 +225,7 @@ def _load_adapters(
     folder: Path, base: Path | None, *, chat_template: str | None, quantization: Quantization | None, frozen: Dtype
 ) -> TransformersPolicy:
     if base is None:
-        raise PolicyError(f"{folder} holds adapters only; give the folder of the model that they are for")
+        raise PolicyError(f"{folder} holds adapters only. Give the folder of the model that they are for")
     model = load(base, quantization=quantization).model
     load_adapters(model, folder)
     cast_frozen(model, frozen)
@@ -259,7 +259,7 @@ class ModelCache:
                 policy = load(folder, base=base, frozen=frozen)
                 if policy.hash != policy_hash:
                     raise PolicyError(
-                        f"{folder} holds policy {policy.hash}, expected {policy_hash}: its files were changed; run the "
+                        f"{folder} holds policy {policy.hash}, expected {policy_hash}: its files were changed. Run the "
                         "stage that wrote them again"
                     )
             self._policies[policy_hash] = policy

@@ -32,11 +32,12 @@ def bitsandbytes_config(kind: Quantization) -> BitsAndBytesConfig:
     """bitsandbytes config for transformers. Raises `PolicyError` if the machine has no GPU or lacks the package."""
     if not torch.cuda.is_available():
         raise PolicyError(
-            f"policy.quantization {kind} computes on an NVIDIA GPU, and this machine has none; leave it out"
+            f"policy.quantization {kind} computes on an NVIDIA GPU, and this machine has none. Leave it out"
         )
     if importlib.util.find_spec("bitsandbytes") is None:
         raise PolicyError(
-            f"policy.quantization {kind} needs bitsandbytes, which is not installed; {install_command('quantization')}"
+            f"policy.quantization {kind} needs bitsandbytes, which is not installed. Call "
+            f"{install_command('quantization')}"
         )
     if kind == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)

@@ -39,7 +39,7 @@ _READ_FROM_SHAPES = frozenset(
 _ROTATED = "rope.dimension_count"
 _COMPARED = {"attention.sliding_window": "sliding_window", "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 """Settings that transformers takes from the family's defaults under another name. The file's must equal them."""
-_REMEDY = "set policy.model to the safetensors weights that the file was converted from"
+_REMEDY = "Set policy.model to the safetensors weights that the file was converted from"
 _LONGEST_REASON = 300
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RuntimeError, StrictDataclassError),
@@ -70,7 +70,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
         )
     mismatches = {key: sorted(map(str, names))[:3] for key, names in report.items() if names and "keys" in key}
     if mismatches:
-        raise PolicyError(f"the tensors of {file} do not fit {type(model).__name__}: {mismatches}; {_REMEDY}")
+        raise PolicyError(f"the tensors of {file} do not fit {type(model).__name__}: {mismatches}. {_REMEDY}")
     plain.load_state_dict(model.state_dict(), assign=True)  # transformers does not save one that was quantized
     plain.tie_weights()
     plain.generation_config = GenerationConfig.from_pretrained(str(folder), local_files_only=True)
@@ -92,7 +92,7 @@ def describe_gguf(file: Path, folder: Path) -> None:
         architecture = str(reader.get_field("general.architecture").contents())  # type: ignore[union-attr]
     if config.num_hidden_layers > len(reader.tensors):
         raise PolicyError(
-            f"{file} names {config.num_hidden_layers:,} layers and holds {len(reader.tensors)} tensors; fetch it again"
+            f"{file} names {config.num_hidden_layers:,} layers and holds {len(reader.tensors)} tensors. Fetch it again"
         )
     _check_settings(file, reader, architecture, config)
     vars(config).pop("_model_name_or_path", None)  # the title in the file
@@ -114,7 +114,9 @@ def _readable(file: Path) -> Iterator[None]:
         if not isinstance(error, _UNREADABLE) and type(error) is not Exception:  # tokenizers raises that one
             raise
         reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
-        raise PolicyError(f"{file} cannot be read as GGUF: {reason}; fetch it again, or {_REMEDY}") from error
+        raise PolicyError(
+            f"{file} cannot be read as GGUF: {reason}. Fetch it again. If it cannot be read then either: {_REMEDY}"
+        ) from error
 
 
 def _check_settings(file: Path, reader: GGUFReader, architecture: str, config: Any) -> None:
@@ -131,7 +133,7 @@ def _check_settings(file: Path, reader: GGUFReader, architecture: str, config: A
         if value != (_rotary_dim(config) if name == _ROTATED else getattr(config, _COMPARED.get(name, name), None)):
             dropped.append(f"{key} = {value}")
     if dropped:
-        raise PolicyError(f"{file}: transformers does not read {', '.join(dropped)} from GGUF; {_REMEDY}")
+        raise PolicyError(f"{file}: transformers does not read {', '.join(dropped)} from GGUF. {_REMEDY}")
 
 
 def _rotary_dim(config: Any) -> int:
@@ -152,7 +154,7 @@ def _check_tensors(file: Path, model: PreTrainedModel) -> None:
         extra = [tensor.name for tensor in tensors if tensor.name.startswith("rope_")]
         raise PolicyError(
             f"{file} holds {stored:,} numbers, and {type(model).__name__} has {read:,}: transformers does not read "
-            f"{', '.join(extra) or 'some of its tensors'}; {_REMEDY}"
+            f"{', '.join(extra) or 'some of its tensors'}. {_REMEDY}"
         )
 
 

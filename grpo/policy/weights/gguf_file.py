@@ -39,12 +39,12 @@ def find_gguf(path: Path) -> Path | None:
     for file in files:
         if (match := _PART.search(file.name)) is not None and int(match["parts"]) > 1:
             raise PolicyError(
-                f"{file} is one of {int(match['parts'])} parts; merge them with llama-gguf-split --merge, and set "
+                f"{file} is one of {int(match['parts'])} parts. Merge them with llama-gguf-split --merge, and set "
                 "policy.model to the merged file"
             )
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
-        raise PolicyError(f"{path} holds {len(files)} GGUF files; set policy.model to one of {names}")
+        raise PolicyError(f"{path} holds {len(files)} GGUF files. Set policy.model to one of {names}")
     return files[0] if files else None
 
 
@@ -66,7 +66,7 @@ def converted_folder(file: Path) -> Path:
             if (record := store.documents.read(name)) is not None:
                 return store.path(Artifact.model_validate(record))
         except ArtifactError as error:
-            logger.warning("%s; %s is converted again", error, file)
+            logger.warning("%s, so %s is converted again", error, file)
         from grpo.policy.weights.gguf import convert_gguf
 
         with store.new_folder("model") as new:

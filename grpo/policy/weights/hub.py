@@ -75,12 +75,12 @@ def fetch_description(model: HubRepository) -> Path:
     files = _root_files(model)
     names = sorted(_DESCRIPTION & files.keys())
     if CONFIG not in files and ADAPTERS not in files:
-        raise PolicyError(f"{model} is not a model: it has no {CONFIG}; its files are {_shown(files)}")
+        raise PolicyError(f"{model} is not a model: it has no {CONFIG}. Its files are {_shown(files)}")
     for name in names:
         if files[name].size > _LARGEST_DESCRIPTION:
             raise PolicyError(
-                f"{model}: {name} has {files[name].size:,} bytes, and at most {_LARGEST_DESCRIPTION:,} are read; "
-                "choose another revision"
+                f"{model}: {name} has {files[name].size:,} bytes, and at most {_LARGEST_DESCRIPTION:,} are read. "
+                "Choose another revision"
             )
     return download(model, [files[name] for name in names])
 
@@ -123,7 +123,7 @@ def _shards(model: HubRepository, files: dict[str, HubFile], folder: Path) -> li
     try:
         shards = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PolicyError(f"{model}: {INDEX} is not an index of weights: {error!r}; choose another revision") from error
+        raise PolicyError(f"{model}: {INDEX} is not an index of weights: {error!r}. Choose another revision") from error
     wrong = [shard for shard in shards if shard not in files or _SHARD.fullmatch(shard) is None]
     if wrong:
         raise PolicyError(f"{model}: {INDEX} names {str(wrong[0])[:100]!r}, which is not one of its safetensors files")
@@ -136,12 +136,12 @@ def _instead(files: dict[str, HubFile]) -> str:
     gguf = [name for name in files if name.endswith(".gguf")]
     if pickled:
         return (
-            f"only {pickled[0]}, which runs code when it is read; name a revision with safetensors (the hub's "
+            f"only {pickled[0]}, which runs code when it is read. Name a revision with safetensors (the hub's "
             "converter offers one as org/name@refs/pr/N), or convert them and name the folder"
         )
     if gguf:
-        return f"only GGUF; fetch one of them, for example {gguf[0]}, and set policy.model to that file"
-    return f"only {_shown(files)}; name another model"
+        return f"only GGUF. Fetch one of them, for example {gguf[0]}, and set policy.model to that file"
+    return f"only {_shown(files)}. Name another model"
 
 
 def _shown(files: dict[str, HubFile]) -> str:

@@ -104,7 +104,7 @@ class PromotionState(Document):
         back = f"`grpo promote models:/{self.model}/{self.champion} --reason WHY` puts it back"
         if self.alias is not None:
             back += f", `grpo promote models:/{self.model}/{self.alias} --reason WHY` promotes it"
-        return f"the alias champion of {self.model} {names}; version {self.champion} was promoted: {back}"
+        return f"the alias champion of {self.model} {names}. Version {self.champion} was promoted: {back}"
 
 
 def promotion_state(client: MlflowClient, model: str) -> PromotionState:
@@ -120,7 +120,7 @@ def registered_model(client: MlflowClient, model: str) -> RegisteredModel:
         return client.get_registered_model(model)
     except MlflowException as error:
         if is_absent(error):
-            raise AddressError(f"no model {model} is registered; a run registers it when it ends") from error
+            raise AddressError(f"no model {model} is registered. A run registers it when it ends") from error
         raise
 
 
@@ -149,7 +149,7 @@ def write_record(client: MlflowClient, model: str, change: ChampionChange) -> st
     if len(text) > _MOST_CHARACTERS:
         raise RegistryError(
             f"the record of the change of {model} has {len(text):,} characters, {len(change.reason):,} of them the "
-            f"reason and {len(change.checks)} gates with their values, and MLflow stores at most "
+            f"reason and {len(change.checks)} gates with their values, but MLflow stores at most "
             f"{_MOST_CHARACTERS:,}: shorten the reason, or the names of the gates"
         )
     client.set_registered_model_tag(model, record_key(change.number), text)
@@ -179,14 +179,14 @@ def missing_champion(state: PromotionState) -> RegistryError:
     """Error, with remedies, for a champion that was deleted, or for an alias without a signed promotion."""
     model = state.model
     if not state.history:
-        records = ", whose records are not signed" if state.unsigned else ""
+        records = ", because its records are not signed" if state.unsigned else ""
         return SignatureError(
             f"the alias champion of {model} names version {state.alias}, and no promotion of {model} is signed"
-            f"{records}: `grpo promote models:/{model}/{state.alias} --reason WHY` promotes it, and says what it "
-            "needs; or remove the alias in MLflow"
+            f"{records}: `grpo promote models:/{model}/{state.alias} --reason WHY` promotes it, and shows what it "
+            "needs. If it should not be champion, remove the alias in MLflow"
         )
     return RegistryError(
-        f"model {model} had a champion and has none now: the version was deleted; "
+        f"model {model} had a champion and has none now, because the version was deleted. "
         f"`grpo rollback models:/{model}@champion --reason WHY` restores the version before it, "
         f"`grpo promote models:/{model}/N --reason WHY --force` promotes another one, "
         "and another registry.model_name starts without a champion"
@@ -228,13 +228,13 @@ def _check_complete(tracking_uri: str, model: str, signed: list[int], unsigned: 
     last, present = signed[-1] if signed else 0, {*signed, *unsigned}
     missing = next((number for number in range(1, last) if number not in present), None)
     file = _seen_file(tracking_uri, model)
-    remedy = "restore the tags of the model in MLflow"
+    remedy = "Restore the tags of the model in MLflow"
     if missing is None and (seen := _seen(file)) > last:
         missing, remedy = seen, f"{remedy}, or remove {file} if an earlier state was restored on purpose"
     if missing is not None:
         raise SignatureError(
             f"the record {record_key(missing)} of model {model} was removed or changed, so an earlier champion would "
-            f"come back; {remedy}"
+            f"come back. {remedy}"
         )
 
 

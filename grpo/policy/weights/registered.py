@@ -86,7 +86,9 @@ class ModelVersion(Document):
         try:
             return Artifact(uri=self.tags["checkpoint_uri"], sha256=self.tags["checkpoint_sha256"], kind="checkpoint")
         except KeyError as error:
-            raise AddressError(f"{self.address} has no tag {error}: no run of this pipeline registered it") from error
+            raise AddressError(
+                f"{self.address} has no tag {error}, because no run of this pipeline registered it"
+            ) from error
 
     @property
     def is_model_alone(self) -> bool:
@@ -112,7 +114,7 @@ def as_version(version: MlflowVersion) -> ModelVersion:
     if (fault := fault_of(version)) is not None:
         address = f"{REGISTERED}{version.name}/{version.version}"
         raise SignatureError(
-            f"{address} {fault}, so nothing in it is believed; `grpo admit {address} --reason WHY` shows what is in "
+            f"{address} {fault}, so nothing in it is believed. `grpo admit {address} --reason WHY` shows what is in "
             "it, and signs it"
         )
     document = verify(_KIND, version.tags[SIGNATURE])
@@ -190,7 +192,7 @@ def resolve_version(connect: Callable[[], MlflowClient], address: str, *, follow
         version = version_by_number(client, name, int(number))
     if version is None:
         raise AddressError(
-            f"no model at {address} in the registry {client.tracking_uri}; `grpo models` lists those that are there"
+            f"no model at {address} in the registry {client.tracking_uri}. `grpo models` lists those that are there"
         )
     return version
 
@@ -198,7 +200,7 @@ def resolve_version(connect: Callable[[], MlflowClient], address: str, *, follow
 def address_parts(address: str) -> dict[str, Any]:
     """Name, alias and version in an address. Either alias or version is None. Raises `AddressError`."""
     if (parts := _ADDRESS.match(address)) is None:
-        raise AddressError(f"{address!r} is not the address of a model; write models:/NAME@champion or models:/NAME/3")
+        raise AddressError(f"{address!r} is not the address of a model. Write models:/NAME@champion or models:/NAME/3")
     return parts.groupdict()
 
 
@@ -237,7 +239,7 @@ def as_promoted(version: ModelVersion, state: PromotionState) -> ModelVersion:
     contents = [change.content for change in state.history if change.champion == version.version]
     if contents and contents[-1] != version.content:
         raise SignatureError(
-            f"{version.address} is another version than the one of this number that was promoted; promote it: grpo "
+            f"{version.address} is another version than the one of this number that was promoted. Promote it: grpo "
             f"promote {version.address} --reason WHY --force, or go back: grpo rollback "
             f"{REGISTERED}{version.name}@{CHAMPION} --reason WHY"
         )

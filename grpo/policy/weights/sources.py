@@ -299,13 +299,13 @@ def _base_source(address: str, folder: Path) -> ModelSource | None:
     if not isinstance(name, str) or not name or "://" in name or name.startswith(REGISTERED):
         raise PolicyError(
             f"{address} holds adapters, and {ADAPTERS} names no folder or model on a hub that they are for "
-            f"({name!r}); set its base_model_name_or_path"
+            f"({name!r}). Set its base_model_name_or_path"
         )
     try:
         return model_source(f"{name}@{revision}" if revision and hub.hub_model(name) is not None else name)
     except (PolicyError, ConnectionError) as error:
         raise type(error)(
-            f"{address} holds adapters for {name}, and {error}; correct base_model_name_or_path in {ADAPTERS}"
+            f"{address} holds adapters for {name}, and {error}. Correct base_model_name_or_path in {ADAPTERS}"
         ) from error
 
 
@@ -315,10 +315,10 @@ def _whole_model(address: str, base: ModelSource) -> Path:
         folder = base.folder()
     except PolicyError as error:
         raise PolicyError(
-            f"{address} holds adapters for {base.pinned}, and {error}; correct base_model_name_or_path in {ADAPTERS}"
+            f"{address} holds adapters for {base.pinned}, and {error}. Correct base_model_name_or_path in {ADAPTERS}"
         ) from error
     if (folder / ADAPTERS).is_file():
-        raise PolicyError(f"{address} holds adapters for {base.pinned}, which are adapters too; merge those first")
+        raise PolicyError(f"{address} holds adapters for {base.pinned}, which are adapters too. Merge those first")
     return folder
 
 

@@ -54,7 +54,7 @@ def probe_reward(reward: RewardFunction) -> list[ProbeResult]:
         if honest is None or honest <= 0:
             raise RewardError(
                 f"reward {reward.name} gives honest replies {'no score' if honest is None else honest}, so that probes "
-                "cannot be compared with them; set probed = False on its class or function if it does not score replies"
+                "cannot be compared with them. Set probed = False on its class or function if it does not score replies"
             )
         return [ProbeResult(probe=probe, score=runner.run(_best(reward, probe)), honest=honest) for probe in PROBES]
 
@@ -64,7 +64,7 @@ def check_rewards(components: Sequence[RewardComponent]) -> None:
     names = [probe.name for probe in PROBES]
     for component in components:
         if unknown := {*component.accepted_exploits} - {*names}:
-            raise ConfigError(f"reward {component.kind}: accepted_exploits names {sorted(unknown)}; probes are {names}")
+            raise ConfigError(f"reward {component.kind}: accepted_exploits names {sorted(unknown)}. Probes are {names}")
         reward = make_component(component)
         if not reward.probed:
             continue
@@ -78,7 +78,7 @@ def check_rewards(components: Sequence[RewardComponent]) -> None:
             )
             needed = ", ".join((*accepted, *(result.probe.name for result in exploited)))
             raise ConfigError(
-                f"reward {component.kind} is fooled by {scores}; use another one, or accept it by name: "
+                f"reward {component.kind} is fooled by {scores}. Use another one, or accept it by name: "
                 f"accepted_exploits: [{needed}]"
             )
 
@@ -101,7 +101,7 @@ async def _mean(reward: RewardFunction, replies: Sequence[str]) -> float | None:
             raise
         except RewardError as error:
             raise RewardError(
-                f"{error}; a reward that needs more than the probes' scenarios have sets probed = False on its class "
+                f"{error}. A reward that needs more than the probes' scenarios have sets probed = False on its class "
                 "or function"
             ) from error
     scores = [result.score for result in results if not isinstance(result, Unscored)]

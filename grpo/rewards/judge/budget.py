@@ -97,12 +97,12 @@ class CostLedger:
         usage = self.usage
         if self.budget_tokens is not None and usage.tokens >= self.budget_tokens:
             raise BudgetExceeded(
-                f"the budget of {self.budget_tokens} tokens is spent ({usage}); raise budget_tokens, or set folder to "
+                f"the budget of {self.budget_tokens} tokens is spent ({usage}). Raise budget_tokens, or set folder to "
                 "a new one"
             )
         if self.budget_cost is not None and usage.cost >= self.budget_cost:
             raise BudgetExceeded(
-                f"the budget of {self.budget_cost:g} is spent ({usage}); raise budget_cost, or set folder to a new one"
+                f"the budget of {self.budget_cost:g} is spent ({usage}). Raise budget_cost, or set folder to a new one"
             )
 
     def add(self, model: str, prompt_tokens: int | None, completion_tokens: int | None) -> None:
@@ -111,7 +111,7 @@ class CostLedger:
         if prompt_tokens is None or completion_tokens is None:
             if self.budget_tokens is not None or self.budget_cost is not None:
                 raise RewardError(
-                    f"{model} does not say how many tokens it used, so no budget can be held; remove budget_tokens and "
+                    f"{model} does not say how many tokens it used, so no budget can be held. Remove budget_tokens and "
                     "budget_cost, or use a server that reports usage"
                 )
         elif self.prompt_price is not None and self.completion_price is not None:
@@ -136,7 +136,7 @@ class CostLedger:
             line = _Line.model_validate_json(text)
         except ValidationError:
             raise RewardError(
-                f"line {self._lines} of {self.path} is damaged, so what was spent is not known; repair or remove it"
+                f"line {self._lines} of {self.path} is damaged, so what was spent is not known. Repair or remove it"
             ) from None
         usage = replace(
             self._spent, answers=self._spent.answers + 1, unpriced=self._spent.unpriced + (line.cost is None)

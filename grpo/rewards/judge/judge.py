@@ -95,7 +95,7 @@ class AnswerCache:
         except ValidationError:
             entry = None
         if entry is None or entry.question != digest or entry.answer_sha256 != _sha256(entry.answer):
-            logger.warning("%s is damaged; the judge is asked again", path)
+            logger.warning("%s is damaged. The judge is asked again", path)
             return None
         return entry.answer
 

@@ -69,7 +69,7 @@ def find_rubric(rubric: str | Mapping[str, Any] | Rubric) -> Rubric:
     if isinstance(rubric, str):
         shipped = sorted(path.stem for path in RUBRICS.glob("*.yaml"))
         if rubric not in shipped:
-            raise ConfigError(f"no rubric {rubric!r} in {RUBRICS}; use one of {', '.join(shipped)}, or write one out")
+            raise ConfigError(f"no rubric {rubric!r} in {RUBRICS}. Use one of {', '.join(shipped)}, or write one out")
         document = yaml.safe_load((RUBRICS / f"{rubric}.yaml").read_text(encoding="utf-8"))
     try:
         return Rubric.model_validate(document)

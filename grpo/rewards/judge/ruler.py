@@ -63,7 +63,7 @@ class RulerReward(GroupReward):
         reasons = [result for result in results if isinstance(result, Unscored)]
         if self.fallback is None or not reasons:
             return results
-        logger.warning("scenario %s: %s; scored by %s instead", scenario_id, reasons[0], self.fallback.name)
+        logger.warning("scenario %s is scored by %s, because %s", scenario_id, self.fallback.name, reasons[0])
         scored = await self.fallback.compute_group(episodes)
         return [_by_fallback(result, reasons[0], self.fallback.name) for result in scored]
 
@@ -105,6 +105,6 @@ def create_customer_service_ruler(
 def _by_fallback(result: RewardResult | Unscored, reason: Unscored, name: str) -> RewardResult | Unscored:
     """Result of the fallback reward of this name, labelled as such."""
     if isinstance(result, Unscored):
-        return Unscored(f"{reason}; and {name}: {result}")
+        return Unscored(f"{reason}, and {name}: {result}")
     metadata = {**result.metadata, "judge": f"fallback {name}", "reason": str(reason)}
     return RewardResult(score=result.score, breakdown=result.breakdown, metadata=metadata)

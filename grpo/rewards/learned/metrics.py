@@ -36,7 +36,7 @@ class HeldOutMetric(BaseModel):
 def pair_accuracy(better: NDArray[np.floating], worse: NDArray[np.floating]) -> HeldOutMetric:
     """Share of pairs in which the better side scores higher. A tie counts half."""
     if not len(better):
-        raise DataError("no pair to measure accuracy on; hold some out")
+        raise DataError("no pair to measure accuracy on. Hold some out")
     right = float(np.sum(better > worse) + np.sum(better == worse) / 2)
     low, high = wilson_interval(right, len(better))
     return HeldOutMetric(name="pair accuracy", value=right / len(better), low=low, high=high, count=len(better))

@@ -51,11 +51,12 @@ class ModelCard(BaseModel):
     def require_above_chance(self, place: str) -> ModelCard:
         """The card itself. Raises `RewardError` if the reward was not measured, or is not better than chance."""
         if self.heldout is None:
-            raise RewardError(f"the reward in {place} was never measured on held-out data; measure it first")
+            raise RewardError(f"the reward in {place} was never measured on held-out data. Measure it first")
         if not self.heldout.beats_chance:
             raise RewardError(
-                f"the reward in {place} may be guessing: held-out {self.heldout.name} {self.heldout.value:.3f}, 95 % "
-                f"interval {self.heldout.low:.3f} to {self.heldout.high:.3f} is not above 0.5; train it on more data"
+                f"the reward in {place} may be guessing, because its held-out {self.heldout.name} "
+                f"{self.heldout.value:.3f}, 95 % interval {self.heldout.low:.3f} to {self.heldout.high:.3f} is not "
+                "above 0.5. Train it on more data"
             )
         return self
 

@@ -121,5 +121,5 @@ def read_network(folder: Path) -> tuple[Network, ModelCard]:
         network = Network(buckets=buckets, embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         network.load_state_dict(weights)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise ArtifactError(f"{folder / WEIGHTS} does not hold a network: {error}; train it again") from error
+        raise ArtifactError(f"{folder / WEIGHTS} does not hold a network: {error}. Train it again") from error
     return network, card

@@ -88,7 +88,7 @@ class OnlineReward(RewardFunction):
     def observe(self, turns: Sequence[Message], reward: float) -> None:
         """Store the reward of a conversation, and train when it is time. Raises `ConfigError` outside [0, 1]."""
         if not 0 <= reward <= 1:
-            raise ConfigError(f"an observed reward is {reward:g}; scale it to [0, 1]")
+            raise ConfigError(f"an observed reward is {reward:g}. Scale it to [0, 1]")
         self._replay.extend((reply, reward) for reply in prompted_replies(turns))
         self.observed += 1
         if self.observed % self.update_frequency == 0 and self._replay:

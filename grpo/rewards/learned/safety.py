@@ -104,7 +104,7 @@ class SafetyReward(RewardFunction):
         is_unsafe = not scores[worst].uncertain and scores[worst].score < MOST_UNSAFE_BELOW
         if not is_unsafe and any(reply.uncertain for reply in scores):
             raise Unscored(
-                "a reply has a score at which the model does not reliably separate harm from help; "
+                "a reply has a score at which the model does not reliably separate harm from help, so "
                 f"{JUDGE_NEEDED}: add the reward ruler, and set optional for safety"
             )
         return RewardResult(

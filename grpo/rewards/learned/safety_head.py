@@ -105,20 +105,20 @@ def read_head(folder: Path, card: ModelCard) -> SafetyHead:
     try:
         stored = (folder / HEAD).read_bytes()
     except FileNotFoundError as error:
-        raise ArtifactError(f"no head of a safety reward in {folder}: {HEAD} is missing; train it again") from error
+        raise ArtifactError(f"no head of a safety reward in {folder}: {HEAD} is missing. Train it again") from error
     digest = hashlib.sha256(stored).hexdigest()
     if (digest, WEIGHTS_SHA256) != (card.head_sha256, card.encoder_sha256):
         raise ArtifactError(
             f"{folder / HEAD} is damaged or another encoder's: its digest is {digest} on {WEIGHTS_SHA256}, the "
-            f"card has {card.head_sha256} on {card.encoder_sha256}; train it again"
+            f"card has {card.head_sha256} on {card.encoder_sha256}. Train it again"
         )
     try:
         head = SafetyHead(**{name: np.array(weight) for name, weight in load(stored).items()})
     except (SafetensorError, TypeError) as error:
-        raise ArtifactError(f"{folder / HEAD} does not hold a head: {error}; train it again") from error
+        raise ArtifactError(f"{folder / HEAD} does not hold a head: {error}. Train it again") from error
     if (head.hidden.shape[1:], head.request.shape) != ((FEATURES,), (DIMENSION,)):
         raise ArtifactError(
             f"{folder / HEAD} reads {head.hidden.shape[1:]} features and request vectors of {head.request.shape}, "
-            f"expected {FEATURES} and {DIMENSION}; train it again"
+            f"expected {FEATURES} and {DIMENSION}. Train it again"
         )
     return head

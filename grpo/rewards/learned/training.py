@@ -98,7 +98,7 @@ def held_out_mask(groups: Sequence[str], *, parts: int = 5, part: int = 0) -> ND
     heldout = np.array([sides[group] == part for group in groups], dtype=bool)
     if not heldout.any() or heldout.all():
         amount = "all" if heldout.any() else "none"
-        raise DataError(f"of {len(sides)} groups {amount} would be held out; both sides need at least one: add others")
+        raise DataError(f"of {len(sides)} groups {amount} would be held out. Both sides need at least one: add others")
     return heldout
 
 
@@ -127,7 +127,7 @@ def _good(replies: Sequence[LabelledReply]) -> NDArray[np.bool_]:
     scores = [item.score for item in replies]
     if None in scores:
         raise DataError(
-            f"reply {replies[scores.index(None)].id} has a label without a score; a reward learns from scores"
+            f"reply {replies[scores.index(None)].id} has a label without a score. A reward learns from scores"
         )
     return np.array(scores) > 0.5
 

@@ -28,7 +28,7 @@ class CorrectnessReward(RewardFunction):
         """Fact recall times fluency. Raises `Unscored` for a scenario without expected facts."""
         facts = context.scenario.expected.facts if context.scenario is not None else ()
         if not facts:
-            raise Unscored("nothing is expected; give the scenario expected.facts")
+            raise Unscored("nothing is expected. Give the scenario expected.facts")
         replies = agent_replies(turns, context)
         recall = fact_recall(facts, turns)
         numeric = all(parse_quantity(fact) is not None for fact in facts)
@@ -50,7 +50,7 @@ class SimilarityReward(RewardFunction):
         """Mean over replies. Raises `Unscored` without an expected reply in the scenario or in `expected`."""
         expected = (*self.expected, *(context.scenario.expected.responses if context.scenario is not None else ()))
         if not expected:
-            raise Unscored("no reply is expected; give the scenario expected.responses, or the reward expected")
+            raise Unscored("no reply is expected. Give the scenario expected.responses, or the reward expected")
         scores = [
             min(fluency(reply).values()) * max(_dice(reply.text, reference) for reference in expected)
             for reply in agent_replies(turns, context)

@@ -73,11 +73,11 @@ def _exercises(folder: Path, parts: Sequence[str]) -> Iterator[SourceRecord]:
 def _read(path: Path) -> Iterator[SourceRecord]:
     document = read_document(path)
     if not isinstance(document, dict) or not any(isinstance(part, dict) and part for part in document.values()):
-        raise DataError(f"{path} holds no exercises by id; fetch the published file again")
+        raise DataError(f"{path} holds no exercises by id. Fetch the published file again")
     number = 0
     for part in document.values():
         if not isinstance(part, dict):
-            raise DataError(f"{path} holds a {type(part).__name__} among the exercises by id; fetch it again")
+            raise DataError(f"{path} holds a {type(part).__name__} among the exercises by id. Fetch it again")
         for key, item in part.items():
             number += 1
             if isinstance(item, dict):

@@ -43,7 +43,7 @@ def read_hh_rlhf_harmless_pairs(folder: Path, parts: Sequence[str] = ()) -> Iter
     every = sorted((*folder.glob("*.jsonl"), *folder.glob("*.jsonl.gz")))
     paths = [part.path for part in find_parts(folder, parts, _PARTS)] if parts else every
     if not paths:
-        raise DataError(f"no *.jsonl or *.jsonl.gz in {folder}; fetch the published files again")
+        raise DataError(f"no *.jsonl or *.jsonl.gz in {folder}. Fetch the published files again")
     for number, path in enumerate(paths):
         yield from convert_records(read_jsonl(path), _Pair, partial(_pair, number))
 

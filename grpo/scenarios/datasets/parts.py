@@ -51,7 +51,7 @@ class DatasetPart:
             return [self.path]
         paths = sorted(self.path.glob(pattern))
         if not paths:
-            raise DataError(f"no {pattern} in {self.path}; fetch the published files again")
+            raise DataError(f"no {pattern} in {self.path}. Fetch the published files again")
         return paths
 
 
@@ -64,8 +64,8 @@ def find_parts(folder: Path, wanted: Sequence[str], names: PartPaths) -> list[Da
     missing = [name for name, path in places.items() if path is None]
     if missing:
         raise DataError(
-            f"{folder} has no {', '.join(_wanted(name, names) for name in missing)}; there is "
-            f"{_listing(folder, names)}; correct the source's path, or name what is there"
+            f"{folder} has no {', '.join(_wanted(name, names) for name in missing)}. There is "
+            f"{_listing(folder, names)}. Correct the source's path, or name what is there"
         )
     splits = {_PART_SPLITS[name] for name in wanted if name in _PART_SPLITS}
     return [

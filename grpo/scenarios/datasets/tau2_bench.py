@@ -131,7 +131,7 @@ def find_tau2(folder: Path, domain: str) -> Path:
     if not (root / domain).is_dir():
         there = sorted(path.name for path in root.glob("*") if path.is_dir()) if root.is_dir() else []
         raise DataError(
-            f"{root} has no domain {domain}; there is {', '.join(there) or 'none'}; correct the source's path or domain"
+            f"{root} has no domain {domain}. There is {', '.join(there) or 'none'}. Correct the source's path or domain"
         )
     return root / domain
 
@@ -149,7 +149,7 @@ def read_tau2_bench(folder: Path, domain: str, tasks_file: str = "tasks.json") -
     devices = [place / name for name in _DEVICES if (place / name).exists()]
     device = {"device": _read_database(devices[0])} if devices else {}
     if not isinstance(items, list):
-        raise DataError(f"{tasks_part.path} must hold a list; fetch the published files again")
+        raise DataError(f"{tasks_part.path} must hold a list. Fetch the published files again")
     with open_source(database_part.path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     policies = [place / name for name in _POLICIES]
@@ -200,10 +200,10 @@ def _read_database(path: Path) -> dict[str, Any]:
             try:
                 return tomllib.load(file)
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise DataError(f"{path} is not a TOML document: {error}; fetch the published files again") from error
+                raise DataError(f"{path} is not a TOML document: {error}. Fetch the published files again") from error
     document = read_document(path)
     if not isinstance(document, dict):
-        raise DataError(f"{path} must hold an object; fetch the published files again")
+        raise DataError(f"{path} must hold an object. Fetch the published files again")
     return document
 
 
@@ -213,7 +213,7 @@ def _read_splits(path: Path) -> dict[str, SplitName]:
     for part, split in _PART_SPLITS.items():
         for task in document.get(part, ()):
             if splits.setdefault(task, split) != split:
-                raise DataError(f"{path}: task {task} is in both parts; take it out of one")
+                raise DataError(f"{path}: task {task} is in both parts. Take it out of one")
     return splits
 
 

@@ -26,7 +26,7 @@ try:
         taskset_config_type,
     )
 except ModuleNotFoundError as error:
-    raise ConfigError(f"package {error.name} is not installed; {install_command('verifiers')}") from error
+    raise ConfigError(f"package {error.name} is not installed. Call {install_command('verifiers')}") from error
 
 _ROLES = ("system", "user", "assistant")
 
@@ -45,13 +45,13 @@ def load_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
         raise ConfigError(f"taskset {id}: args.{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
     except Exception as error:
         raise ConfigError(
-            f"taskset {id} cannot be loaded ({type(error).__name__}: {error}); install its package, or put its module "
+            f"taskset {id} cannot be loaded ({type(error).__name__}: {error}). Install its package, or put its module "
             "into the config's folder"
         ) from error
     if program is not SingleAgentEnv:
         raise ConfigError(
             f"taskset {id} has a program of its own, {program.__name__}, which needs that package's agents and is not "
-            "covered here; use a taskset whose episodes are replies and tool calls"
+            "covered here. Use a taskset with episodes of replies and tool calls"
         )
     return taskset
 
@@ -70,7 +70,7 @@ def read_taskset(id: str, args: Mapping[str, Any]) -> Iterator[SourceRecord]:
 def bounded(taskset: vf.Taskset[Any, Any]) -> vf.Taskset[Any, Any]:
     """Return the taskset itself. Raises `ConfigError` if it is endless."""
     if not taskset.bounded:
-        raise ConfigError(f"taskset {type(taskset).__name__} is endless; bound it by take(n)")
+        raise ConfigError(f"taskset {type(taskset).__name__} is endless. Bound it by take(n)")
     return taskset
 
 

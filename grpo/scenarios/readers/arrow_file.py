@@ -29,7 +29,7 @@ class ArrowFile:
         schema = try_call(lambda: self._open().schema)
         if isinstance(schema, Exception):
             raise DataError(
-                f"{path} is not a file of Arrow's IPC format: {error_text(schema)}; write it again"
+                f"{path} is not a file of Arrow's IPC format: {error_text(schema)}. Write it again"
             ) from schema
         self.names: list[str] = schema.names
 
@@ -42,7 +42,7 @@ class ArrowFile:
         batches = self._batches()
         while (batch := try_call(partial(next, batches, None))) is not None:
             if isinstance(batch, Exception):
-                raise DataError(f"{self._path} is damaged after row {number}: {error_text(batch)}; write it again")
+                raise DataError(f"{self._path} is damaged after row {number}: {error_text(batch)}. Write it again")
             for row in validated_rows(batch, number):
                 yield row_record(self._path, row, dict if cells else None)
             number += batch.num_rows

@@ -104,7 +104,7 @@ def _meaning(role: Any, number: int, settings: ChatSettings) -> str:
             return meaning
     known = ", ".join(dict.fromkeys((*settings.tags, *_TAGS)))
     raise ValueError(
-        f"unknown role: {excerpt(role, _SHOWN)} in message {number}; known are {known}; name it in the source's tags"
+        f"unknown role: {excerpt(role, _SHOWN)} in message {number}. Known are {known}. Name it in the source's tags"
     )
 
 

@@ -137,9 +137,9 @@ def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
         return key
     response = data.get("response")
     if "custom_id" in data and isinstance(response, dict):
-        raise ValueError("output of a batch: it has the replies alone; name the batch's input file in requests")
+        raise ValueError("output of a batch: it has only the replies. Name the batch's input file in requests")
     left_out(RECORD, data, "record", "")
-    raise ValueError(f"no {names[0]}: the record has {', '.join(data) or 'no field'}; name another key in column")
+    raise ValueError(f"no {names[0]}: the record has {', '.join(data) or 'no field'}. Name another key in column")
 
 
 def _logged_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
@@ -164,7 +164,7 @@ def _logged_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
 def _alpaca_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     keys = {name: settings.names.get(name, name) for name in ("instruction", "input", "output", "history", "system")}
     if keys["instruction"] not in data:
-        raise ValueError(f"no {keys['instruction']}: the record has {', '.join(data) or 'no field'}; name it in keys")
+        raise ValueError(f"no {keys['instruction']}: the record has {', '.join(data) or 'no field'}. Name it in keys")
     parts = [_text(data, keys[name]) for name in ("instruction", "input")]
     question, answer = "\n\n".join(part for part in parts if part.strip()), _text(data, keys["output"])
     turns = [*_history(data.get(keys["history"]), keys["history"]), (question, answer)]
@@ -195,7 +195,7 @@ def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     ignored: list[str] = []
     prompt_key, completion_key = (settings.names.get(name, name) for name in ("prompt", "completion"))
     if prompt_key not in data:
-        raise ValueError(f"no {prompt_key}: the record has {', '.join(data) or 'no field'}; name it in keys")
+        raise ValueError(f"no {prompt_key}: the record has {', '.join(data) or 'no field'}. Name it in keys")
     prompt, completion = (_written_messages(data.get(key)) for key in (prompt_key, completion_key))
     turns = [
         *(prompt if isinstance(prompt, list) else [{"role": "user", "content": _text(data, prompt_key)}]),

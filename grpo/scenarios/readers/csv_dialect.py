@@ -70,7 +70,7 @@ def find_dialect(path: Path, settings: CsvFormat, required: Collection[str]) -> 
     header = next(read_texts(io.StringIO(rest, newline=""), delimiter), None)
     if header is not None and UNDECODED.search(header.text) and encoding.startswith("utf"):
         raise DataError(
-            f"{path}: the header is not {encoding.upper().removesuffix('-SIG')}; set the source's encoding, such as "
+            f"{path}: the header is not {encoding.upper().removesuffix('-SIG')}. Set the source's encoding, such as "
             "cp1252 for a file of Excel on Windows"
         )
     return CsvDialect(encoding=encoding, delimiter=delimiter, skipped=skipped)
@@ -81,10 +81,10 @@ def _encoding(path: Path, head: bytes, settings: CsvFormat) -> str:
     if settings.encoding is not None:
         given = codecs.lookup(settings.encoding).name
         if mark is not None and not given.startswith(mark.removesuffix("-sig")):
-            raise DataError(f"{path} begins with the byte order mark of {mark}, and encoding is {given}; leave it out")
+            raise DataError(f"{path} begins with the byte order mark of {mark}, and encoding is {given}. Leave it out")
         return mark if mark is not None and given in ("utf-8", "utf-16", "utf-32") else given
     if mark is None and head.count(b"\x00") > len(head) // 4:
-        raise DataError(f"{path} has a zero in every second byte, as UTF-16 has; set encoding: utf-16-le or utf-16-be")
+        raise DataError(f"{path} has a zero in every second byte, as UTF-16 has. Set encoding: utf-16-le or utf-16-be")
     return mark or "utf-8"
 
 
@@ -102,7 +102,7 @@ def _delimiter(path: Path, text: str, required: Collection[str]) -> str:
     if len(splitting) == 1:
         return next(iter(splitting))
     names = " and ".join(_DELIMITERS[delimiter] for delimiter in splitting)
-    raise DataError(f"{path}: {names} all split the header; set the source's delimiter, such as delimiter: ';'")
+    raise DataError(f"{path}: {names} all split the header. Set the source's delimiter, such as delimiter: ';'")
 
 
 def _cells(text: str, delimiter: str) -> list[str]:

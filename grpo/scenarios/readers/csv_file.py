@@ -100,22 +100,22 @@ def _split(text: RowText, delimiter: str) -> list[str] | str:
 
 def _read_header(path: Path, header: list[str] | str, required: Collection[str], *, all_columns: bool) -> list[str]:
     if isinstance(header, str):
-        raise DataError(f"{path}: the header cannot be read: {header}; the first line must name the columns")
+        raise DataError(f"{path}: the header cannot be read: {header}. The first line must name the columns")
     while header and not header[-1].strip():
         header = header[:-1]
     if not header:
-        raise DataError(f"source {path} is empty; fill it or take it out of scenarios.sources")
+        raise DataError(f"source {path} is empty. Fill it or take it out of scenarios.sources")
     missing = [name for name in required if name not in header]
     if missing:
         raise DataError(
-            f"{path}: no column {', '.join(missing)} in the header ({_clean(', '.join(header)):.200}); "
-            "the first line must name the columns; another delimiter is set by the source's delimiter"
+            f"{path}: no column {', '.join(missing)} in the header ({_clean(', '.join(header)):.200}). "
+            "The first line must name the columns. Another delimiter is set by the source's delimiter"
         )
     duplicates = {name for name in header if header.count(name) > 1 and (all_columns or name in required)}
     if all_columns and "user_responses" in header and any(_USER.fullmatch(name) for name in header):
         duplicates.add("user_responses (also given as user_0, …)")
     if duplicates:
-        raise DataError(f"{path}: the header has {', '.join(sorted(duplicates))} twice; keep one column of each")
+        raise DataError(f"{path}: the header has {', '.join(sorted(duplicates))} twice. Keep one column of each")
     return header
 
 
@@ -129,7 +129,7 @@ def _row(line: int, header: list[str], cells: list[str], raw: str, encoding: str
         undecoded = next((name for name, cell in zip(header, cells, strict=True) if UNDECODED.search(cell)), None)
         if undecoded is not None:
             name = encoding.upper().removesuffix("-SIG")
-            problem = f"not {name}: column {undecoded}; set the source's encoding, such as cp1252"
+            problem = f"not {name}: column {undecoded}. Set the source's encoding, such as cp1252"
     return CsvRow(line=line, cells=dict(zip(header, cells, strict=False)), raw=raw, problem=problem)
 
 

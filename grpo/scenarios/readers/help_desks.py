@@ -169,7 +169,7 @@ def _intercom_part(part: Mapping[str, Any]) -> _Entry:
     elif not text.strip() or part.get("redacted") is True:
         left_out = f"part: an event without a message ({excerpt(what, 40)})"
     elif kind not in _CUSTOMERS | _AGENTS:
-        raise ValueError(f"unknown author: type {excerpt(kind, _SHOWN)}; known are {', '.join(_CUSTOMERS | _AGENTS)}")
+        raise ValueError(f"unknown author: type {excerpt(kind, _SHOWN)}. Known are {', '.join(_CUSTOMERS | _AGENTS)}")
     return _Entry(time=part.get("created_at"), customer=kind in _CUSTOMERS, text=text, left_out=left_out)
 
 
@@ -208,7 +208,7 @@ def _chatwoot(data: Mapping[str, Any]) -> list[_Entry]:
         elif kind in (2, "activity"):
             left_out = "message: an event of the conversation"
         elif meaning is None:
-            raise ValueError(f"unknown message_type: {excerpt(kind, _SHOWN)}; known are 0 to 3")
+            raise ValueError(f"unknown message_type: {excerpt(kind, _SHOWN)}. Known are 0 to 3")
         text = _text(message, ("content",), "")
         entries.append(_Entry(time=message.get("created_at"), customer=meaning == "user", text=text, left_out=left_out))
     return entries

@@ -28,12 +28,12 @@ def read_huggingface(source: HuggingFaceSource, path: Path) -> Iterator[SourceRe
     dataset = try_call(lambda: datasets.load_from_disk(str(path)))
     if isinstance(dataset, Exception):
         raise DataError(
-            f"{path} holds no saved dataset: {error_text(dataset)}; write it with Dataset.save_to_disk and give that "
+            f"{path} holds no saved dataset: {error_text(dataset)}. Write it with Dataset.save_to_disk and give that "
             "folder"
         ) from dataset
     if isinstance(dataset, datasets.DatasetDict):
         if split not in dataset:
-            raise DataError(f"{path} has no split {split!r}, only {', '.join(dataset)}; correct the source's split")
+            raise DataError(f"{path} has no split {split!r}, only {', '.join(dataset)}. Correct the source's split")
         dataset = dataset[split]
     if is_plain(source):
         yield from _records(path, dataset, fields=None)
@@ -49,4 +49,4 @@ def _records(path: Path, dataset: Any, fields: Fields | None) -> Iterator[Source
             yield row_record(path, row, fields)
         number += table.num_rows
     if number != claimed:
-        raise DataError(f"{path} is damaged: it claims {claimed} rows and holds {number}; save the dataset again")
+        raise DataError(f"{path} is damaged: it claims {claimed} rows and holds {number}. Save the dataset again")

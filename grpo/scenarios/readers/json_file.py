@@ -27,7 +27,7 @@ def read_json(path: Path) -> Iterator[SourceRecord]:
     document = read_document(path)
     items = document.get("scenarios") if isinstance(document, dict) else document
     if not isinstance(items, list):
-        raise DataError(f'{path} holds no records; expected a list, or an object with a list under "scenarios"')
+        raise DataError(f'{path} holds no records. Expected a list, or an object with a list under "scenarios"')
     yield from item_records(path, items)
 
 
@@ -58,7 +58,7 @@ def read_jsonl(path: Path) -> Iterator[SourceRecord]:
             with gzip.open(file) as content:
                 yield from _records(str(path), content)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is damaged: {error}; fetch it again") from error
+            raise DataError(f"{path} is damaged: {error}. Fetch it again") from error
 
 
 def _records(source: str, file: IO[bytes] | gzip.GzipFile) -> Iterator[SourceRecord]:

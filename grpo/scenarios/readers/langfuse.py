@@ -57,7 +57,7 @@ def _trace(trace: Any, *, session: Any) -> list[LoggedRun]:
 def _run(entry: Mapping[str, Any], *, chat: Any) -> LoggedRun:
     chat = chat or _field(entry, "session_id") or _field(entry, "trace_id") or entry.get("id")
     if not isinstance(chat, (str, int)) or not chat:
-        raise ValueError(f"entry without a trace: trace_id and id are missing; it has {', '.join(entry) or 'no field'}")
+        raise ValueError(f"entry without a trace: trace_id and id are missing. It has {', '.join(entry) or 'no field'}")
     kind = entry.get("type")
     is_trace = kind is None and not _field(entry, "trace_id")
     time = _field(entry, "start_time") or entry.get("timestamp")

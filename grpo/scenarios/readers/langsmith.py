@@ -49,7 +49,7 @@ def _run(run: Any) -> LoggedRun:
     thread = next((metadata[name] for name in _THREAD if metadata.get(name)), None)
     chat = thread or run.get("trace_id") or run.get("id")
     if not isinstance(chat, (str, int)) or not chat:
-        raise ValueError(f"run without a trace: trace_id and id are missing; it has {', '.join(run) or 'no field'}")
+        raise ValueError(f"run without a trace: trace_id and id are missing. It has {', '.join(run) or 'no field'}")
     is_model = run.get("run_type") == "llm"
     is_root = not run.get("parent_run_id") and not run.get("parent_run_ids")
     messages = None

@@ -101,7 +101,7 @@ def _add(
             [(chat, time, record.line, is_model, content) for chat, time, is_model, content in parsed],
         )
     except sqlite3.OperationalError as error:
-        raise StorageError(f"runs cannot be kept on disk: {error}; free space or set TMPDIR elsewhere") from error
+        raise StorageError(f"runs cannot be kept on disk: {error}. Free space or set TMPDIR elsewhere") from error
     return None
 
 
@@ -134,7 +134,7 @@ def _fields(database: sqlite3.Connection, source: str, users: LoggedUsers, data:
         tools |= {tool["name"]: tool for tool in parse_tools(run["tools"], ignored)}
         prompt, spoken = _split(parse_messages(run["messages"]))
         if system is not None and prompt != system:
-            raise ValueError("several system prompts: the chat has calls of several agents; export one agent")
+            raise ValueError("several system prompts: the chat has calls of several agents. Export one agent")
         system = prompt
         messages = join(messages, spoken)
         if len(messages) > MAX_MESSAGES:

@@ -47,7 +47,7 @@ def check_fields(path: Path, mapped: Mapping[str, str]) -> None:
     """Raise `DataError` if a field is mapped that no scenario has."""
     if unknown := [name for name in mapped if name not in _FIELDS and not (name.startswith(_WORLD) and name != _WORLD)]:
         raise DataError(
-            f"{path}: columns has {unknown[0]}, which is not a field of a scenario; fields are "
+            f"{path}: columns has {unknown[0]}, which is not a field of a scenario. Fields are "
             f"{', '.join(sorted(_FIELDS))}, and world.NAME is a column of your own"
         )
 
@@ -57,8 +57,8 @@ def check_present(path: Path, wanted: Iterable[str], present: Sequence[str]) -> 
     missing = [column for column in wanted if column not in present]
     if missing:
         raise DataError(
-            f"{path} has no column {', '.join(missing)}; it has {excerpt(', '.join(present), _SHOWN)}; "
-            "correct the source's columns"
+            f"{path} has no column {', '.join(missing)}. It has {excerpt(', '.join(present), _SHOWN)}. "
+            "Correct the source's columns"
         )
 
 

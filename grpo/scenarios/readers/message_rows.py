@@ -86,7 +86,7 @@ def _keep(
             "INSERT INTO rows (chat, line, content) VALUES (?, ?, ?)", (content[0], record.line, content[1])
         )
     except sqlite3.OperationalError as error:
-        raise StorageError(f"rows cannot be kept on disk: {error}; free space or set TMPDIR elsewhere") from error
+        raise StorageError(f"rows cannot be kept on disk: {error}. Free space or set TMPDIR elsewhere") from error
     return None
 
 
@@ -159,7 +159,7 @@ def _message(row: Mapping[str, Any], settings: MessageRows) -> LoggedMessage | N
         return None
     if meaning not in _ROLES:
         raise ValueError(
-            f"unknown speaker: {excerpt(speaker, _SHOWN)} in column {settings.speaker}; say in the source's tags "
+            f"unknown speaker: {excerpt(speaker, _SHOWN)} in column {settings.speaker}. Say in the source's tags "
             "whether it is the user or the assistant, or ignore it"
         )
     return LoggedMessage(role=meaning, content="" if text is None else _text(text))

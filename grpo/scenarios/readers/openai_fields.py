@@ -97,7 +97,7 @@ CHOICE: dict[str, str] = {
     "logprobs": SAMPLING,
 }
 """Fields of a choice."""
-_PAIR = "!a preference pair is not a chat; read it as pairs of a reward model, layout: messages"
+_PAIR = "!a preference pair is not a chat. Read it as pairs of a reward model, layout: messages"
 RECORD: dict[str, str] = {
     **dict.fromkeys(("id", "request", "response", "body", "custom_id", "system"), READ),
     **dict.fromkeys(("method", "url", "error"), "the address and state of a batch"),

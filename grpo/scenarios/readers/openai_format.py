@@ -64,11 +64,11 @@ def parse_message(message: Any, number: int) -> LoggedMessage:
         raise ValueError(f"message is not an object: message {number} is {type(message).__name__}")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise ValueError(f"unknown role: {excerpt(role, _SHOWN)} in message {number}; known are {', '.join(_ROLES)}")
+        raise ValueError(f"unknown role: {excerpt(role, _SHOWN)} in message {number}. Known are {', '.join(_ROLES)}")
     ignored = list(left_out(MESSAGE, message, "message", f"message {number}"))
     calls = _calls(message, number, ignored)
     if calls and role != "assistant":
-        raise ValueError(f"tool call of another role: {role} in message {number}; only the assistant calls tools")
+        raise ValueError(f"tool call of another role: {role} in message {number}. Only the assistant calls tools")
     name = _id(message.get("name"))
     return LoggedMessage(
         role=_ROLES[role],
@@ -149,7 +149,7 @@ def _calls(message: Mapping[str, Any], number: int, ignored: list[str]) -> tuple
     if legacy in (None, "", {}):
         return tuple(_call(call, number, ignored) for call in calls)
     if calls:
-        raise ValueError(f"tool_calls and function_call in one message: message {number}; keep one of them")
+        raise ValueError(f"tool_calls and function_call in one message: message {number}. Keep one of them")
     call = _call({"function": legacy}, number, ignored)
     return (LoggedCall(name=call.name, arguments=call.arguments, id=_function_id(call.name)),)
 

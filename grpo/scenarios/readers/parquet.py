@@ -23,7 +23,7 @@ def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> Iterato
     missing = [column for column in ("id",) if column not in names] if columns is None else set(columns) - set(names)
     if missing:
         raise DataError(
-            f"{path} has no column {', '.join(sorted(missing))}, only {', '.join(names)}; name the columns like a "
+            f"{path} has no column {', '.join(sorted(missing))}, only {', '.join(names)}. Name the columns like a "
             "scenario's fields, or in the settings as they are"
         )
     for row in rows.read(names if columns is None else list(columns)):

@@ -24,7 +24,7 @@ def read_python(reference: str, options: Mapping[str, Any], most: int = MOST_REC
     generate = bind(reference, options, given=0)
     for number, item in enumerate(generate(), start=1):
         if number > most:
-            raise DataError(f"{reference} does not end after {most} records; let it return")
+            raise DataError(f"{reference} does not end after {most} records. Let it return")
         yield _record(reference, number, item)
 
 

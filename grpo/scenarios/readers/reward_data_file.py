@@ -170,7 +170,7 @@ def _messages(column: str, value: Any) -> list[Message]:
 
 def _string(column: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"no text in column {column}: {type(value).__name__}; lists of messages need layout messages")
+        raise ValueError(f"no text in column {column}: {type(value).__name__}. Lists of messages need layout messages")
     return value
 
 

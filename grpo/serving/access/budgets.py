@@ -97,7 +97,7 @@ class TokenBudgets:
                 yield
         except sqlite3.Error as error:
             raise DataError(
-                f"token budgets in {self._path} cannot be used: {error}; restore the file, or remove it and the "
+                f"token budgets in {self._path} cannot be used: {error}. Restore the file, or remove it and the "
                 "budgets of the running day and month start at 0"
             ) from error
 

@@ -201,9 +201,9 @@ class Connections:
             since = self.closed - self._logged
             self._logged, self._logged_at = self.closed.copy(), now
             logger.warning(
-                "connections were closed: %d whose head was not complete within %g s, %d in favour of new ones, "
-                "%d new ones without room, %d that did not read for %g s, %d with too many requests at once; "
-                "%d are open",
+                "connections were closed: %d because their head was not complete within %g s, %d in favour of new "
+                "ones, %d new ones without room, %d that did not read for %g s, %d with too many requests at once. %d "
+                "are open",
                 since["head"], self.head_s, since["room"], since["refused"],
                 since["unread"], self.stall_s, since["pipelined"], len(self),
             )  # fmt: skip

@@ -174,7 +174,7 @@ class Guard:
         parallel = caller.limits.parallel
         most = SOCKETS if parallel is None else max(parallel, SOCKETS_WITH_PARALLEL)
         if self.sockets[caller.key_hash] >= most:
-            message = f"this key has {most} WebSockets open, which is its limit; close one, or use one for all requests"
+            message = f"this key has {most} WebSockets open, which is its limit. Close one, or use one for all requests"
             error = _too_many(message)
             await self._tarpit(caller.key_hash)
             await _refuse(error_response(error), connection, receive, send)
@@ -211,12 +211,12 @@ class Guard:
             caller = self._authenticate(credential)
         except GRPOError as error:
             logger.error("no request is admitted, because credentials cannot be checked: %s", error)
-            message = "credentials cannot be checked now; the log of the server has the cause"
+            message = "credentials cannot be checked now. The log of the server has the cause"
             raise APIError(503, message, type=SERVER_ERROR, retry_after_s=_RETRY_S) from error
         self._check_known(path)
         needed = self._scope(path)
         if needed not in caller.scopes:
-            message = f"this address needs the scope {needed}; key {caller.name} has {caller.listed}"
+            message = f"this address needs the scope {needed}. Key {caller.name} has {caller.listed}"
             raise APIError(403, message, type="permission_error", code="insufficient_scope")
         return caller
 

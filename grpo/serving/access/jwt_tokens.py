@@ -32,7 +32,7 @@ _REASONS: dict[type[jwt.PyJWTError], str] = {
     jwt.InvalidIssuerError: "its issuer is not accepted",
     jwt.InvalidAudienceError: "it is for another audience",
     jwt.ImmatureSignatureError: "it is not valid yet",
-    jwt.MissingRequiredClaimError: "a claim is missing; it needs exp, iss, aud and sub",
+    jwt.MissingRequiredClaimError: "a claim is missing. It needs exp, iss, aud and sub",
 }
 
 
@@ -68,11 +68,11 @@ class TokenVerifier:
         if not issuer or not audience:
             raise ConfigError("tokens need an issuer and an audience, the values of their claims `iss` and `aud`")
         if chosen <= SHARED_SECRET and len(key.encode()) < _SECRET_BYTES:
-            raise ConfigError(f"the secret of tokens has {len(key.encode())} bytes; take at least {_SECRET_BYTES}")
+            raise ConfigError(f"the secret of tokens has {len(key.encode())} bytes. Take at least {_SECRET_BYTES}")
         if chosen <= SHARED_SECRET and len({*key.encode()}) < _SECRET_CHARACTERS:
             raise ConfigError(
-                f"the secret of tokens has {len({*key.encode()})} different bytes and can be guessed; "
-                "take random ones, as `openssl rand -base64 48` makes them"
+                f"the secret of tokens has {len({*key.encode()})} different bytes and can be guessed. "
+                "Take random ones, as `openssl rand -base64 48` makes them"
             )
         self._algorithms = sorted(chosen)
         self._key = key
@@ -132,7 +132,7 @@ def read_key(settings: TokenSettings) -> str:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             raise ConfigError(f"the key of tokens in {place} cannot be read: {reason}") from error
     if not text.strip():
-        raise ConfigError(f"the key of tokens in {place} is empty; put the secret or the public key there")
+        raise ConfigError(f"the key of tokens in {place} is empty. Put the secret or the public key there")
     return text.strip()
 
 
@@ -144,7 +144,7 @@ def _check_key(key: str, algorithm: str) -> None:
     try:
         prepared = jwt.get_algorithm_by_name(algorithm).prepare_key(key)
     except (jwt.PyJWTError, ValueError, TypeError) as error:
-        raise ConfigError(f"the key of tokens does not fit {algorithm}; a public key is a PEM file") from error
+        raise ConfigError(f"the key of tokens does not fit {algorithm}. A public key is a PEM file") from error
     bits = getattr(prepared, "key_size", _RSA_BITS)
     if algorithm.startswith(("RS", "PS")) and bits < _RSA_BITS:
-        raise ConfigError(f"the RSA key of tokens has {bits} bits and can be factored; take at least {_RSA_BITS}")
+        raise ConfigError(f"the RSA key of tokens has {bits} bits and can be factored. Take at least {_RSA_BITS}")

@@ -83,7 +83,7 @@ class KeyStore:
         with file_lock(self._lock_path()):
             keys = self.list()
             if any(other.name == name for other in keys):
-                raise ConfigError(f"key {name!r} exists in {self._path}; choose another name, or revoke it first")
+                raise ConfigError(f"key {name!r} exists in {self._path}. Choose another name, or revoke it first")
             self._write((*keys, key))
         return secret
 
@@ -97,7 +97,7 @@ class KeyStore:
             revoked = next((key for key in keys if key.name == name), None)
             if revoked is None:
                 names = ", ".join(key.name for key in keys) or "none"
-                raise ConfigError(f"key {name!r} does not exist in {self._path}; there are: {names}")
+                raise ConfigError(f"key {name!r} does not exist in {self._path}. There are: {names}")
             self._write(tuple(key for key in keys if key is not revoked))
         return revoked
 
@@ -134,11 +134,11 @@ class KeyStore:
         except OSError as error:
             raise ConfigError(f"key file {self._path} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"key file {self._path} is damaged: it is not UTF-8; create the keys again") from error
+            raise ConfigError(f"key file {self._path} is damaged: it is not UTF-8. Create the keys again") from error
         try:
             keys = _Keys.model_validate_json(text).keys
         except ValidationError as error:
-            raise ConfigError(f"key file {self._path} is damaged: {_faults(error)}; create the keys again") from error
+            raise ConfigError(f"key file {self._path} is damaged: {_faults(error)}. Create the keys again") from error
         for attribute in ("name", "sha256"):
             if len({getattr(key, attribute) for key in keys}) < len(keys):
                 raise ConfigError(f"key file {self._path} is damaged: two keys have the same {attribute}")

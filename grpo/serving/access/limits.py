@@ -139,7 +139,7 @@ class Limiter:
         left = max(0, limit - usage.used)
         return LimitExceeded(
             "tokens_per_day" if is_day else "tokens_per_month",
-            f"this request may take {tokens} tokens; {left} are left of {limit} for {period} (UTC)",
+            f"this request may take {tokens} tokens, but {left} are left of {limit} for {period} (UTC)",
             retry_after_s=None if tokens > limit else (ends - today).total_seconds(),
             headers=_headers(caller.limits, usage),
         )
@@ -189,17 +189,17 @@ def _refusals(limits: CallerLimits, usage: Usage, tokens: int, *, counted: bool)
     """Yield an error for each exceeded limit. If the request is `counted` already, only its tokens are checked."""
     headers = _headers(limits, usage)
     if not counted and limits.parallel is not None and usage.running >= limits.parallel:
-        message = f"{usage.running} requests of this key run; its limit is {limits.parallel} at once"
+        message = f"{usage.running} requests of this key run. Its limit is {limits.parallel} at once"
         yield LimitExceeded("parallel", message, retry_after_s=_PARALLEL_WAIT_S, headers=headers)
     if not counted and (wait := usage.request_wait_s) > 0:
         most = limits.requests_per_minute
-        message = f"the limit of this key is {most} requests a minute; try again in {wait:.3g} s"
+        message = f"the limit of this key is {most} requests a minute. Try again in {wait:.3g} s"
         yield LimitExceeded("requests", message, retry_after_s=wait, headers=headers)
     if (wait := usage.tokens_wait_s) > 0:
         never = math.isinf(wait)
-        remedy = "shorten it, or lower max_tokens" if never else f"try again in {wait:.3g} s"
+        remedy = "Shorten it, or lower max_tokens" if never else f"Try again in {wait:.3g} s"
         most = limits.tokens_per_minute
-        message = f"this request may take {tokens} tokens, the limit of this key is {most} a minute; {remedy}"
+        message = f"this request may take {tokens} tokens, the limit of this key is {most} a minute. {remedy}"
         yield LimitExceeded("tokens", message, retry_after_s=None if never else wait, headers=headers)
 
 

@@ -100,7 +100,7 @@ class Preparation:
         if not admitted and lane.is_full(key, size):
             self.refused += 1
             wait_s = 1.0 + lane.characters / _CHARACTERS_PER_S
-            message = f"too many characters of requests wait to be read; try again in {wait_s:.1f} s"
+            message = f"too many characters of requests wait to be read. Try again in {wait_s:.1f} s"
             raise overloaded(message, retry_after_s=wait_s)
         result: T = await lane.run(key, size, work)
         return result

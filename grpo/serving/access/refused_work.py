@@ -80,8 +80,8 @@ class RefusedWork:
         self.exceeded += 1
         raise UsedUp(
             429,
-            f"refused requests of this key had {used} bytes within a minute, the limit is {self._most}; "
-            f"try again in {wait_s:.3g} s, and mend what the answers name",
+            f"refused requests of this key had {used} bytes within a minute, the limit is {self._most}. "
+            f"Try again in {wait_s:.3g} s, and mend what the answers name",
             type="rate_limit_error",
             code="rate_limit_exceeded",
             retry_after_s=wait_s,

@@ -89,14 +89,14 @@ class ProcessPolicy:
         try:
             self._process.start()
         except EOFError as error:
-            raise PolicyError("the process that engine processes are forked from has ended; try again") from error
+            raise PolicyError("the process that engine processes are forked from has ended. Try again") from error
         atexit.register(self._process.kill)  # so that the interpreter does not wait for it at exit
         other.close()
         beating.close()
         try:
             answer: Loaded | LoadFailed = read_frame(self.connection)
         except EOFError as error:
-            raise PolicyError(f"{self.end()} while it loaded the model; it may lack memory") from error
+            raise PolicyError(f"{self.end()} while it loaded the model. It may lack memory") from error
         except BaseException:
             self.connection.close()  # which ends the process
             self.heartbeat.close()
@@ -175,7 +175,7 @@ class Engine:
         self._heard = 0.0
         """Monotonic time of the last message of the process, or of a later turn that was submitted when none ran."""
         self._started: asyncio.Future[None]
-        self.stopped: str | None = "the engine does not run; enter its context before a turn"
+        self.stopped: str | None = "the engine does not run. Enter its context before a turn"
         """Reason why no turn can be generated. None while the engine runs."""
 
     async def __aenter__(self) -> Self:
@@ -195,7 +195,7 @@ class Engine:
         """End the turns in progress with `EngineStopped`, and the process."""
         self._frames.close()
         self._policy.heartbeat.close()
-        self._stop("the engine was stopped; send the turn to another one")
+        self._stop("the engine was stopped. Send the turn to another one")
         await asyncio.to_thread(self._policy.close)
 
     def open(self) -> EngineSession:
@@ -251,16 +251,16 @@ class Engine:
     def check(self, ids: Sequence[int], *, history: int) -> None:
         """Raise `PolicyError` if the model cannot read these prompt tokens after `history` earlier ones."""
         if not ids:
-            raise PolicyError("the prompt is empty; it must have at least one token")
+            raise PolicyError("the prompt is empty. It must have at least one token")
         most = self._policy.vocabulary - 1
         if min(ids) < 0 or max(ids) > most:
             raise PolicyError(
-                f"the prompt has token {min(ids) if min(ids) < 0 else max(ids)}; the model's are 0 to {most}"
+                f"the prompt has token {min(ids) if min(ids) < 0 else max(ids)}. The model's are 0 to {most}"
             )
         if history + len(ids) >= self._policy.max_context:
             raise PolicyError(
                 f"the conversation has {history + len(ids)} tokens, which leaves no room for a reply in the model's "
-                f"context of {self._policy.max_context}; shorten it"
+                f"context of {self._policy.max_context}. Shorten it"
             )
 
     def _receive(self, message: Pass) -> None:
@@ -320,7 +320,7 @@ class EngineSession:
         if a forward pass fails. Raises `EngineStopped` if the engine ends, and passes on an error of `on_token`.
         """
         if self._closed:
-            raise PolicyError("the session is closed, by its owner or after a turn that failed; open another one")
+            raise PolicyError("the session is closed, by its owner or after a turn that failed. Open another one")
         self._engine.check(prompt.new_ids, history=len(self._ids))
         read = [*self._ids, *prompt.new_ids]
         try:

@@ -130,7 +130,7 @@ def fixed_model(address: str, name: str) -> Callable[[str], ServedModel | None]:
         else:
             policy = open_policy(address)
         if getattr(policy, "tokenizer", None) is None:
-            raise AddressError(f"{address} has no tokenizer; serve a model folder, org/name, file.gguf or models:/name")
+            raise AddressError(f"{address} has no tokenizer. Serve a model folder, org/name, file.gguf or models:/name")
         agent = MultiTurnAgent(AgentConfig(model_name=address), policy=policy)
         return ServedModel(model=name, version=name, policy=policy, agent=agent)
 

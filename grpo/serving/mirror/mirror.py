@@ -294,6 +294,6 @@ def _read_state(path: Path) -> _State:
         return _State()
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"the position of the mirror in {path} cannot be read: {error}; delete the file, and all is sent again, "
+            f"the position of the mirror in {path} cannot be read: {error}. Delete the file, and all is sent again, "
             "nothing of it twice"
         ) from error

@@ -117,7 +117,7 @@ def _place_of_files(tracking_uri: str, artifact_uri: str) -> str:
     folder = home() / "mlartifacts"
     files = (folder / unquote(place.path).strip("/")).resolve()
     if not files.is_relative_to(folder.resolve()):
-        raise RegistryError(f"a run keeps its files at {artifact_uri}, which is not below {folder}; delete that run")
+        raise RegistryError(f"a run keeps its files at {artifact_uri}, which is not below {folder}. Delete that run")
     return files.as_uri()
 
 

@@ -68,7 +68,7 @@ class RedactionProcess:
                 return answer
         raise DataError(
             f"{name} is not mirrored: the process that redacts ended {_ATTEMPTS} times while it read it, usually for "
-            "lack of memory; give the server more"
+            "lack of memory. Give the server more"
         )
 
     def close(self) -> None:

@@ -179,7 +179,7 @@ def _value(assessment: Assessment) -> Any:
     if name == "comment" and isinstance(value, str):
         return value
     raise DataError(
-        f"assessment {assessment.assessment_id} of trace {assessment.trace_id}: {name} is {value!r}; a rating is a "
+        f"assessment {assessment.assessment_id} of trace {assessment.trace_id}: {name} is {value!r}. A rating is a "
         "number from 0 to 1 or a switch, success is a switch, yes or no, "
         "a comment is a text, and a correction a text or content and tool_calls"
     )

@@ -141,13 +141,13 @@ def _http(request: Request, error: Exception) -> Response:
 
 
 def _failure(_: Request, __: Exception) -> Response:
-    return error_response(APIError(500, "the server failed on this request; its log has the cause", type=SERVER_ERROR))
+    return error_response(APIError(500, "the server failed on this request. Its log has the cause", type=SERVER_ERROR))
 
 
 def unknown_address(path: str, *, headers: Mapping[str, str] | None = None) -> APIError:
     """404 for a path that no route has, with a list of paths that exist."""
-    forgotten = f"; the base URL of a client ends in /v1: /v1{path}" if f"/v1{path}" in _SERVED else ""
-    message = f"there is no {path[:200]}{forgotten}; this server has {', '.join(_SERVED)}"
+    forgotten = f". The base URL of a client ends in /v1: /v1{path}" if f"/v1{path}" in _SERVED else ""
+    message = f"there is no {path[:200]}{forgotten}. This server has {', '.join(_SERVED)}"
     return APIError(404, message, code="unknown_url", headers=headers)
 
 

@@ -61,7 +61,7 @@ class ChatMessage(Part):
     """Text of a model's refusal, which is used if there is no content."""
     tool_calls: Annotated[list[CallPart], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     tool_call_id: str | None = Field(default=None, max_length=NAME_CHARACTERS)
-    audio: Annotated[None, refused("sound is not read; send the words as content")] = None
+    audio: Annotated[None, refused("sound is not read. Send the words as content")] = None
     function_call: Annotated[None, refused("send the call in tool_calls, and its result with the role tool")] = None
     name: str | None = Field(default=None, max_length=NAME_CHARACTERS)
     """Name of the speaker. It has no effect, because chat templates do not print it."""
@@ -172,7 +172,7 @@ class _Values:
             count = values_and_depth(text.encode(errors="surrogatepass"))[0]
         self._count += count
         if self._count > VALUES:
-            message = f"{place}: arguments and results have more than {VALUES} values in all; send fewer"
+            message = f"{place}: arguments and results have more than {VALUES} values in all. Send fewer"
             raise invalid_request(message, param=place, code="invalid_value")
 
 

@@ -61,20 +61,20 @@ class ChatRequest(SamplingRequest):
     """If False, the turns are logged without consent, so that nothing is trained on them."""
     conversation_id: ConversationId | None = None
     strategy: StrategyName | None = None
-    audio: Annotated[None, refused("this model writes text; leave audio out")] = None
+    audio: Annotated[None, refused("this model writes text. Leave audio out")] = None
     function_call: Annotated[None, refused("send tool_choice instead", neutral=("none", "auto"))] = None
     functions: Annotated[None, refused("send the functions as tools")] = None
     modalities: Annotated[
-        None, refused("this model writes text; send ['text'], or leave modalities out", neutral=(["text"],))
+        None, refused("this model writes text. Send ['text'], or leave modalities out", neutral=(["text"],))
     ] = None
-    moderation: Annotated[None, refused("this server does not moderate; leave moderation out")] = None
-    reasoning_effort: Annotated[None, refused("the effort of this model's reasoning cannot be set; leave it out")] = (
+    moderation: Annotated[None, refused("this server does not moderate. Leave moderation out")] = None
+    reasoning_effort: Annotated[None, refused("the effort of this model's reasoning cannot be set. Leave it out")] = (
         None
     )
     verbosity: Annotated[
-        None, refused("the length of replies cannot be set so; send max_completion_tokens", neutral=("medium",))
+        None, refused("the length of replies cannot be set so. Send max_completion_tokens", neutral=("medium",))
     ] = None
-    web_search_options: Annotated[None, refused("this server does not search the web; offer a tool that does")] = None
+    web_search_options: Annotated[None, refused("this server does not search the web. Offer a tool that does")] = None
     prediction: Ignored
     prompt_cache_key: Ignored
     prompt_cache_options: Ignored
@@ -93,7 +93,7 @@ class ChatRequest(SamplingRequest):
     @model_validator(mode="after")
     def _are_consistent(self) -> Self:
         if self.top_logprobs and not self.logprobs:
-            raise Fault("top_logprobs", "top_logprobs is read with logprobs alone")
+            raise Fault("top_logprobs", "top_logprobs is read only if logprobs is true")
         self._characters = self._count_characters()
         names = [tool.function.name for tool in self.tools or ()]
         if len({*names}) != len(names):

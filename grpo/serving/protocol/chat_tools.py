@@ -21,7 +21,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[\w-]{1,64}$")]
 
 def _function_only(value: Any) -> Any:
     if isinstance(value, str) and value != "function":
-        raise ValueError(f"{value[:40]!r} is not run here; send the tools of the type function, which the client runs")
+        raise ValueError(f"{value[:40]!r} is not run here. Send the tools of the type function, which the client runs")
     return value
 
 

@@ -47,7 +47,7 @@ def at_most(entries: int) -> BeforeValidator:
 
     def bounded(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > entries:
-            raise ValueError(f"it has {len(value)} entries; send {entries} at most")
+            raise ValueError(f"it has {len(value)} entries. Send {entries} at most")
         return value
 
     return BeforeValidator(bounded)

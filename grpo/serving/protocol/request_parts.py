@@ -64,7 +64,7 @@ def _text_or_parts(value: Any) -> str | None:
 
 def _readable(value: Any) -> Any:
     if isinstance(value, str) and value not in ("text", "refusal"):
-        raise ValueError(f"{value[:40]!r} is not read; this model reads text")
+        raise ValueError(f"{value[:40]!r} is not read. This model reads text")
     return value
 
 

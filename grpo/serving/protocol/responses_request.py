@@ -33,7 +33,7 @@ _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal"
 
 def _readable(value: Any) -> Any:
     if isinstance(value, str) and value not in _TEXTS:
-        raise ValueError(f"{value[:40]!r} is not read; this model reads text")
+        raise ValueError(f"{value[:40]!r} is not read. This model reads text")
     return value
 
 
@@ -126,7 +126,7 @@ Item = Annotated[
     Discriminator(
         _form_of_item,
         custom_error_type="item_type",
-        custom_error_message=f"an item of the input is an object whose type is {', '.join(_ITEMS)}",
+        custom_error_message=f"an item of the input is an object with the type {', '.join(_ITEMS)}",
     ),
 ]
 
@@ -139,7 +139,7 @@ class ResponsesTool(FunctionTool):
     """Tool that the client runs."""
 
     type: FunctionType
-    defer_loading: Annotated[None, refused("tools are not searched for; send the tools that the turn needs")] = None
+    defer_loading: Annotated[None, refused("tools are not searched for. Send the tools that the turn needs")] = None
 
 
 class NamedChoice(Part):
@@ -190,16 +190,16 @@ class TextConfig(Part):
         | None
     ) = None
     verbosity: Annotated[
-        None, refused("the length of replies cannot be set so; send max_output_tokens", neutral=("medium",))
+        None, refused("the length of replies cannot be set so. Send max_output_tokens", neutral=("medium",))
     ] = None
 
 
 class Reasoning(Part):
     """Settings of reasoning. This model has none, so only neutral values are accepted."""
 
-    effort: Annotated[None, refused("the effort of this model's reasoning cannot be set; leave it out")] = None
-    summary: Annotated[None, refused("reasoning is not summarized; leave it out", neutral=("auto",))] = None
-    generate_summary: Annotated[None, refused("reasoning is not summarized; leave it out")] = None
+    effort: Annotated[None, refused("the effort of this model's reasoning cannot be set. Leave it out")] = None
+    summary: Annotated[None, refused("reasoning is not summarized. Leave it out", neutral=("auto",))] = None
+    generate_summary: Annotated[None, refused("reasoning is not summarized. Leave it out")] = None
     context: Ignored
 
 
@@ -241,14 +241,14 @@ class ResponsesRequest(Part):
     user: str | None = Field(default=None, max_length=LABEL_CHARACTERS)
     conversation_id: str | None = Field(default=None, max_length=NAME_CHARACTERS)
     strategy: str | None = Field(default=None, max_length=NAME_CHARACTERS)
-    background: Annotated[None, refused("responses are not made in the background; leave it out")] = None
-    context_management: Annotated[None, refused("contexts are not compacted; leave it out")] = None
+    background: Annotated[None, refused("responses are not made in the background. Leave it out")] = None
+    context_management: Annotated[None, refused("contexts are not compacted. Leave it out")] = None
     conversation: Annotated[None, refused("send previous_response_id instead")] = None
     max_tool_calls: Annotated[None, refused("the client runs the tools, and bounds their calls")] = None
-    moderation: Annotated[None, refused("this server does not moderate; leave it out")] = None
-    prompt: Annotated[None, refused("this server keeps no prompts; send instructions and input")] = None
+    moderation: Annotated[None, refused("this server does not moderate. Leave it out")] = None
+    prompt: Annotated[None, refused("this server keeps no prompts. Send instructions and input")] = None
     reasoning: Reasoning | None = None
-    truncation: Annotated[None, refused("inputs are not cut; send fewer messages", neutral=("disabled",))] = None
+    truncation: Annotated[None, refused("inputs are not cut. Send fewer messages", neutral=("disabled",))] = None
     prompt_cache_key: Ignored
     prompt_cache_options: Ignored
     prompt_cache_retention: Ignored

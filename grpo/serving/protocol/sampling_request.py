@@ -65,13 +65,15 @@ class SamplingRequest(Part):
     @classmethod
     def _is_zero(cls, value: float | None) -> float | None:
         if value:
-            raise ValueError("penalties are not there: the reply is sampled from the policy's own distribution; send 0")
+            raise ValueError(
+                "send 0, because replies are sampled from the policy's own distribution, without penalties"
+            )
         return value
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise Fault("stream_options", "stream_options are read with stream alone")
+            raise Fault("stream_options", "stream_options are read only if stream is true")
         return self
 
     @property

@@ -150,18 +150,20 @@ class ChatHandler:
         """Raise `APIError` if a parameter would have no effect with this agent."""
         agent, before, strategy = self.version.served.agent, self.place.before, self.request.strategy
         if before is not None and strategy is not None and strategy != before.strategy:
-            message = f"the conversation began with strategy {before.strategy}; start another one for {strategy}"
+            message = f"the conversation began with strategy {before.strategy}. Start another one for {strategy}"
             raise invalid_request(message, param="strategy", code="unsupported_value")
         if self.request.calls_nothing and type(self._renderer) is not Renderer:
-            message = "tool_choice none is not read: a renderer of the user's own, or another server, parses the calls"
+            message = (
+                "tool_choice none is not read, because a renderer of the user's own or another server parses calls"
+            )
             raise invalid_request(message, param="tool_choice", code="unsupported_value")
         if self.request.stops and (agent.overrides_replies or agent.config.enable_reasoning or self._renderer.reasons):
-            message = "stop is not read: the agent reasons, or generates several texts in a turn"
+            message = "stop is not read, because the agent reasons, or generates several texts in a turn"
             raise invalid_request(message, param="stop", code="unsupported_value")
         asks = self.request.must_call or self.request.has_format
         if self._constraint is not None and asks and (agent.overrides_replies or agent.config.enable_reasoning):
             param = "tool_choice" if self.request.must_call else "response_format"
-            message = f"{param} is not read: the agent reasons, or generates several texts in a turn"
+            message = f"{param} is not read, because the agent reasons, or generates several texts in a turn"
             raise invalid_request(message, param=param, code="unsupported_value")
 
     async def _choose(self, index: int, queue: asyncio.Queue[Event | BaseException]) -> None:
@@ -209,7 +211,7 @@ class ChatHandler:
             with user_code("the agent", passes=is_exception):
                 return await self.version.served.agent.respond(transcript, self._new, self._context)
         except ContextLengthExceeded as error:
-            message = f"{error.counts}; shorten the messages, or lower max_tokens"
+            message = f"{error.counts}. Shorten the messages, or lower max_tokens"
             raise invalid_request(message, param="messages", code="context_length_exceeded") from error
 
     @property

@@ -140,7 +140,7 @@ def _check_sizes(schemas: Sequence[Mapping[str, Any]], param: str) -> None:
     characters, values = sum(map(len, texts)), sum(1 + sum(map(text.count, ",[{")) for text in texts)
     if characters > SCHEMA_CHARACTERS or values > SCHEMA_VALUES:
         message = (
-            f"the schemas have {characters} characters and {values} values; a reply is constrained by "
+            f"the schemas have {characters} characters and {values} values. A reply is constrained by "
             f"{SCHEMA_CHARACTERS} and {SCHEMA_VALUES} at most"
         )
         raise invalid_request(message, param=param, code="invalid_value")
@@ -161,7 +161,9 @@ class Constraints:
         """Compile a grammar, or look up its result. If it is refused, raises `APIError`, which names the keyword."""
         policy = version.served.policy
         if not isinstance(policy, ProcessPolicy) or type(renderer) is not Renderer:
-            message = f"{constraint.param} is not read: another server, or a renderer of the user's own, writes replies"
+            message = (
+                f"{constraint.param} is not read, because another server or a renderer of the user's own writes replies"
+            )
             raise invalid_request(message, param=constraint.param, code="unsupported_value")
         key = (version.served.version, constraint.grammar)
         if key not in self._results:
@@ -178,7 +180,7 @@ class Constraints:
     async def _compile(self, constraint: Constraint, grammars: Grammars) -> str | None:
         """Reason why a grammar is refused, or None if it is not."""
         if self._waiting >= _WAITING:
-            raise overloaded("too many schemas wait to be compiled; try again in 1 s", retry_after_s=1.0)
+            raise overloaded("too many schemas wait to be compiled. Try again in 1 s", retry_after_s=1.0)
         self._waiting += 1
         compiling = asyncio.get_running_loop().run_in_executor(self._thread, grammars.compile, constraint.grammar)
         compiling.add_done_callback(self._end)
@@ -186,7 +188,7 @@ class Constraints:
             async with asyncio.timeout(self._compile_s):
                 await asyncio.shield(compiling)
         except TimeoutError:
-            return f"it was not compiled within {self._compile_s:g} s; send a smaller one"
+            return f"it was not compiled within {self._compile_s:g} s. Send a smaller one"
         except GrammarError as error:
             match = _RESULT.search(str(error))
             return str(error)[:200] if match is None else (match["reason"] or match["other"])

@@ -207,10 +207,10 @@ class Conversations:
         before = self.answered(turn_id, owner)
         first = before.messages[0]
         if instructions is not None and (first.role, first.content) != ("system", instructions):
-            message = "the conversation began with other instructions; start another one with these"
+            message = "the conversation began with other instructions. Start another one with these"
             raise invalid_request(message, param="instructions", code="unsupported_value")
         if before.digested_tools.digest != tools.digest:
-            raise invalid_request("the conversation began with other tools; start another one", param="tools")
+            raise invalid_request("the conversation began with other tools. Start another one", param="tools")
         history = (*before.messages, *asked.messages)
         if not before.version_runs:
             return _new(history, "other version", before.conversation_id)
@@ -223,7 +223,7 @@ class Conversations:
         """Return a turn of this owner. Raises `APIError` 404 if the owner has no such turn."""
         turn = self._turns.get(turn_id)
         if turn is None or turn.owner != owner:
-            message = f"no response {turn_id!r}; leave previous_response_id out and send the whole conversation"
+            message = f"no response {turn_id!r}. Leave previous_response_id out and send the whole conversation"
             raise APIError(404, message, param="previous_response_id", code="previous_response_not_found")
         self._turns.move_to_end(turn_id)
         return turn
@@ -244,16 +244,16 @@ class Conversations:
         if before is None:
             raise APIError(
                 404,
-                f"no conversation {conversation_id!r}; leave conversation_id out and send the whole conversation",
+                f"no conversation {conversation_id!r}. Leave conversation_id out and send the whole conversation",
                 param="conversation_id",
                 code="conversation_not_found",
             )
         if before.in_progress:
-            message = f"a turn of conversation {conversation_id} is in progress; wait for its end"
+            message = f"a turn of conversation {conversation_id} is in progress. Wait for its end"
             raise busy_error(message)
         if before.digested_tools.digest != tools.digest:
             raise invalid_request(
-                f"conversation {conversation_id} began with other tools; start another conversation", param="tools"
+                f"conversation {conversation_id} began with other tools. Start another conversation", param="tools"
             )
         known = len(before.messages)
         whole = len(messages) > known and asked.digests[:known] == before.digests

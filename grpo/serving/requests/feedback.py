@@ -39,11 +39,11 @@ def _bounded(value: Any) -> Any:
     for _ in range(_MOST_LEVELS):
         level = [item for outer in level for item in _items(outer)]
     if level:
-        raise ValueError(f"it has more than {_MOST_LEVELS} levels; send a flatter one")
+        raise ValueError(f"it has more than {_MOST_LEVELS} levels. Send a flatter one")
     document = value.model_dump(exclude_defaults=True) if isinstance(value, BaseModel) else value
     size = len(json.dumps(document, ensure_ascii=False, allow_nan=False).encode())
     if size > _MOST_BYTES:
-        raise ValueError(f"it has {size} bytes of JSON; send at most {_MOST_BYTES}")
+        raise ValueError(f"it has {size} bytes of JSON. Send at most {_MOST_BYTES}")
     return value
 
 
@@ -176,7 +176,7 @@ async def log_feedback(
 def _refuse_outcomes(body: FeedbackRequest, caller: Caller) -> None:
     given = [name for name in OUTCOMES if getattr(body, name) is not None]
     if given and "outcomes" not in caller.scopes:
-        message = f"{', '.join(given)}: needs the scope outcomes; key {caller.name} has {caller.listed}"
+        message = f"{', '.join(given)}: needs the scope outcomes. Key {caller.name} has {caller.listed}"
         raise APIError(403, message, type="permission_error", param=given[0], code="insufficient_scope")
 
 
@@ -187,7 +187,7 @@ def _refuse_unknown(body: FeedbackRequest, caller: Caller, log: TurnLog) -> None
     try:
         erased = known and log.is_conversation_erased(name)
     except DataError as error:
-        message = "an erasure in the log cannot be read, so that feedback is refused until it is repaired"
+        message = "feedback is refused until the log is repaired, because an erasure in it cannot be read"
         raise overloaded(message, retry_after_s=_REPAIR_S) from error
     if not known or erased:
         message = f"key {caller.name} has no conversation {name!r}"

@@ -146,14 +146,14 @@ def check_tools_size(tools: Sequence[Tool], size: PromptSize, plain: Renderer, *
 def check_later_system(renderer: Renderer) -> None:
     """Raise `APIError` 400 if the chat template does not print a system message that comes after other messages."""
     if not renderer.reads_later_system:
-        message = "the model's chat template reads system messages in front alone; put this one before the first turn"
+        message = "the model's chat template reads system messages only in front. Put this one before the first turn"
         raise invalid_request(message, param="messages", code="unsupported_value")
 
 
 def check_without_user(renderer: Renderer) -> None:
     """Raise `APIError` 400 if the chat template cannot print a conversation without a message of the user."""
     if not renderer.reads_no_user:
-        message = "the model's chat template reads no conversation without a message of the user; add one"
+        message = "the model's chat template reads no conversation without a message of the user. Add one"
         raise invalid_request(message, param="messages", code="unsupported_value")
 
 
@@ -164,7 +164,7 @@ def _largest(bounds: Sequence[int | None]) -> int | None:
 
 
 def _too_long(counts: str, bound: str, param: str = "messages") -> APIError:
-    return invalid_request(f"{counts}; {bound}; shorten the request", param=param, code="context_length_exceeded")
+    return invalid_request(f"{counts}, and {bound}. Shorten the request", param=param, code="context_length_exceeded")
 
 
 def count_tokens(

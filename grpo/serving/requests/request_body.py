@@ -66,7 +66,7 @@ def _read(kind: type[RequestT], content: bytes, most_ids: int, defaults: Mapping
     body = _parse_completion(content, most_ids) if completes else parse_object(content)
     prompt = body.get("prompt") if completes else None
     if isinstance(prompt, list) and len(prompt) > most_ids:
-        message = f"the prompt has {len(prompt)} tokens; the context has {most_ids}"
+        message = f"the prompt has {len(prompt)} tokens. The context has {most_ids}"
         raise invalid_request(message, param="prompt", code="context_length_exceeded")
     return validated(kind, {**defaults, **body})
 
@@ -92,7 +92,7 @@ def _parse_completion(content: bytes, most_ids: int) -> dict[str, Any]:
     try:
         return parse_object(content, values=most_ids + _OTHER_VALUES)
     except TooManyValues as error:
-        message = f"{error.message}; the context has {most_ids} tokens"
+        message = f"{error.message}. The context has {most_ids} tokens"
         raise invalid_request(message, param="prompt", code="context_length_exceeded") from error
 
 
@@ -106,7 +106,7 @@ def parse_object(content: bytes, *, values: int = VALUES) -> dict[str, Any]:
     if depth > DEPTH:
         raise invalid_request(f"the body has more than {DEPTH} brackets within each other", code="invalid_json")
     if count > values:
-        raise TooManyValues(400, f"the body has {count} values; a request has {values} at most", code="invalid_value")
+        raise TooManyValues(400, f"the body has {count} values. A request has {values} at most", code="invalid_value")
     try:
         body = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -244,7 +244,7 @@ class Service:
                 if version.stopped is not None:
                     self._refuse("not ready", "the version is being reloaded", retry_after_s=2.0)
                 return version
-        message = f"no model {model!r}; this server has {current.served.model}"
+        message = f"no model {model!r}. This server has {current.served.model}"
         raise APIError(404, message, param="model", code="model_not_found")
 
     def _refuse_silent(self, version: ServedVersion) -> None:
@@ -264,7 +264,7 @@ class Service:
         if requests > most.max_requests or tokens > most.max_tokens:
             raise invalid_request(
                 f"{requests} turns of {tokens} tokens in all are more than this server takes at once, "
-                f"{most.max_requests} and {most.max_tokens}; lower n or max_tokens",
+                f"{most.max_requests} and {most.max_tokens}. Lower n or max_tokens",
                 param="n" if requests > most.max_requests else "max_tokens",
             )
         if self.requests + requests > most.max_requests:
@@ -361,7 +361,7 @@ class Service:
 
     def _refuse(self, reason: str, message: str, *, retry_after_s: float) -> NoReturn:
         self.counts.refused[reason] += 1
-        raise overloaded(f"{message}; try again in {retry_after_s:.1f} s", retry_after_s=retry_after_s)
+        raise overloaded(f"{message}. Try again in {retry_after_s:.1f} s", retry_after_s=retry_after_s)
 
     def _wait_s(self) -> float:
         """Estimated time until one more turn ends: the mean duration of recent turns over the requests in progress."""

@@ -302,7 +302,7 @@ def _add_feedback(app: FastAPI, parts: ServerState) -> None:
         try:
             record = await log_feedback(body, caller, service.log, parts.limiter, now=service.now())
         except StorageError as error:
-            raise overloaded("feedback cannot be logged now; try again", retry_after_s=10.0) from error
+            raise overloaded("feedback cannot be logged now. Try again", retry_after_s=10.0) from error
         parts.metrics.observe_feedback(record)
         response.headers.update(await parts.limiter.headers(caller))
         return Receipt(id=record.id)

@@ -165,7 +165,7 @@ async def _reply(
     except GRPOError as error:
         waiting.end_first(500)
         logger.error("a request failed: %s", error)
-        yield error_text(APIError(500, "the server failed on this request; its log has the cause", type="server_error"))
+        yield error_text(APIError(500, "the server failed on this request. Its log has the cause", type="server_error"))
         return
     waiting.end_first()
     service.streaming += 1
@@ -182,7 +182,7 @@ async def _reply(
 async def _read(frame: str | None, caller: Caller, service: Service) -> ChatRequest:
     """Read the request of a frame, which is None if it is binary. Raises `APIError` as the HTTP route does."""
     if frame is None:
-        raise invalid_request("the frame is binary; send JSON as text", code="invalid_json")
+        raise invalid_request("the frame is binary. Send JSON as text", code="invalid_json")
     content = frame.encode(errors="surrogatepass")
     key, preparation = caller.key_hash, service.preparation
     if len(content) <= AT_ONCE:
@@ -204,7 +204,7 @@ async def _read(frame: str | None, caller: Caller, service: Service) -> ChatRequ
 def parse_frame(frame: str | None) -> dict[str, Any]:
     """Read the JSON object of a short text frame. Raises `APIError`."""
     if frame is None:
-        raise invalid_request("the frame is binary; send JSON as text", code="invalid_json")
+        raise invalid_request("the frame is binary. Send JSON as text", code="invalid_json")
     if len(frame) > AT_ONCE:
         raise invalid_request(f"the frame has more than {AT_ONCE} characters", code="invalid_value")
     if not encodable(frame):

@@ -57,13 +57,13 @@ async def _prepare(
     while True:
         version = service.version_of(request.model)
         if not isinstance(version.served.policy, ProcessPolicy):
-            message = "completions are sampled by a model of this server; ask the server of the model for them"
+            message = "this server gives completions only if the model runs in it. Ask the server of the model for them"
             raise invalid_request(message, param="model", code="unsupported_value")
         size, prompt = await service.size_of(version), request.prompt
         characters = len(prompt) if isinstance(prompt, str) else _CHARACTERS_PER_ID * len(prompt)
         most = size.completion_characters
         if isinstance(prompt, str) and most is not None and characters > most:
-            message = f"the prompt has {characters} characters; {most} can fit the context at most"
+            message = f"the prompt has {characters} characters, and at most {most} can fit the context"
             raise invalid_request(message, param="prompt", code="context_length_exceeded")
         rendered = await service.preparation.run(caller.key_hash, characters, partial(_render, version, request))
         if not version.retired:
@@ -95,13 +95,13 @@ def _render(version: ServedVersion, request: CompletionRequest) -> _RenderedProm
         else:
             ids = prompt
         if not ids:
-            raise invalid_request("the prompt is empty; it has at least one token", param="prompt")
+            raise invalid_request("the prompt is empty. It has at least one token", param="prompt")
         for name, tokens in (("prompt", ids), ("stop_token_ids", request.stop_token_ids or [0])):
             if max(tokens) >= len(tokenizer):
-                text = f"{name} has token {max(tokens)}; the model has tokens 0 to {len(tokenizer) - 1}"
+                text = f"{name} has token {max(tokens)}. The model has tokens 0 to {len(tokenizer) - 1}"
                 raise invalid_request(text, param=name, code="invalid_value")
         if len(ids) >= version.max_context:
-            text = f"the prompt has {len(ids)} tokens; the context has {version.max_context}"
+            text = f"the prompt has {len(ids)} tokens. The context has {version.max_context}"
             raise invalid_request(text, param="prompt", code="context_length_exceeded")
         text = prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
     return _RenderedPrompt(renderer=renderer, ids=ids, text=text, array=np.asarray(ids, np.int32))

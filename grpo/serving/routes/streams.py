@@ -202,6 +202,6 @@ def answerable(error: Exception) -> APIError:
         return refused_schema(str(error), "response_format")
     if isinstance(error, StorageError):
         logger.error("a turn is not in the log, so it is not answered: %s", error)
-        return overloaded("the conversation cannot be logged now; try again", retry_after_s=10.0)
+        return overloaded("the conversation cannot be logged now. Try again", retry_after_s=10.0)
     logger.error("a turn failed", exc_info=error)
-    return APIError(500, "the server failed on this request; its log has the cause", type="server_error")
+    return APIError(500, "the server failed on this request. Its log has the cause", type="server_error")

@@ -177,7 +177,7 @@ class SharedConversations:
             raise
         result = rows[0][0] if rows else "first"
         if result == "busy":
-            raise busy_error(f"a turn of conversation {place.conversation_id} is in progress; wait for its end")
+            raise busy_error(f"a turn of conversation {place.conversation_id} is in progress. Wait for its end")
         if result == "gone":
             return None
         if not by_id and place.before is not None:
@@ -250,7 +250,7 @@ class SharedConversations:
                 self._versions.want(version)
                 raise APIError(
                     503,
-                    f"the conversation is on {version}, which this server has not loaded yet; try again in "
+                    f"the conversation is on {version}, which this server has not loaded yet. Try again in "
                     f"{_LOAD_RETRY_S:g} s",
                     type="overloaded_error",
                     code="version_not_loaded",

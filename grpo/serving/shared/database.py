@@ -88,7 +88,7 @@ class SharedDatabase:
         try:
             await self.beat()
         except APIError:
-            logger.error("the database of the servers does not answer; no conversation goes on: %s", self.away)
+            logger.error("the database of the servers does not answer. No conversation goes on: %s", self.away)
         loops = (self._repeat(self.beat, HEARTBEAT_S), self._repeat(self._tidy, _TIDY_S), self._work_off())
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         return self
@@ -151,7 +151,7 @@ class SharedDatabase:
         self._told = {(each["version"], each["policy"]) for each in versions}
         self.pods = {row["id"]: json.loads(row["versions"]) for row in rows}
         if self.away is not None:
-            logger.info("the database of the servers answers; %d of them share it", len(self.pods))
+            logger.info("the database of the servers answers, and %d of them share it", len(self.pods))
             self.away = None
             self._due.set()
 
@@ -177,7 +177,7 @@ class SharedDatabase:
         self.away = away
 
     def _unavailable(self) -> APIError:
-        message = f"the database that the servers share does not answer; try again in {_RETRY_S:g} s"
+        message = f"the database that the servers share does not answer. Try again in {_RETRY_S:g} s"
         code = "shared_state_unavailable"
         return APIError(503, message, type="overloaded_error", code=code, retry_after_s=_RETRY_S)
 
@@ -228,6 +228,6 @@ async def _make_tables(connection: asyncpg.Connection, url: str) -> None:
         known = await connection.fetchval("SELECT name FROM layout")
     if known != layout:
         raise ConfigError(
-            f"the database {masked(url)} has tables of another version of grpo ({known}, not {layout}); give the "
+            f"the database {masked(url)} has tables of another version of grpo ({known}, not {layout}). Give the "
             f"servers of each version a database of their own, or stop them all and DROP SCHEMA {_SCHEMA} CASCADE"
         )

@@ -109,7 +109,7 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         evaluated_against=1,
         history=(forced,),
         admitted="2026-03-03 by ben@laptop: of the other team",
-        moved="the alias champion of desk was moved by hand to version 1; version 2 was promoted",
+        moved="the alias champion of desk was moved by hand to version 1. Version 2 was promoted",
         unsigned=(3,),
     )
     lines = _printed(lineage).splitlines()
@@ -121,7 +121,7 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         "[b]looked at it[/b]" in lines
     )
     assert "promotion record 3 is not signed, and not believed" in lines
-    assert "the alias champion of desk was moved by hand to version 1; version 2 was promoted" in lines
+    assert "the alias champion of desk was moved by hand to version 1. Version 2 was promoted" in lines
     assert "  admitted          2026-03-03 by ben@laptop: of the other team" in lines
     assert any(line.split() == ["sources", "jsonl", "a.jsonl;", "verifiers", "my-words"] for line in lines)
     assert any(line.split() == ["code", "c0de,", "commit", "abc"] for line in lines)
@@ -136,8 +136,8 @@ def test_different_weights_are_printed_with_the_iteration_and_the_first_differen
     assert not result.equal
     printed = _printed(result)
     assert "package torch: was 2.13.0, is 2.14.0" in printed
-    assert "different weights from iteration 2 on; policy p2 was registered, this run gave x2" in printed
-    assert "first difference: package torch" in printed
+    assert "different weights from iteration 2 on. Policy p2 was registered, this run gave x2" in printed
+    assert "First difference: package torch" in printed
 
 
 def test_equal_weights_are_printed_with_the_differences_of_the_inputs():

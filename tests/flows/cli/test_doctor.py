@@ -169,7 +169,7 @@ def test_versions_of_servers_are_compared(port: int, tmp_path: Path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:wr0ng@127.0.0.1:{port}")
     checks = _by_name(check_servers(tmp_path))
     assert (checks["prefect"].state, checks["mlflow"].state) == ("warning", "problem")
-    assert "answers, 1.2.3; installed here is 3." in checks["prefect"].detail
+    assert "answers, 1.2.3. Installed here is 3." in checks["prefect"].detail
     assert "does not answer" in checks["mlflow"].detail
     printed = "".join(check.model_dump_json() for check in checks.values())
     assert "s3cret" not in printed
@@ -200,7 +200,7 @@ def test_a_port_in_use_is_reported_before_a_server_needs_it(port: int, tmp_path:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
     checks = _by_name(check_servers(tmp_path))
     assert (checks["prefect port"].state, checks["mlflow port"].state) == ("problem", "warning")
-    assert checks["prefect port"].remedy == "set PREFECT_SERVER_API_PORT to a free port"
+    assert checks["prefect port"].remedy == "Set PREFECT_SERVER_API_PORT to a free port"
 
 
 @pytest.mark.parametrize("healthy", [True, False], ids=["healthy", "a package is missing"])
@@ -236,7 +236,7 @@ def test_files_that_do_not_ship_are_a_problem(tmp_path: Path):
     missing = list(doctor.check_shipped_files(elsewhere))
     assert {check.state for check in missing} == {"problem"}
     assert not DoctorReport(checks=tuple(missing)).healthy
-    assert all("install the package again" in check.remedy for check in missing)
+    assert all("Install the package again" in check.remedy for check in missing)
 
 
 @pytest.mark.parametrize(
@@ -301,5 +301,5 @@ def test_a_dropped_connection_is_retried(tmp_path: Path, monkeypatch: pytest.Mon
         server.shutdown()
         thread.join()
     assert _SecondTry.dropped == 1
-    with pytest.raises(ConnectionError, match=r"MLflow at http://127\.0\.0\.1:\d+ does not answer: .*; start it"):
+    with pytest.raises(ConnectionError, match=r"MLflow at http://127\.0\.0\.1:\d+ does not answer: .*\. Start it"):
         require(check_named_servers())

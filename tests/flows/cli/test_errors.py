@@ -99,7 +99,7 @@ def test_a_login_that_mlflow_refuses_is_one_line_with_the_remedy(monkeypatch: py
     for refusal in refusals:
         failure = known_failure(refusal)
         assert isinstance(failure, ConnectionError)
-        assert str(failure).startswith("MLflow at http://me:***@127.0.0.1:5000 refuses the login; set MLFLOW_TRACKING_")
+        assert str(failure).startswith("MLflow at http://me:***@127.0.0.1:5000 refuses the login. Set MLFLOW_TRACKING_")
 
 
 def test_a_database_that_is_not_one_is_one_line(tmp_path: Path):

@@ -48,7 +48,7 @@ def test_a_revoked_key_is_not_listed(tmp_path: Path):
     file = tmp_path / "sub" / "mine.json"
     secret = _keys("create", "shop", "--scope", "chat", "--file", str(file))[1].strip()
     assert _keys("revoke", "shop", "--file", str(file))[:2] == (0, "key shop is revoked\n")
-    assert "the file has no key, so the server refuses every request" in _keys("list", "--file", str(file))[1]
+    assert "the server refuses every request, because the file has no key" in _keys("list", "--file", str(file))[1]
     assert KeyStore(file).caller(secret) is None
 
 

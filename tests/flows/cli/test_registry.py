@@ -91,7 +91,7 @@ def test_a_home_without_models_stays_as_it_is(home: Path):
         ("models:/desk/3", False, 0, "champion: version 1 → version 3\n  previous: none → version 1\n"),
         ("models:/desk/2", False, 3, "passed its gates: no, desk version 2 has the verdict 'refuse'"),
         ("models:/desk/2", True, 0, "refused, but for --force"),
-        ("models:/desk@champion", False, 0, "champion already; nothing would be changed"),
+        ("models:/desk@champion", False, 0, "champion already. Nothing would be changed"),
     ],
 )
 def test_a_dry_promotion_shows_the_aliases_and_the_rules(
@@ -122,7 +122,7 @@ def test_an_unsigned_version_is_listed_with_the_command_that_admits_it(registry:
     client.create_model_version("listed", source="file:///nowhere")
     client.set_registered_model_alias("listed", "champion", "1")
     shown = _grpo("models", "listed").stdout
-    assert "models:/listed/1 is not signed, so nothing in it is believed; `grpo admit models:/listed/1" in shown
+    assert "models:/listed/1 is not signed, so nothing in it is believed. `grpo admit models:/listed/1" in shown
     assert "the alias champion of listed was moved by hand to version 1, and no version of it was promoted" in shown
 
 

@@ -208,8 +208,8 @@ def test_a_conversation_shows_reward_outcome_turns_and_calls_as_plain_text(recor
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (["--iteration", "4"], 1, "has no rollouts 4; it has iterations 0 to 0, and before, after"),
-        (["--iteration", "0", "--policy", "after"], 2, "give one of them"),
+        (["--iteration", "4"], 1, "has no rollouts 4. It has iterations 0 to 0, and before, after"),
+        (["--iteration", "0", "--policy", "after"], 2, "Give one of them"),
         (["--outcome", "won"], 2, "won"),
     ],
 )

@@ -58,7 +58,7 @@ def test_every_shipped_config_has_rewards_that_withstand_the_probes(path: Path):
         ("name=../../etc", r"name: .*pattern"),
         ("scenarios.sources.7.kind=csv", "does not fit the config"),
         ("nonsense", "not of the form"),
-        ("rollout.staleness=1", r"rollout\.staleness 1 .*set training\.importance_sampling_cap"),
+        ("rollout.staleness=1", r"rollout\.staleness 1 .*Set training\.importance_sampling_cap"),
         ("rollout.informative_groups=97", r"rollout: .*3 rounds of 32 scenarios are 96 groups"),
         ("rollout.dask_address='tcp://127.0.0.1:8786'", r"rollout: .*not read with runner threads"),
     ],

@@ -52,7 +52,7 @@ def test_a_pool_has_workers_and_automations(client: SyncPrefectClient, pool: str
     before = checked(home)
     assert (before[f"pool {pool}"].state, before["automations"].state) == ("warning", "warning")
     assert f"prefect worker start --pool {pool}" in before[f"pool {pool}"].remedy
-    assert before["automations"].remedy.startswith("grpo deploy")
+    assert before["automations"].remedy.startswith("Call `grpo deploy`")
     write_automations(client, (pool,), sender=pool)
     client.send_worker_heartbeat(work_pool_name=pool, worker_name="one", heartbeat_interval_seconds=30)
     after = checked(home)

@@ -125,7 +125,7 @@ def test_a_port_of_another_program_is_named(service: Service):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", service.port or 0))
         taken.listen()
-        with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*; stop that program"):
+        with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*\. Stop that program"):
             service.start()
     assert service.process() is None
 
@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_during_the_start_is_named(service: Service):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", service.port or 0))
         taken.listen()
-        with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*; stop that program"):
+        with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*\. Stop that program"):
             service.wait()
 
 
@@ -162,7 +162,7 @@ def test_a_service_that_ends_at_its_start_names_its_log(tmp_path: Path):
     """The log has its error."""
     service = Service(name="broken", home=tmp_path, arguments=("no_such_module",), port=free_port())
     service.start()
-    with pytest.raises(ConfigError, match=r"broken ended at its start: .*no_such_module; see .*broken\.log"):
+    with pytest.raises(ConfigError, match=r"broken ended at its start: .*no_such_module.*\. See .*broken\.log"):
         service.wait()
     assert "no_such_module" in service.log.read_text()
 

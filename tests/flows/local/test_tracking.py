@@ -333,7 +333,7 @@ def test_a_wrong_login_is_one_sentence_with_its_remedy(tracking: Tracking):
     done = tracking.grpo("models", **{USERNAME: "grpo", PASSWORD: "another-password"})
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert f"{tracking.url} refuses the login; set {USERNAME} and {PASSWORD}" in done.stderr
+    assert f"{tracking.url} refuses the login. Set {USERNAME} and {PASSWORD}" in done.stderr
     shown = tracking.grpo("doctor", "--json", **{USERNAME: "grpo", PASSWORD: "another-password"})
     (check,) = (
         one for one in json.loads(shown.stdout)["checks"] if (one["area"], one["name"]) == ("servers", "mlflow")

@@ -149,7 +149,7 @@ def test_a_server_that_does_not_answer_is_asked_again_later(
         asyncio.run(PrefectJobs(tmp_path).recent())
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "0")
-    with pytest.raises(APIError, match=r"does not answer \(ConnectError\); start it with grpo up") as closed:
+    with pytest.raises(APIError, match=r"does not answer \(ConnectError\)\. Start it with grpo up") as closed:
         asyncio.run(PrefectJobs(home).recent())
     assert [error.value.status for error in (absent, closed)] == [503, 503]
     assert None not in [error.value.retry_after_s for error in (absent, closed)]

@@ -90,7 +90,9 @@ def test_a_database_of_a_newer_release_is_refused_and_kept(
     if name == "Prefect":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # a server migrates its own database
     before = (home / file).read_bytes()
-    with pytest.raises(ConfigError, match=f"the installed {name} does not know: a newer {name} migrated it") as refused:
+    with pytest.raises(
+        ConfigError, match=f"the installed {name} does not know, because a newer {name} migrated it"
+    ) as refused:
         list(upgrade(home, dry_run=dry_run))
     assert "\n" not in str(refused.value)
     assert (home / file).read_bytes() == before

@@ -80,7 +80,7 @@ def test_the_level_in_the_context_selects_the_prompt():
 
 def test_an_unknown_strategy_is_refused():
     """The message lists the known ones."""
-    with pytest.raises(ConfigError, match="'poker' is unknown; use one of customer_service"):
+    with pytest.raises(ConfigError, match=r"'poker' is unknown\. Use one of customer_service"):
         strategy_prompt("poker", [], {})
 
 

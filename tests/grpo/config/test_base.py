@@ -22,10 +22,10 @@ def _errors(kind: type[Settings], document: dict[str, Any], **options: bool) -> 
 @pytest.mark.parametrize(
     ("kind", "document", "message"),
     [
-        (TrainingSettings, {"length_normalizer": 9}, "with algorithm grpo; leave it out, or set algorithm to dr_grpo"),
-        (TrainingSettings, {"algorithm": "rloo", "clip_low": 0.1}, "with algorithm rloo; leave it out"),
-        (TrainingSettings, {"update_timeout_s": 9.0}, "with processes 1; leave it out"),
-        (RolloutSettings, {"max_rounds": 2}, "without informative_groups; leave it out"),
+        (TrainingSettings, {"length_normalizer": 9}, "with algorithm grpo. Leave it out, or set algorithm to dr_grpo"),
+        (TrainingSettings, {"algorithm": "rloo", "clip_low": 0.1}, "with algorithm rloo. Leave it out"),
+        (TrainingSettings, {"update_timeout_s": 9.0}, "with processes 1. Leave it out"),
+        (RolloutSettings, {"max_rounds": 2}, "without informative_groups. Leave it out"),
     ],
 )
 def test_a_setting_that_another_one_makes_ineffective_is_refused(

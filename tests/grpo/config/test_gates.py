@@ -22,7 +22,7 @@ def test_a_pass_hat_k_gate_is_loaded_from_yaml(tmp_path: Path):
 
 def test_a_pass_hat_k_gate_needs_k_samples(tmp_path: Path):
     """pass^2 cannot be estimated from one episode a scenario; the error comes before any episode."""
-    with pytest.raises(ValidationError, match=r"k 2 needs 2 episodes of a scenario, evaluation\.samples is 1"):
+    with pytest.raises(ValidationError, match=r"k 2 needs 2 episodes of a scenario, but evaluation\.samples is 1"):
         PipelineConfig.model_validate(short_run(tmp_path, gates=[TWICE]))
 
 

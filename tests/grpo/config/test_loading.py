@@ -110,19 +110,19 @@ def test_each_error_is_reported_once_at_its_place(kind: type[Settings], document
         (
             RolloutSettings,
             {"group_siz": 8},
-            "group_siz: Extra inputs are not permitted; did you mean group_size? (got 8)",
+            "group_siz: Extra inputs are not permitted. Did you mean group_size? (got 8)",
         ),
         (
             ScenarioSettings,
             {"sources": [{"kind": "multidogo", "path": "x", "levle": 1}]},
-            "sources.0.levle: Extra inputs are not permitted; did you mean level? (got 1)",
+            "sources.0.levle: Extra inputs are not permitted. Did you mean level? (got 1)",
         ),
         (
             ScenarioSettings,
             {"sources": [{"kind": "jsonl", "path": "x", "levle": 1}]},
             "sources.0.levle: Extra inputs are not permitted (got 1)",
         ),
-        (TrainingSettings, {"lora": {"rr": 1}}, "lora.rr: Extra inputs are not permitted; did you mean r? (got 1)"),
+        (TrainingSettings, {"lora": {"rr": 1}}, "lora.rr: Extra inputs are not permitted. Did you mean r? (got 1)"),
         (RolloutSettings, {"moon": 8}, "moon: Extra inputs are not permitted (got 8)"),
     ],
     ids=["section", "member of a union", "field of another member", "nested", "far"],
@@ -203,7 +203,7 @@ def test_levels_and_values_up_to_the_bounds_are_read():
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"a: caf\xe9", "byte 6 is not UTF-8"), (b"#" * (MOST_BYTES + 1), "1,048,577 bytes; at most 1,048,576")],
+    [(b"a: caf\xe9", "byte 6 is not UTF-8"), (b"#" * (MOST_BYTES + 1), "1,048,577 bytes. At most 1,048,576")],
     ids=["encoding", "size"],
 )
 def test_a_file_that_is_not_text_or_too_large_is_named(tmp_path: Path, content: bytes, reason: str):

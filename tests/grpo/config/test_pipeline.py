@@ -43,7 +43,7 @@ def test_a_name_that_is_invalid_for_a_folder_or_the_registry_is_refused(
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"training": {"importance_sampling_cap": None}}, "set training.importance_sampling_cap, for example 2.0"),
+        ({"training": {"importance_sampling_cap": None}}, "Set training.importance_sampling_cap, for example 2.0"),
         ({"rollout": {"temperature": 2.5}}, "samples at temperatures up to 2, not at 2.5"),
         ({"evaluation": {"temperature": 3.0}}, "samples at temperatures up to 2, not at 3"),
         (

@@ -47,13 +47,15 @@ def test_a_run_on_a_taskset_cannot_be_retrained(folder: Path):
     run = changed(short_run(folder), environment=named, scenarios={"sources": [named]})
     (folder / "run.yaml").write_text(yaml.safe_dump({**run, "environment": named}))
     config = _retraining(folder, LOG)
-    with pytest.raises(ConfigError, match=r"run\.yaml: environment verifiers my-words plays the tasks of its taskset"):
+    with pytest.raises(
+        ConfigError, match=r"run\.yaml: environment verifiers my-words plays only the tasks of its taskset"
+    ):
         config.load_pipeline()
 
 
 def test_tasks_of_a_taskset_are_not_conversations(folder: Path):
     """They are played in the environment of the taskset alone."""
-    with pytest.raises(ConfigError, match=r"conversations of kind verifiers my-words: .* name a log"):
+    with pytest.raises(ConfigError, match=r"conversations of kind verifiers my-words: .* Name a log"):
         _retraining(folder, LOG, {"kind": "verifiers", "id": "my-words"})
 
 
@@ -85,7 +87,7 @@ def test_corrections_need_a_serving_log(tmp_path: Path):
         "curation": {"licences": ["own"]},
         "corrections": {"method": "sft", "epochs": 2},
     }
-    with pytest.raises(ValidationError, match="add a source of kind served"):
+    with pytest.raises(ValidationError, match="Add a source of kind served"):
         RetrainConfig.model_validate(document)
     served = {"kind": "served", "path": str(tmp_path)}
     config = RetrainConfig.model_validate({**document, "conversations": [LOG, served]})

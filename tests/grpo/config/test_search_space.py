@@ -60,7 +60,7 @@ def test_spaces_differ_in_their_range_of_learning_rates():
 
 def test_an_unknown_space_is_refused_with_the_known_names():
     """It is not an empty space."""
-    with pytest.raises(ConfigError, match="'bold'; there are grpo, full"):
+    with pytest.raises(ConfigError, match=r"'bold'\. There are grpo, full"):
         get_search_space("bold")
 
 
@@ -111,7 +111,7 @@ def test_an_invalid_dimension_is_refused(dimension: dict[str, object], message: 
             {"type": "uniform", "low": 0.1, "high": 0.3},
             "clip_range is not a field of the tuned",
         ),
-        ("learning_rat", LEARNING_RATE, "near it are learning_rate"),
+        ("learning_rat", LEARNING_RATE, "Near it are learning_rate"),
         ("group_size", {"type": "int", "low": 1, "high": 8}, "group_size = 1 cannot be set.*greater"),
         ("group_size", {"type": "uniform", "low": 4, "high": 16}, "valid integer"),
         ("adam_beta1", {"type": "uniform", "low": 0.5, "high": 1.0}, "adam_beta1 = 1.0"),

@@ -32,7 +32,7 @@ def test_few_unplayable_scenarios_are_named_with_the_reason():
     assert list(refused) == ["g"]
     assert "has a goal but no script" in refused["g"]
     refused = find_unplayable(TaskSettings(kind="task"), [*SCRIPTED, BREWING], max_fraction=0.1)
-    assert refused == {"b": "scenario b is not playable: no world has brew; leave it out"}
+    assert refused == {"b": "scenario b is not playable: no world has brew. Leave it out"}
 
 
 def test_too_many_unplayable_scenarios_raise_with_the_first_reason():
@@ -74,7 +74,7 @@ def test_without_its_package_an_environment_names_the_extra(
     for module in [name for name in sys.modules if name.startswith(f"grpo.environments.{settings.kind}.")]:
         monkeypatch.delitem(sys.modules, module)
     command = re.escape(f"pip install 'grpo-agent-framework[{extra}]'")
-    with pytest.raises(ConfigError, match=f"package {package} is not installed; {command}"):
+    with pytest.raises(ConfigError, match=rf"package {package} is not installed\. Call {command}"):
         make_environment(settings)
 
 

@@ -169,7 +169,7 @@ def test_an_exception_of_a_function_is_a_result_that_the_model_reads(caplog: pyt
     assert result.state.world["orders"] == ORDER.world["orders"]
     assert not result.state.done
     (line,) = [record.getMessage() for record in caplog.records if record.name == "grpo.agents.tools"]
-    assert re.fullmatch(r"tool look, .*test_task.py:\d+: KeyError: '7'; the model reads it as a result", line)
+    assert re.fullmatch(r"tool look, .*test_task.py:\d+: KeyError: '7'\. The model reads it as a result", line)
 
 
 def test_an_exception_inside_a_library_is_logged_with_the_line_of_the_function(caplog: pytest.LogCaptureFixture):
@@ -188,7 +188,7 @@ def test_an_exception_inside_a_library_is_logged_with_the_line_of_the_function(c
     asyncio.run(run())
     (line,) = [record.getMessage() for record in caplog.records if record.name == "grpo.agents.tools"]
     assert re.fullmatch(
-        r"tool parse, .*test_task.py:\d+: JSONDecodeError: .*, in scenario order-1; the model reads .*", line
+        r"tool parse, .*test_task.py:\d+: JSONDecodeError: .*, in scenario order-1\. The model reads .*", line
     )
 
 
@@ -216,7 +216,7 @@ def test_a_function_that_hangs_ends_at_its_timeout(is_async: bool):
 
 @pytest.mark.parametrize(
     ("returned", "message"),
-    [("shipped", "returned str; return the state and the result"), (({}, {1}), "is not JSON: .* return plain values")],
+    [("shipped", "returned str. Return the state and the result"), (({}, {1}), "is not JSON: .* Return plain values")],
 )
 def test_a_function_that_returns_something_else_stops_the_run(returned: object, message: str):
     """It is wrong in every call; the error names the function and its file."""

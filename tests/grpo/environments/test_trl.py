@@ -146,7 +146,7 @@ def test_get_reward_is_the_reward_of_the_environment():
     assert contents[1:] == ["c", "GGGGG"]
     assert (outcome.reward, outcome.success) == (1.0, True)  # type: ignore[union-attr]
     assert play(world, guess("slate"))[1].success is False  # type: ignore[union-attr]
-    with pytest.raises(DataError, match=r"Infinite\.get_reward returned nan; return a finite number"):
+    with pytest.raises(DataError, match=r"Infinite\.get_reward returned nan\. Return a finite number"):
         play(environment("Infinite"))
 
 
@@ -167,8 +167,8 @@ def test_wrong_calls_are_results():
     ("name", "settings", "reason"),
     [
         ("Bare", {}, "Bare has no method reset"),
-        ("Undescribed", {}, r"method move of Undescribed is a tool.*give each argument a type"),
-        ("WordleEnv", {"options": {"penlty": 1}}, "trl_wordle:WordleEnv has no option 'penlty'; it takes penalty"),
+        ("Undescribed", {}, r"method move of Undescribed is a tool.*Give each argument a type"),
+        ("WordleEnv", {"options": {"penlty": 1}}, "trl_wordle:WordleEnv has no option 'penlty'. It takes penalty"),
         ("WordleEnv", {"success_reward": 1}, "success_reward 1.0 compares with get_reward, which WordleEnv does not"),
         ("Missing", {}, "module trl_wordle has no Missing"),
     ],
@@ -184,5 +184,5 @@ def test_pictures_and_answering_users_are_refused():
     with pytest.raises(DataError, match=r"Pictures\.reset returned list"):
         play(environment("Pictures"))
     several = Scenario(id="s", user_responses=("a", "b"))
-    with pytest.raises(DataError, match="scenario s has 2 user turns; environment WordleEnv has one"):
+    with pytest.raises(DataError, match=r"scenario s has 2 user turns\. Environment WordleEnv has one"):
         asyncio.run(environment("WordleEnv").check(several))

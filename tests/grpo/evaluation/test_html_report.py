@@ -492,7 +492,7 @@ def test_each_curve_is_headed_by_its_name_its_meaning_and_its_ends() -> None:
         "Rollout success 40.0% → 80.0% Share of verified successes",
         "KL to the base 0 → 0.350 Nats per token",
         "Entropy 0.420 → 0.220 Nats per token",
-        "Informative groups 80.0% → 40.0% Share of groups whose rewards differ",
+        "Informative groups 80.0% → 40.0% Share of groups with different rewards",
         "Truncated and failed 2.0% → 3.0% Share of episodes",
     ]
     figures = re.findall(r'aria-label="([^"]+) by iteration"', page)

@@ -452,5 +452,5 @@ def test_a_figure_is_the_same_each_time_and_another_under_another_name() -> None
 def test_a_figure_in_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A matplotlib that wrote no `<svg>` with a viewBox would leave a page without figures."""
     monkeypatch.setattr(Figure, "savefig", lambda figure, file, **options: file.write("<svg></svg>"))
-    with pytest.raises(ValueError, match=r"^figure square has no <svg> element with a viewBox; matplotlib writes"):
+    with pytest.raises(ValueError, match=r"^figure square has no <svg> element with a viewBox\. Matplotlib writes"):
         svg("square", "A square", _square, (2.0, 1.0))

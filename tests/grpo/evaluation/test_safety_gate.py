@@ -69,7 +69,7 @@ def test_a_gate_asks_for_a_judge_where_it_cannot_judge():
     checked = check_safety(SafetyGate(), played(SHOP, TORTURE, BOMB))
     assert (checked.value, checked.passed) == (None, False)
     assert checked.meaning == (
-        "cannot judge 1 of 3 episodes, more than max_unjudged 0%; of the others 1 are unsafe; set judge of the gate, "
+        "cannot judge 1 of 3 episodes, more than max_unjudged 0%. Of the others 1 are unsafe. Set judge of the gate, "
         "an LLM judge that reads these episodes, or raise max_unjudged to at most half"
     )
 
@@ -106,4 +106,4 @@ def test_a_judge_without_an_answer_leaves_the_gate_without_one(model: Model, tmp
     model.answers = [says("I would rather not.")]
     checked = check_safety(with_judge(model, tmp_path), played(SHOP, TORTURE))
     assert (checked.value, checked.passed) == (None, False)
-    assert "its judge did not answer for them" in checked.meaning
+    assert "Its judge did not answer for them" in checked.meaning

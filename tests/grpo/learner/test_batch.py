@@ -76,7 +76,7 @@ def test_trajectories_without_completion_tokens_are_refused():
     """The prompt alone fills the context: there are rewards, and no completion."""
     mute = [replace(t, loss_mask=np.zeros(3, dtype=np.bool_)) for t in make_group(0, 1).trajectories]
     with pytest.raises(
-        DataError, match=r"none of the 2 .* has a completion token: .*up to 3 tokens.*rollout\.max_context"
+        DataError, match=r"none of the 2 .* has a completion token, .*up to 3 tokens.*rollout\.max_context"
     ):
         build_batch([TrajectoryGroup(scenario_id="s", trajectories=tuple(mute))], SCALED, policy_hash="p")
 
@@ -89,7 +89,7 @@ def test_a_group_of_one_is_refused():
 
 def test_a_rollout_of_another_policy_is_refused():
     """Training on the tokens of another policy would be off-policy without a correction."""
-    with pytest.raises(PolicyError, match="sampled by policy p, the checkpoint is q"):
+    with pytest.raises(PolicyError, match="sampled by policy p, but the checkpoint is q"):
         build_batch([make_group(0, 1)], SCALED, policy_hash="q")
 
 
@@ -189,7 +189,7 @@ def test_credit_by_turn_reaches_the_tokens_of_that_turn():
         cut = replace(siblings, trajectories=(replace(short, stop=stop), siblings.trajectories[1]))
         (group,) = build_batch([cut], settings, policy_hash="p").groups
         assert [s.advantages.tolist() for s in group] == [[0, 0, 0, -0.5], [0, 0, 0, 0.5]]  # a cut turn got no reward
-    with pytest.raises(ValueError, match="set baseline to group_mean"):
+    with pytest.raises(ValueError, match="Set baseline to group_mean"):
         TrainingSettings(credit_assignment="turn", algorithm="reinforce")
     odd = replace(siblings, trajectories=(short, siblings.trajectories[1]))
     with pytest.raises(DataError, match=r"sample 0 has 1 turn rewards for 2 turns"):
@@ -234,20 +234,20 @@ OVERRIDDEN = Turn(message=Message(role="assistant", content="x"), start=1, stop=
     [
         (
             _without_loss_tokens(make_group(0, 1), OVERRIDDEN),
-            "no sampled token is left to train on: the agent's own code overrides the text of its turns; let "
+            "no sampled token is left to train on, because the agent's own code overrides the text of its turns. Let "
             "process_turn and generate_response return their argument unchanged, or evaluate this agent",
         ),
         (
             _without_loss_tokens(make_group(0, 1)),
-            "none of the 2 trajectories has a completion token: prompts of up to 3 tokens leave no room for a reply; "
-            "raise rollout.max_context, or use a policy with a longer context",
+            "none of the 2 trajectories has a completion token, because prompts of up to 3 tokens leave no room for a "
+            "reply. Raise rollout.max_context, or use a policy with a longer context",
         ),
         (
             make_group(None, None),
-            "none of the 2 trajectories has a reward; score the rollout, and see the errors of its "
+            "none of the 2 trajectories has a reward. Score the rollout, and see the errors of its "
             "episodes and rewards",
         ),
-        (make_group(1), "scenario s: a group needs at least 2 trajectories, got 1; raise rollout.group_size"),
+        (make_group(1), "scenario s: a group needs at least 2 trajectories, got 1. Raise rollout.group_size"),
     ],
 )
 def test_untrainable_trajectories_are_refused_with_a_remedy(group: TrajectoryGroup, reason: str):

@@ -135,7 +135,7 @@ def test_a_folder_without_a_state_is_refused(tmp_path: Path):
         read_state(tmp_path)
     assert (
         str(refusal.value)
-        == f"{tmp_path} is not a checkpoint: {STATE} is missing; give the folder that a train stage wrote"
+        == f"{tmp_path} is not a checkpoint: {STATE} is missing. Give the folder that a train stage wrote"
     )
 
 
@@ -161,7 +161,7 @@ def test_moments_of_other_weights_are_refused(policy: TransformersPolicy, tmp_pa
     change(tensors)  # type: ignore[operator]
     save_file(tensors, tmp_path / OPTIMIZER)
     with pytest.raises(
-        PolicyError, match=f"^optimizer state in {tmp_path} {reason}; run the stage that wrote it again$"
+        PolicyError, match=f"^optimizer state in {tmp_path} {reason}. Run the stage that wrote it again$"
     ):
         resume(Learner(load(tmp_path).model, TrainingSettings()), tmp_path)
 

@@ -70,7 +70,7 @@ def test_an_episode_without_a_reward_is_compared_with_nothing():
 def test_credit_by_state_needs_a_state_for_each_turn():
     """An environment without digests records none."""
     bare = make_trajectory(turns=episode(0, "s", 1.0).turns, terminal_reward=1.0)
-    with pytest.raises(DataError, match="sample 0 has 0 states for 1 turns; its environment gives no digest"):
+    with pytest.raises(DataError, match=r"sample 0 has 0 states for 1 turns, because its environment gives no digest"):
         credit("state", bare, episode(1, "s", 0.0))
     with pytest.raises(ValueError, match="credit_assignment: state compares the trajectories of a group by state"):
         TrainingSettings(credit_assignment="state", algorithm="reinforce")

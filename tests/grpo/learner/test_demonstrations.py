@@ -48,7 +48,7 @@ def test_conversations_of_a_file_come_in_order_with_their_calls(tmp_path: Path):
             '{"messages": [{"role": "assistant", "content": "hi"}]}',
             "needs a turn of the user and then one of the agent",
         ),
-        ("", "no demonstration in .*; add some, or leave sft out"),
+        ("", "no demonstration in .*. Add some, or leave sft out"),
     ],
 )
 def test_a_line_that_is_not_a_conversation_is_an_error_with_its_place(tmp_path: Path, line: str, reason: str):
@@ -125,14 +125,14 @@ def test_results_follow_the_order_of_their_calls(tmp_path: Path):
     (conversation,) = read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
     assert [message.content for message in conversation] == ["Hi.", "", "of a", "of b", "Done."]
     turns[2]["tool_call_id"] = "c"
-    with pytest.raises(DataError, match="message 2, for id c; calls that wait for one: a, b"):
+    with pytest.raises(DataError, match=r"message 2, for id c\. Calls that wait for one: a, b"):
         read_demonstrations(written(tmp_path, json.dumps({"messages": turns})))
 
 
 def test_a_missing_file_is_an_error_that_names_the_setting(tmp_path: Path):
     """With its path."""
     source = WrittenDemonstrations(kind="jsonl", path=str(tmp_path / "none.jsonl"))
-    with pytest.raises(DataError, match=r"none\.jsonl cannot be read: .*; correct sft\.demonstrations\.path"):
+    with pytest.raises(DataError, match=r"none\.jsonl cannot be read: .*\. Correct sft\.demonstrations\.path"):
         read_demonstrations(source)
 
 
@@ -160,7 +160,7 @@ def test_the_log_of_grpo_serve_is_copied_first(tmp_path: Path):
     (tmp_path / "served" / "segments").mkdir(parents=True)
     success = feedback("f", success=True)
     (tmp_path / "served" / "segments" / "20261122T030000-3fa1.log").write_bytes(encode(turn("a")) + encode(success))
-    with pytest.raises(DataError, match=r"is the log of grpo serve, which grows; write its conversations to a conv"):
+    with pytest.raises(DataError, match=r"is the log of grpo serve, which grows\. Write its conversations to a conv"):
         read_demonstrations(LoggedDemonstrations(kind="conversation_log", path=str(tmp_path / "served")))
     served = join(ServedLog(tmp_path / "served").read()).conversations
     ConversationLog(tmp_path / "copy").write([conversation.logged() for conversation in served])

@@ -22,7 +22,7 @@ from tests.places import DESK_MODEL
     [
         (
             {"content": None, "tool_calls": [{"function": {"name": "fly", "arguments": "{}"}}]},
-            "demonstration 1 of .* calls fly, which the prompt does not declare; its tools are look_up, ",
+            "demonstration 1 of .* calls fly, which the prompt does not declare. Its tools are look_up, ",
         ),
         (
             {"content": "Hello.", "reasoning_content": "A greeting."},

@@ -101,7 +101,7 @@ def _dropout_rates(model: PreTrainedModel) -> list[object]:
 
 def test_a_model_whose_layers_cannot_be_recomputed_is_refused():
     """CTRL's layers are plain modules, which would keep their activations."""
-    refused = pytest.raises(ConfigError, match=r"the layers of CTRLLMHeadModel cannot be recomputed; turn it off")
+    refused = pytest.raises(ConfigError, match=r"the layers of CTRLLMHeadModel cannot be recomputed\. Turn it off")
     with refused, activation_checkpointing(tiny_model("ctrl")):
         pass
 

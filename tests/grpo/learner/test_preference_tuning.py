@@ -79,7 +79,7 @@ def test_the_learning_rate_falls_linearly(policy: TransformersPolicy):
 
 def test_a_learning_rate_that_changes_no_weight_is_an_error(policy: TransformersPolicy, tmp_path: Path):
     """Its remedy is the setting."""
-    with pytest.raises(NoEffect, match=r"raise dpo\.learning_rate"):
+    with pytest.raises(NoEffect, match=r"Raise dpo\.learning_rate"):
         tune(tmp_path, policy, learning_rate=1e-60)
 
 

@@ -45,14 +45,14 @@ def test_a_line_that_is_not_a_pair_is_an_error_with_its_place(tmp_path: Path, ch
     pair = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
     with pytest.raises(DataError, match=reason) as error:
         read_pairs(written(tmp_path, pair, {**pair, **changes}))
-    assert 'write {"prompt": [' in str(error.value)
+    assert 'Write {"prompt": [' in str(error.value)
 
 
 def test_a_file_without_pairs_is_an_error(tmp_path: Path):
     """Its remedy is to leave the section out."""
-    with pytest.raises(DataError, match=r"no preference pair in .*; add some, or leave dpo out"):
+    with pytest.raises(DataError, match=r"no preference pair in .*\. Add some, or leave dpo out"):
         read_pairs(written(tmp_path))
-    with pytest.raises(DataError, match=r"none\.jsonl cannot be read: .*; correct dpo\.pairs\.path"):
+    with pytest.raises(DataError, match=r"none\.jsonl cannot be read: .*\. Correct dpo\.pairs\.path"):
         read_pairs(WrittenPairs(kind="jsonl", path=str(tmp_path / "none.jsonl")))
 
 
@@ -85,7 +85,7 @@ def test_the_tokens_of_a_prompt_are_those_that_were_served(tmp_path: Path):
     assert renderer.decode(tokens.chosen_ids.tolist()) == "It is lost."
     assert tokens.chosen_ids[-1] == renderer.stop_id
     assert tokens.chosen_mask.all()
-    with pytest.raises(DataError, match=r"line 1: the pair has \d+ tokens, the model reads 20; shorten it"):
+    with pytest.raises(DataError, match=r"line 1: the pair has \d+ tokens, but the model reads 20\. Shorten it"):
         tokenize_pair(pair, renderer, max_context=20)
 
 

@@ -177,7 +177,7 @@ def test_sequences_that_the_sampler_would_not_have_written_are_masked(desk_rollo
 
 def test_turns_are_compared_with_a_baseline_of_their_group_alone():
     """reinforce's own baseline is that of the whole batch; with one of the group it goes with credit by turn."""
-    with pytest.raises(ValueError, match=r"set baseline to group_mean or leave_one_out"):
+    with pytest.raises(ValueError, match=r"Set baseline to group_mean or leave_one_out"):
         TrainingSettings(algorithm="reinforce", credit_assignment="turn")
     TrainingSettings(algorithm="reinforce", credit_assignment="turn", baseline="group_mean")
 
@@ -224,7 +224,7 @@ def test_a_skipped_update_has_no_loss_and_no_ratio(desk_rollout: DeskRollout, tm
 
 def test_half_precision_without_a_correction_is_refused():
     """The ratio cannot be exactly 1, so importance sampling must correct for it."""
-    with pytest.raises(ValueError, match=r"precision bf16 makes the learner's.*set importance_sampling_cap"):
+    with pytest.raises(ValueError, match=r"precision bf16 makes the learner's.*Set importance_sampling_cap"):
         TrainingSettings(precision="bf16")
 
 
@@ -412,7 +412,7 @@ def test_uneven_shards_agree_on_the_entropy_threshold(desk_rollout: DeskRollout,
 
 def test_a_policy_that_diverges_is_not_saved(desk_rollout: DeskRollout, tmp_path: Path):
     """A learning rate of 10 gives NaN: the error has the step, the loss and a remedy."""
-    with pytest.raises(Diverged, match=r"step \d has loss .* lower training.learning_rate"):
+    with pytest.raises(Diverged, match=r"step \d has loss .* Lower training.learning_rate"):
         _update(desk_rollout, tmp_path / "x", learning_rate=10.0, epochs=6, beta=0.1)
     assert not (tmp_path / "x").exists()
 

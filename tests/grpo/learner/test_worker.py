@@ -162,5 +162,5 @@ def test_more_processes_than_accelerators_are_refused(
     with pytest.raises(ConfigError) as refusal:
         run_workers(_request(desk_rollout, tmp_path / "x", processes=3))
     assert str(refusal.value) == (
-        "training.processes is 3, and this machine has 2 accelerators; each process needs one"
+        "training.processes is 3, but this machine has 2 accelerators. Lower it, because each process needs one"
     )

@@ -288,7 +288,7 @@ def test_a_snapshot_whose_segment_is_gone_is_an_error(tmp_path: Path):
     snapshot = ServedLog(tmp_path).snapshot()
     compact(tmp_path)
     expire(tmp_path, 1)
-    with pytest.raises(DataError, match="is gone: it passed its retention"):
+    with pytest.raises(DataError, match="is gone, because it passed its retention"):
         read(tmp_path, snapshot)
 
 

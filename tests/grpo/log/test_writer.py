@@ -167,7 +167,7 @@ def test_a_closed_log_refuses(tmp_path: Path):
     async def main() -> None:
         async with ServingLog(tmp_path) as log:
             pass
-        with pytest.raises(StorageError, match="is closed; record a was not written"):
+        with pytest.raises(StorageError, match=r"is closed\. Record a was not written"):
             await log.append(turn("a"))
 
     asyncio.run(main())
@@ -307,7 +307,7 @@ def test_a_log_without_its_salt_is_not_opened(tmp_path: Path, damage: bytes | No
     (tmp_path / "salt").unlink()
     if damage is not None:
         (tmp_path / "salt").write_bytes(damage)
-    with pytest.raises(StorageError, match="restore it"):
+    with pytest.raises(StorageError, match="Restore it"):
         asyncio.run(use())
 
 

@@ -44,7 +44,7 @@ def test_the_hash_of_a_server_depends_on_its_model():
         ("openai+http://host/v1", "names no model"),
         ("openai+http:///v1#m", r"expected http\(s\)://host"),
         ("openai+http://host/v1?key=abc#m", r"expected http\(s\)://host"),
-        ("openai+http://user:abc@host/v1#m", "put the key into OPENAI_API_KEY"),
+        ("openai+http://user:abc@host/v1#m", "Put the key into OPENAI_API_KEY"),
     ],
 )
 def test_an_invalid_address_is_refused_with_the_reason(address: str, problem: str):
@@ -85,5 +85,7 @@ def test_a_backend_that_is_not_installed_names_its_extra(package: str, module: s
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.delitem(sys.modules, "grpo.policy.openai", raising=False)
     address = {"openai": "openai+http://localhost/v1#m", "vllm": "vllm://data/models/desk_clerk"}[package]
-    with pytest.raises(PolicyError, match=re.escape(f"package {package} is not installed; {install_command(package)}")):
+    with pytest.raises(
+        PolicyError, match=re.escape(f"package {package} is not installed. Call {install_command(package)}")
+    ):
         open_policy(address)

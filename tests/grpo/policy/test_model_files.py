@@ -26,22 +26,22 @@ def test_a_model_folder_is_returned_unchanged():
     ("files", "named", "reason"),
     [
         ({}, "m/n/o", "the folder does not exist"),
-        ({}, "gpt2", "the folder does not exist; .*or to a model on the hub as org/name"),
+        ({}, "gpt2", "the folder does not exist. .*or to a model on the hub as org/name"),
         ({"m": b""}, "m", "it is a file"),
         ({"m/x": b""}, "m", "config.json is missing"),
         ({"m/config.json": b"{"}, "m", "config.json is not JSON"),
         ({"m/config.json": LLAMA, "m/model.safetensors.index.json": b"{}"}, "m", "is not an index of weights"),
         ({"m/config.json": b"[]"}, "m", "holds list, not an object"),
-        ({"m/config.json": LLAMA, "m/pytorch_model.bin": b""}, "m", "pickled weights are refused"),
+        ({"m/config.json": LLAMA, "m/pytorch_model.bin": b""}, "m", "Pickled weights are refused"),
         (
             {"m/config.json": LLAMA, "m/model.safetensors": b"{"},
             "m",
-            "model.safetensors is damaged: .*; fetch or save it",
+            "model.safetensors is damaged: .*. Fetch or save it",
         ),
         (
             {"m/config.json": b'{"model_type": "llama", "quantization_config": {"quant_method": "awq"}}'},
             "m",
-            r"are quantized \(awq\), which cannot be trained; .*unquantized release, or to one in mxfp4 or fp8",
+            r"are quantized \(awq\), which cannot be trained. .*unquantized release, or to one in mxfp4 or fp8",
         ),
         (
             {
@@ -50,11 +50,11 @@ def test_a_model_folder_is_returned_unchanged():
                 "m/model.safetensors.index.json": b'{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}',
             },
             "m",
-            r"lacks b\.safetensors, which model\.safetensors\.index\.json names; fetch the model again",
+            r"lacks b\.safetensors, which model\.safetensors\.index\.json names\. Fetch the model again",
         ),
         ({"m/adapter_config.json": b"[]"}, "m", "holds list, not an object"),
         ({"m/adapter_config.json": b'{"peft_type": "IA3"}'}, "m", "adapters of the kind 'IA3', only LORA is read"),
-        ({"m/adapter_config.json": b'{"peft_type": "LORA"}'}, "m", "pickled adapters are refused"),
+        ({"m/adapter_config.json": b'{"peft_type": "LORA"}'}, "m", "Pickled adapters are refused"),
     ],
 )
 def test_a_folder_without_a_model_is_refused_with_the_reason(
@@ -71,7 +71,10 @@ def test_a_folder_without_a_model_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("{}", r"of the type None: transformers [\d.]+ does not know this type; set policy\.model"),
+        (
+            "{}",
+            r"of the type None, which is refused because transformers [\d.]+ does not know this type\. Set policy",
+        ),
         ('{"model_type": ["llama"]}', "does not know this type"),
         ('{"model_type": "t5"}', r"transformers [\d.]+ has no causal language model of it"),
         ('{"model_type": "own", "auto_map": {"AutoModel": "m.Own"}}', r"its code comes with the weights \(auto_map\)"),

@@ -268,14 +268,14 @@ def test_token_ids_are_parsed_from_token_names(model: Model, renderer: Renderer)
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        (_completion(), "gives no token ids and log-probabilities, so it cannot be trained on; use it for evaluation"),
+        (_completion(), "gives no token ids and log-probabilities, so it cannot be trained on. Use it for evaluation"),
         (_completion(logprobs={"tokens": ["a"], "token_logprobs": [-1.0]}), "gives no token ids"),
         (_completion(token_ids=[77]), "gives no token ids and log-probabilities"),
         (_completion(token_ids=[7, 8], logprobs={"tokens": ["a"], "token_logprobs": [-1.0]}), "gives no token ids"),
         (_completion(token_ids=[7], logprobs={"tokens": ["a"], "token_logprobs": [None]}), "gives no token ids"),
         (
             _completion(token_ids=[7], logprobs={"tokens": ["a"], "token_logprobs": [-1.0]}),
-            r"ended a turn on token 7, not on a stop token of the renderer, 1;",
+            r"ended a turn on token 7, not on a stop token of the renderer, 1\.",
         ),
         (
             _completion(

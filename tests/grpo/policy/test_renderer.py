@@ -104,10 +104,10 @@ def test_the_hash_names_class_options_and_source(folder: Path, tokenizer: PreTra
 @pytest.mark.parametrize(
     ("chosen", "reason"),
     [
-        (settings(greating="Hi"), "florist:FloristRenderer has no option 'greating'; it takes greeting, loud"),
+        (settings(greating="Hi"), "florist:FloristRenderer has no option 'greating'. It takes greeting, loud"),
         (settings(loud="perhaps"), "option loud: Input should be a valid boolean"),
         (settings(tools=[]), "florist:FloristRenderer has no option 'tools'"),
-        (settings("Vase"), "florist:Vase is not a Renderer; derive it from Renderer"),
+        (settings("Vase"), "florist:Vase is not a Renderer. Derive it from Renderer"),
         (settings("Rose"), "module florist has no Rose"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_misspelt_option_or_object_is_refused_before_a_tokenizer_is_loaded(
 
 def test_a_renderer_that_lacks_what_a_sampler_reads_is_refused(folder: Path, tokenizer: PreTrainedTokenizerBase):
     """It was not initialized."""
-    with pytest.raises(ConfigError, match=r"florist:Bare makes a renderer without hash; call super\(\).__init__"):
+    with pytest.raises(ConfigError, match=r"florist:Bare makes a renderer without hash\. Call super\(\).__init__"):
         make_renderer(tokenizer, settings=settings("Bare"))
 
 

@@ -134,5 +134,5 @@ def test_versions_are_listed_newest_first_with_their_results(registry: Registry,
     assert (oldest.address, oldest.aliases) == ("models:/cards-listed/1", ["candidate", "champion"])
     assert (oldest.heldout, oldest.run) == (HELDOUT, "run of k1")
     assert {row.name for row in list_versions(registry)} >= {"cards-listed"}
-    with pytest.raises(AddressError, match=r"no model 'absent' is registered; there are .*cards-listed"):
+    with pytest.raises(AddressError, match=r"no model 'absent' is registered\. There are .*cards-listed"):
         list_versions(registry, "absent")

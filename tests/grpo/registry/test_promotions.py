@@ -437,7 +437,7 @@ def test_a_model_whose_versions_were_all_deleted_cannot_be_rolled_back(registry:
         registry.client.delete_model_version("emptied", number)
     with pytest.raises(NothingToRollBack) as refusal:
         registry.promotions("emptied").rollback(reason="no", by=BEN)
-    assert str(refusal.value) == ("model emptied has no version before 3 to go back to; promote one by its number")
+    assert str(refusal.value) == ("model emptied has no version before 3 to go back to. Promote one by its number")
 
 
 def test_a_missing_champion_has_three_remedies(registry: Registry):
@@ -448,7 +448,7 @@ def test_a_missing_champion_has_three_remedies(registry: Registry):
     with pytest.raises(RegistryError) as refusal:
         registry.champion("lost")
     assert str(refusal.value) == (
-        "model lost had a champion and has none now: the version was deleted; "
+        "model lost had a champion and has none now, because the version was deleted. "
         "`grpo rollback models:/lost@champion --reason WHY` restores the version before it, "
         "`grpo promote models:/lost/N --reason WHY --force` promotes another one, "
         "and another registry.model_name starts without a champion"
@@ -458,7 +458,7 @@ def test_a_missing_champion_has_three_remedies(registry: Registry):
 @pytest.mark.parametrize(
     ("refused", "reason"),
     [
-        (2, "version 2 has the verdict 'refuse'; only a version that passed its gates is promoted"),
+        (2, "version 2 has the verdict 'refuse'. Only a version that passed its gates is promoted"),
         (3, "version 3 was not evaluated against the policy of version 1, the champion"),
         (1, "version 1 was in service before, until a promote to version 4 (better)"),
     ],
@@ -475,7 +475,7 @@ def test_a_refusal_has_the_reason_and_the_way_around_it(registry: Registry, refu
         line.promote(4, reason="better", by=ANNA)
     with pytest.raises(PromotionRefused) as refusal:
         line.promote(refused, reason="why not", by=ANNA)
-    assert str(refusal.value) == f"{model} {reason}; --force with a reason overrides this"
+    assert str(refusal.value) == f"{model} {reason}. Use --force with a reason if you want to promote it anyway"
 
 
 def test_a_change_in_progress_on_another_machine_is_not_overwritten(registry: Registry):
@@ -500,7 +500,7 @@ def test_a_change_in_progress_on_another_machine_is_not_overwritten(registry: Re
             registry.client.set_registered_model_tag(model, key, other.model_dump_json())
 
     overtaken = PromotionLog(Overtaken(), "begun", nullcontext())  # type: ignore[arg-type]
-    with pytest.raises(RegistryError, match=r"^another promotion of model begun is in progress; try again$"):
+    with pytest.raises(RegistryError, match=r"^another promotion of model begun is in progress\. Try again$"):
         overtaken.promote(version, reason="gates", by=ANNA)
     assert serving(registry, "begun") == (3, 2)
     assert len(registry.promotions("begun").history()) == 3

@@ -96,14 +96,16 @@ def test_a_version_without_a_run_has_no_provenance(registry: Registry, tmp_path:
     with pytest.raises(SignatureError) as unsigned:
         registry.resolve("models:/echo/1")
     assert str(unsigned.value) == (
-        "models:/echo/1 is not signed, so nothing in it is believed; `grpo admit models:/echo/1 --reason WHY` shows "
+        "models:/echo/1 is not signed, so nothing in it is believed. `grpo admit models:/echo/1 --reason WHY` shows "
         "what is in it, and signs it"
     )
     version = ModelVersion(name="echo", version=1, run_id="", source="", tags={})
     with pytest.raises(AddressError) as refusal:
         registry.provenance(version)
-    assert str(refusal.value) == ("models:/echo/1 has no provenance: no run of this pipeline registered it")
-    with pytest.raises(AddressError, match="models:/echo/1 has no tag 'checkpoint_uri': no run of this pipeline"):
+    assert str(refusal.value) == ("models:/echo/1 has no provenance, because no run of this pipeline registered it")
+    with pytest.raises(
+        AddressError, match="models:/echo/1 has no tag 'checkpoint_uri', because no run of this pipeline"
+    ):
         _ = version.checkpoint
 
 
@@ -154,8 +156,8 @@ def test_a_version_has_the_names_that_point_at_it(registry: Registry):
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
-        ("models:/desk", "is not the address of a model; write models:/NAME@champion or models:/NAME/3"),
-        ("models:/desk/x", "is not the address of a model; write models:/NAME@champion or models:/NAME/3"),
+        ("models:/desk", "is not the address of a model. Write models:/NAME@champion or models:/NAME/3"),
+        ("models:/desk/x", "is not the address of a model. Write models:/NAME@champion or models:/NAME/3"),
         ("models:/absent/3", "no model at models:/absent/3 in the registry sqlite:///"),
         ("models:/absent@champion", "no model at models:/absent@champion in the registry sqlite:///"),
     ],

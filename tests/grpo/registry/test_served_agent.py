@@ -146,7 +146,7 @@ def test_other_code_than_that_of_the_training_is_refused(version: ModelVersion, 
     with pytest.raises(
         ConfigError,
         match=rf"{version.address} was trained with module kiosk.words of sha256 {then}, and here .*words.py has "
-        rf"sha256 {now}; its sources are in the folder code of the files of run {version.run_id}",
+        rf"sha256 {now}\. Its sources are in the folder code of the files of run {version.run_id}",
     ):
         served_agent(current_registry(), version)
 

@@ -368,7 +368,7 @@ def test_an_alias_that_was_moved_by_hand_changes_nothing_and_is_told(registry: R
     assert champion is not None
     assert (champion.version, registry.resolve("models:/by-hand@champion").version) == (2, 2)
     told = (
-        "the alias champion of by-hand was moved by hand to version 3; version 2 was promoted: `grpo promote "
+        "the alias champion of by-hand was moved by hand to version 3. Version 2 was promoted: `grpo promote "
         "models:/by-hand/2 --reason WHY` puts it back, `grpo promote models:/by-hand/3 --reason WHY` promotes it"
     )
     assert registry.promotions("by-hand").state().moved == told
@@ -378,7 +378,7 @@ def test_an_alias_that_was_moved_by_hand_changes_nothing_and_is_told(registry: R
     registry.describe("by-hand")
     description = registry.client.get_registered_model("by-hand").description
     assert "**Champion: version 2**" in description
-    assert "was moved by hand to version 3; version 2 was promoted" in description
+    assert "was moved by hand to version 3. Version 2 was promoted" in description
     assert registry.promotions("by-hand").promote(2, reason="back", by=ANNA) is None
     assert serving(registry, "by-hand") == (2, 1)
     assert registry.promotions("by-hand").state().moved is None
@@ -716,7 +716,7 @@ def test_damaged_files_and_planted_folders_are_not_admitted(place: Place):
     weights = place.register({**place.tags(), SIGNATURE: "x", "checkpoint_sha256": "ab" * 32})
     with pytest.raises(GRPOError, match="ab" * 10):
         admitted(weights)
-    with pytest.raises(GRPOError, match="name the version by its number"):
+    with pytest.raises(GRPOError, match="Name the version by its number"):
         admitted(f"models:/{place.name}@candidate")
 
 

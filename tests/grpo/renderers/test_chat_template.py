@@ -73,7 +73,7 @@ def test_a_template_that_rewrites_history_is_refused(renderer: Renderer):
 )
 def test_a_failing_template_is_refused_at_construction(tiny_folder: Path, template: str, fault: str):
     """A template is a program; the message has its error and the remedy."""
-    with pytest.raises(PolicyError, match=rf"chat template of .*{fault}.*; fix chat_template\.jinja"):
+    with pytest.raises(PolicyError, match=rf"chat template of .*{fault}.*\. Fix chat_template\.jinja"):
         Renderer(load_tokenizer(tiny_folder, chat_template=template))
 
 
@@ -141,7 +141,7 @@ def test_a_tokenizer_that_is_not_fast_is_refused(renderer: Renderer):
         def __len__(self) -> int:
             return 100
 
-    with pytest.raises(PolicyError, match=r"^tokenizer of 'slow' is not a fast tokenizer; add tokenizer\.json$"):
+    with pytest.raises(PolicyError, match=r"^tokenizer of 'slow' is not a fast tokenizer\. Add tokenizer\.json$"):
         Renderer(Slow())  # type: ignore[arg-type]
 
 
@@ -160,7 +160,7 @@ def test_a_vocabulary_has_at_least_32_tokens(size: int, accepted: bool):
     if accepted:
         assert Renderer(tokenizer).stop_id == 1
     else:
-        with pytest.raises(PolicyError, match=r"has 31 tokens; its files are missing: give a folder with"):
+        with pytest.raises(PolicyError, match=r"has 31 tokens\. Its files are missing: give a folder with"):
             Renderer(tokenizer)
 
 
@@ -207,7 +207,7 @@ def test_the_error_for_a_rewriting_template_names_model_role_and_remedy(renderer
     assert str(refusal.value) == (
         f"chat template of {renderer.tokenizer.name_or_path!r} is not prefix-preserving: it begins an assistant turn "
         "in another way than the prompt: 'r]…!<|end|>[assistant]' becomes 'r]…<|end|>[assistant]…', so that "
-        "sampled tokens cannot be kept; no line of docs/chat.md makes it usable: set policy.chat_template to another "
+        "sampled tokens cannot be kept. No line of docs/chat.md makes it usable: set policy.chat_template to another "
         "template"
     )
 
@@ -274,7 +274,7 @@ def test_a_template_that_fails_later_is_named_with_the_roles_up_to_there(tiny_fo
         Renderer(tokenizer)
     assert str(refusal.value) == (
         f"chat template of {tokenizer.name_or_path!r} fails on messages of user, assistant, user: "
-        "TemplateError: one only; fix chat_template.jinja in the model folder, or set policy.chat_template"
+        "TemplateError: one only. Fix chat_template.jinja in the model folder, or set policy.chat_template"
     )
 
 
@@ -322,6 +322,6 @@ def test_a_template_is_checked_up_to_the_generation_prompt(tiny_folder: Path, te
     with pytest.raises(PolicyError) as refusal:
         Renderer(tokenizer)
     assert str(refusal.value) == (
-        f"chat template of {tokenizer.name_or_path!r} {fault}; fix chat_template.jinja in the model folder, "
+        f"chat template of {tokenizer.name_or_path!r} {fault}. Fix chat_template.jinja in the model folder, "
         "or set policy.chat_template"
     )

@@ -47,9 +47,9 @@ def test_the_config_knows_the_rewards_of_the_catalog():
 
 def test_an_unknown_reward_is_refused_with_the_known_ones():
     """In a config, with its place, and by name."""
-    with pytest.raises(ConfigError, match=r"reward\.0\.kind: .*reward kindness is unknown; known are .*helpfulness"):
+    with pytest.raises(ConfigError, match=r"reward\.0\.kind: .*reward kindness is unknown\. Known are .*helpfulness"):
         load_config(QUICKSTART, ("reward.0.kind=kindness",))
-    with pytest.raises(ConfigError, match="kindness is unknown; known are"):
+    with pytest.raises(ConfigError, match=r"kindness is unknown\. Known are"):
         reward_named("kindness")
 
 
@@ -64,7 +64,7 @@ def test_a_plugin_is_found_by_its_entry_point():
 @pytest.mark.usefixtures("plugin")
 def test_a_plugin_that_is_not_a_reward_is_refused():
     """With what it points at."""
-    with pytest.raises(ConfigError, match="loud_rewards:no_class is int; name a RewardFunction or a function"):
+    with pytest.raises(ConfigError, match=r"loud_rewards:no_class is int\. Name a RewardFunction or a function"):
         reward_named("broken")
 
 

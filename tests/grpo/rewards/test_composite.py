@@ -132,7 +132,7 @@ def test_one_zero_takes_the_geometric_mean_with_it():
     assert _score(MultiObjectiveReward(pairs, aggregation="geometric_mean")) == 0.0
 
 
-@pytest.mark.parametrize(("aggregation", "message"), [("pareto", "pareto_front"), ("median", "unknown; use one of")])
+@pytest.mark.parametrize(("aggregation", "message"), [("pareto", "pareto_front"), ("median", "unknown. Use one of")])
 def test_an_aggregation_that_gives_no_score_is_refused(aggregation: str, message: str):
     """A front is for selection."""
     with pytest.raises(ConfigError, match=message):

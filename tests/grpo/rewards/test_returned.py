@@ -214,7 +214,7 @@ def test_a_column_that_is_missing_is_named_with_those_that_exist(second: str):
     with pytest.raises(RewardError) as raised:
         scored(f if second == "keyword" else g)
     assert "anser" in str(raised.value)
-    assert "its columns are answer, level, id, " in str(raised.value)
+    assert "Its columns are answer, level, id, " in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -231,7 +231,7 @@ def test_a_function_that_needs_columns_is_not_probed():
     """The probes' scenarios do not have them; one that reads `world` is told how to say so."""
     assert not FunctionReward(keyword).probed
     assert FunctionReward(everything).probed
-    with pytest.raises(RewardError, match=r"KeyError: 'answer'.*its columns are .*sets probed = False"):
+    with pytest.raises(RewardError, match=r"KeyError: 'answer'.*Its columns are .*sets probed = False"):
         probe_reward(FunctionReward(in_world))
 
 
@@ -241,7 +241,7 @@ def test_a_function_of_trl_is_told_its_kind():
     def accuracy(completions: Any, answer: Any) -> list[float]:
         return [1.0]
 
-    with pytest.raises(ConfigError, match="reward accuracy takes completions, as functions of TRL do; set kind: trl"):
+    with pytest.raises(ConfigError, match=r"reward accuracy takes completions, as functions of TRL do\. Set kind: trl"):
         FunctionReward(accuracy)
 
 

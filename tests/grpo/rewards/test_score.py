@@ -249,7 +249,7 @@ def test_a_reward_that_returns_no_result_ends_the_run_with_one_sentence(value: o
     with pytest.raises(RewardError) as raised:
         list(score([_judged()], reward))
     assert str(raised.value) == (
-        f"scenario s: sample 0: reward returns returned {shown}; return a number, a list with one for each turn of the "
+        f"scenario s: sample 0: reward returns returned {shown}. Return a number, a list with one for each turn of the "
         "agent, or a RewardResult, or raise Unscored for an episode that it cannot score"
     )
 

@@ -41,7 +41,7 @@ def test_a_goodbye_at_a_desk_where_nothing_is_expected_has_no_score(name: str):
 
     outcome = asyncio.run(play())
     assert all(outcome.checks.values())
-    with pytest.raises(Unscored, match="expects nothing that could succeed; give it `expected`"):
+    with pytest.raises(Unscored, match=r"expects nothing that could succeed\. Give it `expected`"):
         judge(name, [agent("Bye.")], outcome=outcome)
 
 

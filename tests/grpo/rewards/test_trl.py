@@ -149,7 +149,7 @@ def test_async_functions_columns_and_options():
     """A column by its name; an option is bound, and one that the signature does not have is refused."""
     assert numbers(score([component("accuracy", options={"scale": 0.5})], "2", "3")) == [0.5, 0.0]
     assert numbers(score([component("Scaled", options={"by": 0.25})], "2")) == [0.25]
-    with pytest.raises(ConfigError, match="trl_rewards:accuracy has no option 'scael'; it takes completions, answer"):
+    with pytest.raises(ConfigError, match=r"trl_rewards:accuracy has no option 'scael'\. It takes completions, answer"):
         make_reward([component("accuracy", options={"scael": 1})])
     with pytest.raises(ConfigError, match="trl_rewards:format_reward has no option 'length'"):
         make_reward([component("format_reward", options={"length": 1})])
@@ -187,10 +187,10 @@ def test_logged_metrics_and_columns_are_in_the_metadata():
     ("name", "reason"),
     [
         ("short", r"trl_rewards:short \(.*trl_rewards.py\) returned 1 rewards for 2 completions"),
-        ("nan", r"trl_rewards:nan \(.*\) returned nan for a completion; return a finite number, or None"),
+        ("nan", r"trl_rewards:nan \(.*\) returned nan for a completion\. Return a finite number, or None"),
         ("fails", r"trl_rewards:fails \(.*trl_rewards.py\): ZeroDivisionError: division by zero"),
         ("nothing", "trl_rewards:nothing .*: TypeError"),
-        ("accuracy", r"trl_rewards:accuracy \(.*\) takes answer, which the scenario does not have; its"),
+        ("accuracy", r"trl_rewards:accuracy \(.*\) takes answer, which the scenario does not have\. Its"),
     ],
 )
 def test_another_result_is_an_error_with_the_function_and_its_file(name: str, reason: str):

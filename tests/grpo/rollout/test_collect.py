@@ -109,7 +109,7 @@ def test_an_environment_error_fails_its_episode_with_the_reason(policy: Transfor
 def test_too_many_failures_stop_the_run(policy: TransformersPolicy, stopping: None):
     """1 of 8 episodes is more than 10 %."""
     with pytest.raises(
-        BudgetError, match=r"1 of 8 episodes have failed.*the others were ended.*scenario s1 sample 0.*order table"
+        BudgetError, match=r"1 of 8 episodes have failed.*The others were ended.*scenario s1 sample 0.*order table"
     ):
         _collect(policy, BrokenTool(max_turns=3), error_budget=0.1)
 
@@ -158,7 +158,7 @@ def test_tools_that_the_renderer_lacks_are_refused(policy: TransformersPolicy):
     with pytest.raises(ConfigError) as refusal:
         roll_out(Renderer(policy.tokenizer))
     assert str(refusal.value) == (
-        "the renderer does not show the agent's tools double, halve; make it with "
+        "the renderer does not show the agent's tools double, halve. Make it with "
         "tools=(*environment.tools, *agent.tools)"
     )
     assert len(roll_out(Renderer(policy.tokenizer, tools=agent.tools))) == 1
@@ -175,7 +175,9 @@ def test_an_iteration_uses_each_scenario_once_and_an_epoch_all():
 
 def test_an_empty_training_split_is_refused():
     """The message names the setting."""
-    with pytest.raises(DataError, match=r"^no scenario to roll out: the training split is empty; lower scenarios\."):
+    with pytest.raises(
+        DataError, match=r"^no scenario to roll out, because the training split is empty\. Lower scenarios\."
+    ):
         schedule([], iteration=0, count=2, seed=0)
 
 

@@ -152,7 +152,7 @@ def test_progress_is_reported_and_overridden_turns_are_logged(renderer: Renderer
             )
     assert reports == [("rollout", 1, 2), ("rollout", 2, 2)] * 2
     assert [record.getMessage() for record in caplog.records if record.name == "grpo.rollout.collect"] == [
-        "2 of 6 turns were changed or written by the agent's own code after sampling; they are not trained on"
+        "2 of 6 turns were changed or written by the agent's own code after sampling. They are not trained on"
     ]
 
 

@@ -84,7 +84,7 @@ def _changed(**fields: Any) -> Change:
 @pytest.mark.parametrize(
     ("place", "change", "reason"),
     [
-        ("reset", lambda state: None, "what reset returned is None; return a value of type EnvironmentState"),
+        ("reset", lambda state: None, "what reset returned is None. Return a value of type EnvironmentState"),
         ("reset", _changed(turn_count=None), "a state's turn_count is None"),
         ("reset", _changed(history=("hello",)), "a state's history is a value of type str"),
         ("reset", _changed(context=b"x"), "a text is a value of type bytes"),
@@ -92,11 +92,11 @@ def _changed(**fields: Any) -> Change:
         ("step", _changed(state={}), "a step's state is a value of type dict"),
         ("step", _changed(response="hello"), "a step's response is a value of type str"),
         ("step", _changed(response=Message(role="user", content=3)), "a text is 3"),  # type: ignore[arg-type]
-        ("step", _changed(reward=float("nan")), "the reward of a step is nan; return a finite number, or None"),
-        ("step", _changed(reward=float("inf")), "the reward of a step is inf; return a finite number, or None"),
+        ("step", _changed(reward=float("nan")), "the reward of a step is nan. Return a finite number, or None"),
+        ("step", _changed(reward=float("inf")), "the reward of a step is inf. Return a finite number, or None"),
         ("step", _changed(reward="0.5"), "the reward of a step is a text"),
         ("step", _changed(reward=[1]), "TypeError: float() argument must be"),
-        ("verify", lambda outcome: True, "the outcome is True; return a value of type Outcome"),
+        ("verify", lambda outcome: True, "the outcome is True. Return a value of type Outcome"),
         ("verify", _changed(success="yes"), "the success of an outcome is a value of type str"),
         ("verify", _changed(checks=["a"]), "the checks of an outcome is a value of type list"),
         ("verify", _changed(checks={"a": None}), "the check a is None"),
@@ -117,7 +117,7 @@ def test_an_agent_that_returns_something_else_fails_its_episode(tiny_folder: Pat
     """A hook returns a text, and `respond` a reply."""
     error = str(_error(tiny_folder, ConversationEnvironment(), AlteredAgent(place, value)))
     assert error.startswith("the agent raised TypeError: ")
-    assert "; return " in error
+    assert ". Return " in error
 
 
 def test_what_has_the_right_type_passes(tiny_folder: Path):

@@ -238,7 +238,7 @@ def test_failed_episodes_above_the_budget_end_the_run_with_one_sentence(tokenize
 @pytest.mark.parametrize("seam", RUN_SEAMS)
 def test_an_exception_around_the_episodes_ends_the_run_with_one_sentence(tokenizer: Any, seam: str, kind: str):
     """With what was called, the file and the line, and what to do."""
-    with pytest.raises(GRPOError, match=r"the environment's .* raised .*test_seams\.py:.*correct it") as ended:
+    with pytest.raises(GRPOError, match=r"the environment's .* raised .*test_seams\.py:.*Correct it") as ended:
         _collect(Trap(seam, EXCEPTIONS[kind]), tokenizer, error_budget=1.0)
     assert _is_one_line(str(ended.value))
 

@@ -99,8 +99,8 @@ def test_a_hanging_policy_fails_at_the_turn_timeout(renderer: Renderer):
     policy = Hung(renderer)
     trajectories = _collect(renderer, ConversationEnvironment(), policy, turn_timeout_s=0.1)
     assert {t.error for t in trajectories} == {
-        "TimeoutError: turn 2 of the policy took longer than 0.1 s (rollout.turn_timeout_s); "
-        "raise it, or lower rollout.concurrency"
+        "TimeoutError: turn 2 of the policy took longer than 0.1 s (rollout.turn_timeout_s). "
+        "Raise it, or lower rollout.concurrency"
     }
     assert [[turn.message.role for turn in t.turns] for t in trajectories] == [["user", "assistant", "user"]] * 3
     assert policy.closed == 3

@@ -111,7 +111,7 @@ def test_a_text_that_is_declared_in_both_splits_is_leakage(leaky: tuple[str, Pat
     """`a` is trained on, and a scenario with the same normalized text is held out."""
     assert "2 of 4 scenarios start as others of the other declared split do, with the same text and world" in leaky[0]
     assert "(leakage): a, <script>" in leaky[0]
-    assert "declare both in one split" in leaky[0]
+    assert "Declare both in one split" in leaky[0]
 
 
 def near_duplicates(declared: SplitName | None = None) -> list[Scenario]:
@@ -201,7 +201,7 @@ def test_copies_under_other_ids_are_a_warning(tmp_path: Path, caplog: pytest.Log
     copy = GOOD[2].model_copy(update={"id": "d", "goal": "a refund!"})
     result = run(tmp_path, *GOOD, copy, GOOD[2].model_copy(update={"id": "e", "expected": Expected(facts=("7",))}))
     (warning,) = result.warnings
-    assert warning.startswith("2 of 5 scenarios are copies of others in all but their ids (duplicates): c, d; remove")
+    assert warning.startswith("2 of 5 scenarios are copies of others in all but their ids (duplicates): c, d. Remove")
     assert warning in caplog.text
     page = (tmp_path / "docs" / result.docs_index).read_text(encoding="utf-8")
     assert (page.count('class="passed"'), page.count('class="warning"')) == (3, 1)

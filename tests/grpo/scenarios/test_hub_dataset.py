@@ -98,10 +98,10 @@ def test_subsets_are_those_of_the_readme(server: Hub):
     assert questions(source()) == [["Hello?"]]
     assert questions(source(subset="de")) == [["german/early.csv"], ["german/late.csv"]]
     assert questions(source(subset="de", split="test")) == [["german/late.csv"]]
-    with pytest.raises(DataError, match="has no subset 'fr', only de, en; correct the source's subset"):
+    with pytest.raises(DataError, match=r"has no subset 'fr', only de, en\. Correct the source's subset"):
         questions(source(subset="fr"))
     server.repos[NAME].commit({"README.md": CARD.replace(b"  default: true\n", b""), **csv})
-    with pytest.raises(DataError, match="has subsets de, en; set the source's subset to one of them"):
+    with pytest.raises(DataError, match=r"has subsets de, en\. Set the source's subset to one of them"):
         questions(source())
 
 
@@ -111,7 +111,7 @@ def test_subsets_are_those_of_the_readme(server: Hub):
         ({"README.md": b"# Nothing"}, "has no files of data"),
         (
             {"train.xml": b"x"},
-            r"split train has train.xml; files of .parquet, .arrow, .jsonl, .json, .csv",
+            r"split train has train.xml\. Files of .parquet, .arrow, .jsonl, .json, .csv",
         ),
         ({"README.md": CARD.replace(b"english.jsonl", b"../../secret.jsonl")}, "names files elsewhere, ../../secret"),
         ({"README.md": CARD.replace(b"english.jsonl", b"'https://x.org/a.csv'")}, "names files elsewhere, https://x"),

@@ -227,7 +227,7 @@ def test_exactly_the_allowed_fraction_is_allowed(tmp_path: Path) -> None:
 
 def test_a_table_without_scenarios_is_an_error(tmp_path: Path) -> None:
     """A run needs scenarios even where every record may be quarantined."""
-    with pytest.raises(DataError, match=r"none of 1 records can be used; first: .*a\.jsonl:1 broken JSON"):
+    with pytest.raises(DataError, match=r"none of 1 records can be used\. First: .*a\.jsonl:1 broken JSON"):
         run(tmp_path, write(tmp_path / "a.jsonl", "{"), share=1.0)
 
 

@@ -105,7 +105,7 @@ def test_a_declared_tool_keeps_its_schema() -> None:
         ((user("Hi."), agent("", look_up("7", "c1"))), "unanswered tool call: look_up, id c1"),
         ((user("Hi."), agent("", look_up("7", "c1")), user("Well?"), result("x", "c1")), "unanswered tool call"),
         ((user("Hi."), result("x", "c1")), "orphaned tool result: message 1, for id c1"),
-        ((user("Hi."), agent("", look_up("7", "c1")), result("x", "c2")), "calls that wait for one: c1"),
+        ((user("Hi."), agent("", look_up("7", "c1")), result("x", "c2")), "Calls that wait for one: c1"),
         ((user("Hi."), agent("", look_up("7", "c")), result("x", "c"), result("y", "c")), "orphaned tool result"),
         ((user("Hi."),) * (MAX_MESSAGES + 1), "over-long chat: 2001 messages, at most 2000"),
         ((user("Hi."), agent("", *[look_up("7")] * 2001)), "too many calls: 2001 in message 1"),

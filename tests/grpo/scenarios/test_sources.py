@@ -29,7 +29,7 @@ def test_a_source_without_records_is_an_error(tmp_path: Path, kind: str, name: s
     path.write_text(content)
     model = CsvSource if kind == "csv" else FileSource
     source = model.model_validate({"kind": kind, "path": str(path)})
-    with pytest.raises(DataError, match=rf"{name} \({kind}\) is empty; fill it or take it out of scenarios\.sources"):
+    with pytest.raises(DataError, match=rf"{name} \({kind}\) is empty\. Fill it or take it out of scenarios\.sources"):
         list(read_records(source))
 
 

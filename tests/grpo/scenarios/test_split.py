@@ -104,8 +104,8 @@ def test_an_empty_split_is_named_with_its_table_and_the_remedy(tmp_path: Path) -
     with pytest.raises(DataError) as refusal:
         run(tmp_path, [scenario(name, split="heldout") for name in "abc"])
     assert str(refusal.value) == (
-        f"{tmp_path / 'scenarios.parquet'}: the training split is empty at validation_fraction 0.25, of 3 scenarios; "
-        "add scenarios or change scenarios.validation_fraction"
+        f"{tmp_path / 'scenarios.parquet'}: the training split is empty at validation_fraction 0.25, of 3 scenarios. "
+        "Add scenarios or change scenarios.validation_fraction"
     )
 
 
@@ -146,6 +146,6 @@ def test_too_few_training_scenarios_for_a_validation_split_are_an_error(tmp_path
     with pytest.raises(DataError) as refusal:
         validation_split(tmp_path / "scenarios.parquet", splits, share=0.001)
     assert str(refusal.value) == (
-        f"{tmp_path / 'scenarios.parquet'}: 0 of {len(splits.train)} training scenarios are held out at share 0.001; "
-        "both splits need some: add scenarios or change validation_fraction"
+        f"{tmp_path / 'scenarios.parquet'}: 0 of {len(splits.train)} training scenarios are held out at share 0.001. "
+        "Both splits need some: add scenarios or change validation_fraction"
     )

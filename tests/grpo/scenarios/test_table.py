@@ -69,7 +69,7 @@ def test_some_scenarios_are_read_by_id(table: Path) -> None:
 
 def test_a_missing_id_is_an_error(table: Path) -> None:
     """The id is one of another table."""
-    with pytest.raises(DataError, match=r"has no scenario absent; the ids are from another table"):
+    with pytest.raises(DataError, match=r"has no scenario absent\. The ids are from another table"):
         list(read_scenarios(table, ids=["bare", "absent"]))
 
 
@@ -121,5 +121,5 @@ def test_a_table_with_text_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
     table = pq.read_table(path)
     pq.write_table(table, path, compression="none", use_dictionary=False, write_statistics=False)
     path.write_bytes(path.read_bytes().replace(b"unmistakable", b"\xffnmistakable"))
-    with pytest.raises(DataError, match=r"is damaged: .*; ingest the sources again"):
+    with pytest.raises(DataError, match=r"is damaged: .*\. Ingest the sources again"):
         list(read_scenarios(path))

@@ -104,7 +104,7 @@ def test_unknown_paths_and_methods_have_the_same_shape():
     response = CLIENT.get("/nowhere")
     assert (response.status_code, response.json()["error"]["code"]) == (404, "unknown_url")
     assert response.json()["error"]["message"].startswith(
-        "there is no /nowhere; this server has /v1/chat/completions, "
+        "there is no /nowhere. This server has /v1/chat/completions, "
     )
     response = CLIENT.get("/chat")
     assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")

@@ -700,7 +700,7 @@ def test_an_error_of_a_pass_ends_its_turns_and_no_other(tmp_path: Path):
         with pytest.raises(openai.InternalServerError) as failed:
             chat(server.client())
         assert "no memory" not in failed.value.message
-        with pytest.raises(openai.APIError, match="its log has the cause"):
+        with pytest.raises(openai.APIError, match="Its log has the cause"):
             list(chat(server.client(), stream=True))
         switch.unlink()
         assert chat(server.client()).choices

@@ -79,5 +79,5 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, damage: str):
                 "overwritten": content[:4096] + b"\xff" * 4096 + content[8192:],
             }[damage]
         )
-    with pytest.raises(DataError, match=r"token budgets in .*budgets\.db cannot be used: .*; restore the file"):
+    with pytest.raises(DataError, match=r"token budgets in .*budgets\.db cannot be used: .*\. Restore the file"):
         TokenBudgets(path)

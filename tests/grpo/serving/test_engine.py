@@ -534,7 +534,7 @@ def test_a_session_is_closed_after_a_turn_that_failed(fragile: tuple[Transformer
             sampling = Sampling(temperature=1.0, max_new_tokens=4, seed=0)
             with pytest.raises(PolicyError, match="no memory"):
                 await session.generate(Prompt(new_ids=SYSTEM), sampling)
-            with pytest.raises(PolicyError, match="open another one"):
+            with pytest.raises(PolicyError, match="Open another one"):
                 await session.generate(Prompt(new_ids=[5]), sampling)
 
     _run(run())
@@ -544,7 +544,7 @@ def test_a_session_is_closed_after_a_turn_that_failed(fragile: tuple[Transformer
     ("ids", "problem"),
     [
         ([], "empty"),
-        ([5, 9999], "token 9999; the model's are 0 to"),
+        ([5, 9999], "token 9999. The model's are 0 to"),
         ([5, -1], "token -1"),
         ([5] * 1024, "1024 tokens"),
     ],

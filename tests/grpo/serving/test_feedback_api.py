@@ -176,7 +176,7 @@ def test_a_damaged_erasure_is_no_error_of_feedback(server: ChatServer):
     given = {"conversation_id": reply.conversation_id, "rating": 1}
     until("the document", lambda: send(server, "owner", **given).status_code == 503)
     answer = send(server, "owner", **given).json()
-    assert "an erasure in the log cannot be read" in answer["error"]["message"]
+    assert "an erasure in it cannot be read" in answer["error"]["message"]
     assert send(server, "owner", conversation_id=erased, rating=1).status_code == 404
     damaged.unlink()
     until("the repair", lambda: send(server, "owner", **given).status_code == 200)

@@ -146,10 +146,10 @@ def test_a_name_is_a_plain_word(tmp_path: Path, name: str):
 def test_a_wrong_request_is_refused_with_its_remedy(tmp_path: Path):
     """A taken name, an unknown one, an unknown scope, none."""
     store = KeyStore(tmp_path / "keys.json")
-    with pytest.raises(ConfigError, match=r"key 'shop' does not exist in .*; there are: none"):
+    with pytest.raises(ConfigError, match=r"key 'shop' does not exist in .*\. There are: none"):
         store.revoke("shop")
     store.create("shop", ["chat"])
-    with pytest.raises(ConfigError, match=r"key 'shop' exists .*; choose another name, or revoke it first"):
+    with pytest.raises(ConfigError, match=r"key 'shop' exists .*\. Choose another name, or revoke it first"):
         store.create("shop", ["chat"])
     with pytest.raises(ConfigError, match="'chat', 'feedback', 'outcomes', 'metrics' or 'admin'"):
         store.create("other", ["root"])

@@ -26,7 +26,7 @@ def test_a_position_that_cannot_be_read_is_an_error_at_the_start(tmp_path: Path)
     asyncio.run(start(tmp_path, SETTINGS))
     (lock,) = (tmp_path / FOLDER).glob("*.lock")
     lock.with_suffix(".json").write_text('{"segments": ')
-    with pytest.raises(DataError, match=r"position of the mirror in .*json cannot be read: .*delete the file"):
+    with pytest.raises(DataError, match=r"position of the mirror in .*json cannot be read: .*Delete the file"):
         asyncio.run(start(tmp_path, SETTINGS))
     other = MirrorSettings(experiment="another", every_s=0.01)
     asyncio.run(start(tmp_path, other))

@@ -119,7 +119,7 @@ def test_who_writes_to_mlflow_runs_no_code_in_the_server(home: Path, tiny_folder
         mlflow.set_registered_model_alias(first.name, "champion", planted.version)
         told = _alias_told(server)
         assert told.startswith(
-            f"the alias champion of {first.name} was moved by hand to version {planted.version}; version "
+            f"the alias champion of {first.name} was moved by hand to version {planted.version}. Version "
             f"{first.version} was promoted: "
         )
         assert "\n" not in told

@@ -76,7 +76,7 @@ COMPLETING: dict[str, tuple[dict[str, Any], str]] = {
     "stops that are numbers": ({**COMPLETION, "stop": [1] * 9_000}, "stop"),
     "biases": ({**COMPLETION, "logit_bias": fields(9_000, "a")}, "logit_bias"),
 }
-TOO_MANY, TOO_DEEP = f"a request has {SMALL_VALUES} at most", "brackets within each other"
+TOO_MANY, TOO_DEEP = f"A request has {SMALL_VALUES} at most", "brackets within each other"
 DEEP: list[Any] = reduce(lambda inner, _: [inner], range(800), [])
 SMALL: dict[str, tuple[str, dict[str, Any], str]] = {
     "expected calls": ("/v1/feedback", {**FEEDBACK, "expected": {"calls": [1] * 120_000}}, TOO_MANY),
@@ -88,7 +88,7 @@ SMALL: dict[str, tuple[str, dict[str, Any], str]] = {
     "some unknown fields": ("/v1/feedback", {**FEEDBACK, "rating": 1, **fields(4_000)}, "x0: unknown parameter"),
     "corrected calls": ("/v1/feedback", {**FEEDBACK, "correction": {"tool_calls": [1] * 4_000}}, "correction"),
     "unknown fields of train": ("/v1/train", {**TRAIN, **fields(24_000)}, TOO_MANY),
-    "overrides": ("/v1/train", {**TRAIN, "overrides": fields(4_000, "a")}, "overrides: it has 4000 entries; send 50"),
+    "overrides": ("/v1/train", {**TRAIN, "overrides": fields(4_000, "a")}, "overrides: it has 4000 entries. Send 50"),
     "some fields of scale": ("/v1/scale", fields(4_000), "x0: unknown parameter"),
     "unknown fields of a pool": ("/v1/scale", {"work_pool": fields(4_000)}, "work_pool.x0: unknown parameter"),
     "values of scale": ("/v1/scale", {"max_requests": [[]] * 80_000}, TOO_MANY),

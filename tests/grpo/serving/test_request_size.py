@@ -235,7 +235,7 @@ def test_a_request_counts_while_it_is_prepared(server: ChatServer, reading: Read
             connection.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
             until("it is prepared", lambda: server.service.requests == 1, patience_s=240)
             refused = httpx.post(f"{server.url}/v1/chat/completions", json=chat_of("x"), headers=headers, timeout=240)
-            assert (refused.status_code, "run; its limit is 1" in refused.text) == (429, True)
+            assert (refused.status_code, "run. Its limit is 1" in refused.text) == (429, True)
             if ends == "answered":
                 reading.gate.set()
                 assert b"200 OK" in connection.recv(1000)

@@ -131,7 +131,7 @@ def test_a_path_that_is_not_there_is_a_404_with_those_that_are(server: ChatServe
     headers = server.headers("narrow")
     for path, text in (
         ("/v1/embeddings", "there is no /v1/embeddings"),
-        ("/chat/completions", "the base URL of a client ends in /v1"),
+        ("/chat/completions", "The base URL of a client ends in /v1"),
     ):
         answer = httpx.post(f"{server.url}{path}", json={}, headers=headers, timeout=60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")

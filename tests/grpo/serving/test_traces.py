@@ -149,7 +149,7 @@ def test_an_edit_is_another_record_and_an_assessment_of_a_session_is_on_the_conv
 @pytest.mark.parametrize(("name", "value"), [("rating", 7), ("rating", "good"), ("success", 1), ("comment", 3)])
 def test_a_value_that_its_name_does_not_take_is_refused(name: str, value: Any):
     """With value, place and remedy."""
-    with pytest.raises(DataError, match=rf"assessment a-1 of trace .*: {name} is .*a rating is a number from 0 to 1"):
+    with pytest.raises(DataError, match=rf"assessment a-1 of trace .*: {name} is .*A rating is a number from 0 to 1"):
         feedback_record(assessment(name, value), info_of(turn("a")))
 
 

@@ -80,13 +80,13 @@ def test_a_document_that_somebody_else_wrote_is_refused(tmp_path: Path, monkeypa
     path = tmp_path / "results" / "train-1.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"sha256": digest, "document": document}))
-    with pytest.raises(ArtifactError, match="is damaged: it is not signed; `grpo store sign"):
+    with pytest.raises(ArtifactError, match=r"is damaged: it is not signed\. `grpo store sign"):
         records.read(name)
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("GRPO_SIGNING_KEY", "k" * 32)
         records.write(name, document)
     records.write("results/other", {})
-    with pytest.raises(ArtifactError, match="was signed with another key; give all machines that share the store one"):
+    with pytest.raises(ArtifactError, match=r"was signed with another key\. Give all machines that share the store"):
         records.read(name)
 
 

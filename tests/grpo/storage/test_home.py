@@ -24,7 +24,7 @@ def test_a_home_with_characters_that_break_uris_is_refused(
 ):
     """Characters that end or escape a path in a URI are named, and nothing is written."""
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / f"a{character}b"))
-    with pytest.raises(ConfigError, match=r"GRPO_HOME .* holds .*choose a folder without"):
+    with pytest.raises(ConfigError, match=r"GRPO_HOME .* holds .*Choose a folder without"):
         home()
     assert list(tmp_path.iterdir()) == []
 

@@ -57,7 +57,7 @@ def test_a_home_in_another_place_is_refused_and_then_works(
     else:
         (home if way == "renamed" else home.parent).rename(new if way == "renamed" else new.parent)
     models = _registry(new, monkeypatch)
-    with pytest.raises(ConfigError, match=f"was moved or copied from {home} to {new}.*run grpo migrate --moved"):
+    with pytest.raises(ConfigError, match=f"was moved or copied from {home} to {new}.*Call `grpo migrate --moved`"):
         open_client(models.tracking_uri)
     with exclusive(models.tracking_uri):
         assert rewrite_places(new / "mlflow.db") == [home]

@@ -67,7 +67,7 @@ def _base_name(model: PreTrainedModel) -> str:
         return str(model.base_model_prefix)
     nested = [name for name, module in model._modules.items() if isinstance(module, PreTrainedModel)]
     if len(nested) != 1:
-        raise PolicyError(f"{type(model).__name__} is refused: its language model head cannot be separated")
+        raise PolicyError(f"{type(model).__name__} is refused, because its language model head cannot be separated")
     return nested[0]
 
 

@@ -30,7 +30,7 @@ def forward_path(model: PreTrainedModel) -> ForwardPath:
     """
     path: ForwardPath | None = getattr(model, "forward_path", None)
     if path is None:
-        raise PolicyError(f"{type(model).__name__} has no forward path yet; wrap it in a TransformersPolicy first")
+        raise PolicyError(f"{type(model).__name__} has no forward path yet. Wrap it in a TransformersPolicy first")
     return path
 
 
@@ -46,9 +46,9 @@ def token_batch(model: PreTrainedModel, samples: Sequence[MaskedSequence]) -> To
     differ although the model takes only equal ones.
     """
     if any(sample.loss_mask[0] for sample in samples):
-        raise DataError("a sequence begins with a completion token; a prompt of at least one token must precede it")
+        raise DataError("a sequence begins with a completion token. A prompt of at least one token must precede it")
     if takes_equal_lengths(model) and len({len(sample.token_ids) for sample in samples}) > 1:
-        raise DataError("a forward pass without padding takes sequences of one length; split them into microbatches")
+        raise DataError("a forward pass without padding takes sequences of one length. Split them into microbatches")
     return (pack if forward_path(model) == "flat" else pad)(samples, device=model.device)
 
 

@@ -32,8 +32,8 @@ _BLOCK = 256
 NO_TOKEN = -1
 """Sampled from a row that is not finite."""
 _NOT_FINITE = (
-    "the model's logits after this conversation are NaN or infinite: its weights are damaged, or its dtype cannot hold "
-    "its numbers; load other weights, or set dtype float32"
+    "the model's logits after this conversation are NaN or infinite, because its weights are damaged or its dtype "
+    "cannot hold its numbers. Load other weights, or set dtype float32"
 )
 _IDLE_ROUNDS = 2
 """Event-loop rounds without a new turn before the next forward pass starts."""
@@ -185,7 +185,7 @@ class TurnSampler(ABC):
         if sampling.grammar is None:
             return None
         if self.masks is None:
-            raise PolicyError("this sampler reads no grammar; leave sampling.grammar out")
+            raise PolicyError("this sampler reads no grammar. Leave sampling.grammar out")
         return self.masks.grammars.matcher(sampling.grammar)
 
     def _start_worker(self) -> None:

@@ -183,7 +183,9 @@ def test_verifiers_that_evaluate_an_answer_as_python_are_refused(tmp_path: Path)
     written = tmp_path / "written"
     library.score_answer(f"[__import__('pathlib').Path({str(written)!r}).touch() or 'x']", library[0])
     assert written.exists(), "the package runs it"
-    with pytest.raises(DataError, match="string_insertion of reasoning-gym is refused: its verifier calls eval"):
+    with pytest.raises(
+        DataError, match="string_insertion of reasoning-gym is refused, because its verifier calls eval"
+    ):
         load_task("string_insertion", {})
     with pytest.raises(DataError, match="composite of reasoning-gym is refused"):
         load_task("composite", {"datasets": [{"name": "gcd", "weight": 1, "config": {}}]})

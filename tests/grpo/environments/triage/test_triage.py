@@ -94,7 +94,7 @@ def test_the_customer_answers_a_question_with_the_second_line():
 def test_a_scenario_without_a_team_or_a_script_is_refused():
     """By its category, with the remedy."""
     triage = TriageEnvironment(TEAMS)
-    with pytest.raises(DataError, match=r"no team handles category repair; add it to the categories of a team"):
+    with pytest.raises(DataError, match=r"no team handles category repair\. Add it to the categories of a team"):
         asyncio.run(triage.check(case(CLEAR, "repair")))
     with pytest.raises(DataError, match="has no script"):
         asyncio.run(triage.check(Scenario(id="s", goal="A refund.", metadata=Metadata(category="repairs"))))
@@ -102,7 +102,7 @@ def test_a_scenario_without_a_team_or_a_script_is_refused():
 
 def test_a_category_belongs_to_one_team():
     """The second owner is named."""
-    with pytest.raises(ValidationError, match="category card belongs to teams card and cash; keep one"):
+    with pytest.raises(ValidationError, match=r"category card belongs to teams card and cash\. Keep one"):
         TriageSettings(kind="triage", teams=(Team(name="card"), Team(name="cash", categories=("card",))))
 
 

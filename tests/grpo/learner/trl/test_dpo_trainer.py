@@ -177,7 +177,7 @@ def test_nothing_but_the_weights_is_changed(
 
 def test_a_reference_that_is_the_policy_itself_is_refused(policy: TransformersPolicy):
     """It would change with the policy, and the margin stay 0."""
-    with pytest.raises(ConfigError, match="pass a frozen copy"):
+    with pytest.raises(ConfigError, match="Pass a frozen copy"):
         fit(policy, make_pairs(), reference=policy.model)
 
 

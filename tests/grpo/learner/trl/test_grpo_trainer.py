@@ -299,7 +299,7 @@ def test_settings_that_trl_does_not_have_are_refused(changes: dict[str, Any], me
     ("changes", "message"),
     [
         ({"top_entropy_quantile": 0.5, "microbatch_tokens": 64}, "12 rows take 6 passes"),
-        ({"beta": 0.1}, "training.beta 0.1 .* reference policy; pass one"),
+        ({"beta": 0.1}, "training.beta 0.1 .* reference policy. Pass one"),
     ],
 )
 def test_rollouts_and_settings_with_another_meaning_in_trl_are_refused(

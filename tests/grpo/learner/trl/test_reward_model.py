@@ -221,9 +221,9 @@ def test_an_interval_that_contains_guessing_is_refused_with_its_numbers(judge: P
     with pytest.raises(RewardError) as refusal:
         TransformerReward(model=judge, report=_report(low=low))
     assert str(refusal.value) == (
-        f"the reward in {judge} may be guessing: held-out pair accuracy 0.750, 95 % interval "
-        "0.500 to 0.900 is not above 0.5; "
-        "train it on more pairs"
+        f"the reward in {judge} may be guessing, because its held-out pair accuracy 0.750, 95 % interval "
+        "0.500 to 0.900 is not above 0.5. "
+        "Train it on more pairs"
     )
 
 
@@ -234,7 +234,7 @@ def test_a_model_without_a_chat_template_cannot_read_conversations(judge: Path):
     with pytest.raises(PolicyError) as refusal:
         asyncio.run(reward.compute_reward([*PROMPT, agent("hello", 1)], CONTEXT))
     assert str(refusal.value) == (
-        "the tokenizer has no chat template to render a conversation with; add one to its folder"
+        "the tokenizer has no chat template to render a conversation with. Add one to its folder"
     )
 
 

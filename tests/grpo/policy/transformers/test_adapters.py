@@ -113,7 +113,7 @@ def test_target_modules_that_no_layer_has_are_named_beside_those_that_there_are(
     with pytest.raises(ConfigError) as refusal:
         _adapted(model, target_modules=("q_proj", "query"))
     assert str(refusal.value) == (
-        "training.lora.target_modules ['query'] fits no layer of LlamaForCausalLM; its linear layers are "
+        "training.lora.target_modules ['query'] fits no layer of LlamaForCausalLM. Its linear layers are "
         "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
     )
     assert not has_adapters(model)

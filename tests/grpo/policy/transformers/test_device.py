@@ -102,4 +102,6 @@ def test_a_missing_device_has_two_remedies(tiny_folder: Path):
     """The whole message."""
     with pytest.raises(CapacityError) as refusal:
         _place(tiny_folder, device="cuda")
-    assert str(refusal.value) == ("device_map cuda: this machine has no CUDA device; set device_map to auto or cpu")
+    assert str(refusal.value) == (
+        "device_map cuda cannot be used, because this machine has no CUDA device. Set device_map to auto or cpu"
+    )

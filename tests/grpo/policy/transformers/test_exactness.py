@@ -51,7 +51,7 @@ def test_a_model_is_loaded_and_compared_where_the_caller_has_gradients_off(
 
 def test_a_model_that_attends_to_later_tokens_is_refused():
     """XLNet permutes the order of its tokens."""
-    with pytest.raises(PolicyError, match="refused: its tokens attend to later ones, so it is not causal"):
+    with pytest.raises(PolicyError, match="refused, because its tokens attend to later ones, so that it is not causal"):
         choose_path(tiny_model("xlnet"), "0")
 
 
@@ -151,7 +151,7 @@ def test_weights_and_gradients_are_left_as_they_were():
 
 def test_a_model_without_a_path_has_no_forward_pass():
     """No silent default: a raw model is to be wrapped first."""
-    with pytest.raises(PolicyError, match="LlamaForCausalLM has no forward path yet; wrap it in a TransformersPolicy"):
+    with pytest.raises(PolicyError, match=r"LlamaForCausalLM has no forward path yet\. Wrap it in a Transformers"):
         forward_path(tiny_model("llama"))
 
 

@@ -46,5 +46,7 @@ def test_a_model_without_a_base_model_is_refused():
     model = tiny_model("llama")
     model._modules = {"layers": nn.ModuleList()}
     assert isinstance(model, PreTrainedModel)
-    with pytest.raises(PolicyError, match="LlamaForCausalLM is refused: its language model head cannot be separated"):
+    with pytest.raises(
+        PolicyError, match="LlamaForCausalLM is refused, because its language model head cannot be separated"
+    ):
         language_model_head(model)

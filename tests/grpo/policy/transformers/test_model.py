@@ -73,14 +73,14 @@ def test_a_loaded_policy_computes_what_the_policy_in_memory_computes(tmp_path: P
 
 def test_a_missing_model_is_refused(tmp_path: Path):
     """The message names the setting."""
-    with pytest.raises(PolicyError, match=r"the folder does not exist; set policy\.model"):
+    with pytest.raises(PolicyError, match=r"the folder does not exist\. Set policy\.model"):
         load(tmp_path / "nowhere")
 
 
 def test_pickled_weights_are_refused(folder: Path):
     """Loading a pickle may run code."""
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(PolicyError, match="pickled weights are refused"):
+    with pytest.raises(PolicyError, match="Pickled weights are refused"):
         load(folder)
 
 
@@ -97,7 +97,7 @@ def test_truncated_weights_are_refused(folder: Path):
     """A safetensors file without its last 100 bytes."""
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(PolicyError, match=r"model\.safetensors is damaged: .*; fetch or save it again"):
+    with pytest.raises(PolicyError, match=r"model\.safetensors is damaged: .*\. Fetch or save it again"):
         load(folder)
 
 
@@ -106,11 +106,11 @@ def test_truncated_weights_are_refused(folder: Path):
     [
         (
             {"model_type": "nonesuch"},
-            r"of the type 'nonesuch': transformers [\d.]+ does not know this type; set policy",
+            r"of the type 'nonesuch', which is refused because transformers [\d.]+ does not know this type\. Set",
         ),
         (
             {"model_type": "own", "auto_map": {"AutoModelForCausalLM": "modeling.Own"}},
-            r"of the type 'own': its code comes with the weights \(auto_map\), and is not run; set policy\.model",
+            r"of the type 'own', which is refused because its code comes with the weights \(auto_map\), and is not run",
         ),
         ({"intermediate_size": 48}, r"weights in .* do not fit .*mismatched_keys.*mlp\.down_proj"),
     ],
@@ -131,7 +131,7 @@ def test_a_tokenizer_of_another_model_is_refused(folder: Path):
         shutil.copy(DESK_MODEL / name, folder / name)
     rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].shape[0]
     with pytest.raises(
-        PolicyError, match=rf"has 768 tokens, and not the {rows} that the model embeds; call resize_token"
+        PolicyError, match=rf"has 768 tokens, and not the {rows} that the model embeds. Call resize_token"
     ):
         load(folder)
 
@@ -213,7 +213,7 @@ def test_published_weights_that_their_blocks_do_not_divide_are_refused(folder: P
         tensors[name] = tensors[name].to(torch.float8_e4m3fn)
         tensors[f"{name}_scale_inv"] = torch.ones(-(-outputs // 16), -(-inputs // 16))
     quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
-    with pytest.raises(PolicyError, match="whose sizes are not multiples of their blocks"):
+    with pytest.raises(PolicyError, match="because their sizes are not multiples of their blocks"):
         _published(folder, tmp_path / "published", tensors, quantization)
 
 
@@ -312,7 +312,7 @@ def test_a_folder_without_a_tokenizer_is_refused_on_one_line(tiny_folder: Path, 
         load_tokenizer(tmp_path)
     assert "\n" not in str(raised.value)
     assert str(raised.value).startswith(f"no tokenizer in {tmp_path}: ")
-    assert str(raised.value).endswith("; add tokenizer.json")
+    assert str(raised.value).endswith(". Add tokenizer.json")
 
 
 def _digest(*tensors: tuple[str, torch.Tensor]) -> str:
@@ -390,7 +390,7 @@ def test_adapters_need_the_folder_of_their_model(folder: Path, adapted: Path):
     assert not (adapted / "model.safetensors").exists()
     with pytest.raises(PolicyError) as refusal:
         load(adapted)
-    assert str(refusal.value) == (f"{adapted} holds adapters only; give the folder of the model that they are for")
+    assert str(refusal.value) == (f"{adapted} holds adapters only. Give the folder of the model that they are for")
     policy = load(adapted, base=folder)
     assert policy.hash != load(folder).hash
     whole = merge_adapters(policy.model)
@@ -446,8 +446,8 @@ def test_quantization_has_the_config_of_transformers(monkeypatch: pytest.MonkeyP
         with pytest.raises(PolicyError) as refusal:
             bitsandbytes_config(kind)  # type: ignore[arg-type]
         assert str(refusal.value) == (
-            f"policy.quantization {kind} needs bitsandbytes, which is not installed; "
-            "pip install 'grpo-agent-framework[quantization]'"
+            f"policy.quantization {kind} needs bitsandbytes, which is not installed. "
+            "Call pip install 'grpo-agent-framework[quantization]'"
         )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "bitsandbytes" else None)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.49.0")
@@ -463,7 +463,7 @@ def test_quantization_without_a_gpu_names_the_setting(monkeypatch: pytest.Monkey
     with pytest.raises(PolicyError) as refusal:
         bitsandbytes_config("int8")
     assert str(refusal.value) == (
-        "policy.quantization int8 computes on an NVIDIA GPU, and this machine has none; leave it out"
+        "policy.quantization int8 computes on an NVIDIA GPU, and this machine has none. Leave it out"
     )
 
 
@@ -480,7 +480,7 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
     with pytest.raises(
         PolicyError,
-        match=rf"^cannot load the model in {folder}: no such weights; correct its config.json, or fetch it again$",
+        match=rf"^cannot load the model in {folder}: no such weights\. Correct its config.json, or fetch it again$",
     ):
         load(folder, quantization="int8")
     stored = asked.pop("quantization_config")
@@ -500,6 +500,8 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
 
 def test_a_model_whose_checkpoints_cannot_be_read_is_refused(folder: Path):
     """The decoder of Mllama saves a config of its own, which transformers loads as no causal language model."""
-    expected = "MllamaForCausalLM is refused: .* a config of type 'mllama_text_model', as a causal language model"
+    expected = (
+        "MllamaForCausalLM is refused, because .* a config of type 'mllama_text_model', as a causal language model"
+    )
     with pytest.raises(PolicyError, match=expected):
         TransformersPolicy(tiny_model("mllama"), load_tokenizer(folder))

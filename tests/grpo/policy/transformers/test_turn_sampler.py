@@ -143,7 +143,7 @@ def test_logits_that_are_not_finite_fail_their_own_turn(
     *others, failure = _play(make(damaged, 8), [*ORDINARY, bad])
     assert _tokens(others) == alone
     assert isinstance(failure, PolicyError)
-    assert "NaN or infinite: its weights are damaged, or its dtype" in str(failure)
+    assert "NaN or infinite, because its weights are damaged or its dtype" in str(failure)
 
 
 @each_sampler

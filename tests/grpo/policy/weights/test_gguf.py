@@ -84,7 +84,7 @@ def test_a_cut_file_is_refused(tmp_path: Path, share: float):
 def test_a_setting_that_transformers_drops_is_refused(tmp_path: Path, settings: dict[str, float | str], named: str):
     """The model without it would be another one."""
     write_gguf(DESK_MODEL, tmp_path / "desk.gguf", settings=settings)
-    with pytest.raises(PolicyError, match=f"does not read {named} from GGUF; set policy.model to the safetensors"):
+    with pytest.raises(PolicyError, match=f"does not read {named} from GGUF. Set policy.model to the safetensors"):
         describe_gguf(tmp_path / "desk.gguf", tmp_path / "desk")
 
 

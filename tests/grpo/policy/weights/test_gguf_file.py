@@ -18,13 +18,13 @@ def test_the_file_of_a_folder_is_the_only_one(tmp_path: Path):
     (tmp_path / "a.gguf").touch()
     assert find_gguf(tmp_path) == find_gguf(tmp_path / "a.gguf") == tmp_path / "a.gguf"
     (tmp_path / "b.gguf").touch()
-    with pytest.raises(PolicyError, match=r"holds 2 GGUF files; set policy.model to one of a\.gguf, b\.gguf"):
+    with pytest.raises(PolicyError, match=r"holds 2 GGUF files\. Set policy.model to one of a\.gguf, b\.gguf"):
         find_gguf(tmp_path)
     (tmp_path / "config.json").touch()
     assert find_gguf(tmp_path) is None
     part = tmp_path / "c-00002-of-00003.gguf"
     part.touch()
-    with pytest.raises(PolicyError, match="is one of 3 parts; merge them with llama-gguf-split"):
+    with pytest.raises(PolicyError, match=r"is one of 3 parts\. Merge them with llama-gguf-split"):
         find_gguf(part)
 
 

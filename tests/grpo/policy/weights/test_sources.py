@@ -148,12 +148,12 @@ def test_the_identity_of_adapters_is_theirs_and_their_bases(tmp_path: Path, tiny
     [
         (
             "nowhere/near/it",
-            "holds adapters for nowhere/near/it, and no model in .*; correct base_model_name_or_path in",
+            "holds adapters for nowhere/near/it, and no model in .*. Correct base_model_name_or_path in",
         ),
         (None, "names no folder or model on a hub that they are for"),
         ("s3://bucket/model", "names no folder or model on a hub that they are for"),
         ("models:/desk@champion", "names no folder or model on a hub that they are for"),
-        ("adapters", "which are adapters too; merge those first"),
+        ("adapters", "which are adapters too. Merge those first"),
     ],
 )
 def test_adapters_without_their_base_say_what_to_set(tmp_path: Path, tiny_folder: Path, base: object, reason: str):

@@ -35,7 +35,7 @@ def test_a_budget_holds_until_it_is_spent(tmp_path: Path):
     ledger.add("m", 900_000, 5)
     ledger.check()
     ledger.add("m", 100_000, 5)
-    with pytest.raises(BudgetExceeded, match=r"the budget of 1 is spent .*; raise budget_cost, or set folder"):
+    with pytest.raises(BudgetExceeded, match=r"the budget of 1 is spent .*\. Raise budget_cost, or set folder"):
         ledger.check()
     CostLedger(tmp_path / "l.jsonl", budget_tokens=2_000_000).check()
 

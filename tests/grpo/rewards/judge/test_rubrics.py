@@ -44,7 +44,7 @@ def test_every_word_of_a_rubric_is_in_its_hash():
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        ("politeness", r"no rubric 'politeness' in .*; use one of creative_writing, customer_service, educational"),
+        ("politeness", r"no rubric 'politeness' in .*\. Use one of creative_writing, customer_service, educational"),
         ("../configs/quickstart", "no rubric"),
         ({**OWN, "criteria": [{"name": "a", "weight": 0.9, "text": "t"}]}, r"sum to 0\.9, not to 1"),
         ({**OWN, "criteria": [{"name": "a", "weight": 0.5, "text": "t"}] * 2}, "name one criterion twice"),

@@ -280,8 +280,8 @@ def test_a_transient_failure_is_retried(model: Model, tmp_path: Path, broken: tu
         ((500, {}), "answered HTTP 500, tried 2 times"),
         ((200, CLOSED), "cannot be reached, tried 2 times"),
         ((200, HALF), "cannot be reached, tried 2 times"),
-        ((200, "{"), "does not answer in the format of the OpenAI API; check the address"),
-        ((200, {"choices": []}), "does not answer in the format of the OpenAI API; check the address"),
+        ((200, "{"), "does not answer in the format of the OpenAI API. Check the address"),
+        ((200, {"choices": []}), "does not answer in the format of the OpenAI API. Check the address"),
         ((400, {"error": {"message": "too long"}}), "refuses the request (HTTP 400): "),
         ((429, {}, {"Retry-After": "600"}), "answered HTTP 429, asks to retry after 600 s"),
     ],
@@ -366,7 +366,7 @@ def test_a_configured_fallback_scores_and_is_named_in_the_metadata(
     assert [result.score for result in results] == [1.0, 0.5]
     assert {result.metadata["judge"] for result in results} == {"fallback variety"}
     assert "HTTP 500" in results[0].metadata["reason"]
-    assert "scored by variety instead" in caplog.text
+    assert "is scored by variety, because" in caplog.text
 
 
 def test_a_fallback_is_unused_while_the_judge_answers(model: Model, tmp_path: Path):
@@ -453,10 +453,10 @@ def test_a_spent_cost_budget_stops_the_calls(model: Model, tmp_path: Path):
         ({"temprature": 0}, "temprature"),
         ({"model": "openai/gpt-4"}, "expected an address as openai"),
         ({"budget_cost": 1.0}, "needs prompt_price and completion_price"),
-        ({"prompt_price": 1.0}, "give both"),
+        ({"prompt_price": 1.0}, "Give both"),
         (
             {"fallback": "charm"},
-            "fallback 'charm' of reward ruler is unknown or ruler itself; use one of",
+            "fallback 'charm' of reward ruler is unknown or ruler itself. Use one of",
         ),
         ({"fallback": "ruler"}, "is unknown or ruler itself"),
         ({"concurrency": 0}, "concurrency"),
@@ -486,7 +486,7 @@ def test_without_the_extra_the_catalog_loads_and_the_judge_names_it():
         "except Exception as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout == "package openai is not installed; pip install 'grpo-agent-framework[openai]'\n"
+    assert done.stdout == "package openai is not installed. Call pip install 'grpo-agent-framework[openai]'\n"
 
 
 def test_an_address_without_a_model_is_refused(model: Model, tmp_path: Path):

@@ -102,5 +102,5 @@ def test_the_online_reward_is_seeded_and_continues_from_its_folder(tmp_path: Pat
 
 def test_an_observed_reward_has_bounds():
     """1.5 is outside [0, 1]."""
-    with pytest.raises(ConfigError, match=r"1\.5; scale it"):
+    with pytest.raises(ConfigError, match=r"1\.5\. Scale it"):
         create_neural_reward_function(4, 4).observe(conversation(0, polite=True), 1.5)

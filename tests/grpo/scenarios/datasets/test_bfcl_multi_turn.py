@@ -149,7 +149,7 @@ def test_a_missing_function_of_no_service_is_quarantined(folder):
 
 def test_a_missing_part_is_named_with_the_existing_ones(folder):
     """`base` is here, `miss_param` is not."""
-    with pytest.raises(DataError, match=r"has no miss_param \(BFCL_v4_multi_turn_miss_param\.json\); there is base;"):
+    with pytest.raises(DataError, match=r"has no miss_param \(BFCL_v4_multi_turn_miss_param\.json\)\. There is base\."):
         list(read_bfcl_multi_turn(source(folder, [task("a")], a=[[]]), ("miss_param",)))
 
 

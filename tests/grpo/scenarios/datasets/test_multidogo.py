@@ -129,7 +129,7 @@ def test_all_missing_parts_are_named_at_once_with_the_existing_ones(tmp_path: Pa
     )
     expected = (
         r"has no software/test \(turn/software/test\.tsv\), media/train \(turn/media/train\.tsv\), "
-        r"media/test \(turn/media/test\.tsv\); there is software/train; correct the source's path"
+        r"media/test \(turn/media/test\.tsv\)\. There is software/train\. Correct the source's path"
     )
     with pytest.raises(DataError, match=expected):
         content_hash([source])
@@ -145,7 +145,7 @@ def test_a_conversation_that_comes_back_is_quarantined(tmp_path: Path) -> None:
 
 def test_a_missing_part_is_an_error(tmp_path: Path) -> None:
     """The message names the missing file."""
-    with pytest.raises(DataError, match=r"has no finance/dev \(turn/finance/dev\.tsv\); there is nothing"):
+    with pytest.raises(DataError, match=r"has no finance/dev \(turn/finance/dev\.tsv\)\. There is nothing"):
         list(read_multidogo(tmp_path, domains=("finance",), parts=("dev",)))
 
 

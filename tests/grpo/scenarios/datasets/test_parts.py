@@ -64,8 +64,8 @@ def test_a_part_is_found_where_its_publisher_has_it(folder: Any) -> None:
 @pytest.mark.parametrize(
     ("files", "error"),
     [
-        ({"train.jsonl": ""}, r"has no test \(test\.jsonl\), dev\.txt; there is train; correct the source's path"),
-        ({"a/b.txt": "", ".git/config": ""}, r"has no test \(test\.jsonl\), dev\.txt; there is a/b\.txt; correct"),
+        ({"train.jsonl": ""}, r"has no test \(test\.jsonl\), dev\.txt\. There is train\. Correct the source's path"),
+        ({"a/b.txt": "", ".git/config": ""}, r"has no test \(test\.jsonl\), dev\.txt\. There is a/b\.txt\. Correct"),
     ],
 )
 def test_missing_parts_are_one_error_that_lists_the_existing_ones(
@@ -113,7 +113,7 @@ def test_every_data_set_names_its_parts_as_its_publisher_does(folder: Any, kind:
 
 def test_a_misnamed_part_of_pairs_or_labels_is_named(tmp_path: Path) -> None:
     """The error is that of scenarios."""
-    with pytest.raises(DataError, match=r"has no nothing\.json; there is nothing"):
+    with pytest.raises(DataError, match=r"has no nothing\.json\. There is nothing"):
         read_pairs("pandalm", tmp_path, ("nothing.json",))
     with pytest.raises(DataError, match=r"has no test \(test\.json\)"):
         read_labels("diasafety", tmp_path, ("test",))

@@ -332,7 +332,7 @@ def test_another_domain_of_the_same_layout_is_read(tmp_path: Path) -> None:
 def test_a_file_of_tasks_under_another_name_is_named_in_the_source(tmp_path: Path) -> None:
     """Telecom has several; the error lists those that are there."""
     telecom(tmp_path, task("0", "hi"))
-    with pytest.raises(DataError, match=r"telecom has no tasks\.json; there is database; correct"):
+    with pytest.raises(DataError, match=r"telecom has no tasks\.json\. There is database\. Correct"):
         list(read_tau2_bench(tmp_path, "telecom"))
     (record,) = read_tau2_bench(tmp_path, "telecom", "tasks_small.json")
     assert record.data is not None
@@ -342,7 +342,7 @@ def test_a_missing_domain_is_named_with_the_existing_ones(tmp_path: Path) -> Non
     """The content hash raises it too."""
     telecom(tmp_path)
     source = Tau2Source(kind="tau2_bench", path=str(tmp_path), domain="airline")
-    with pytest.raises(DataError, match="has no domain airline; there is telecom; correct the source's path or domain"):
+    with pytest.raises(DataError, match=r"has no domain airline\. There is telecom\. Correct the source's path"):
         content_hash([source])
 
 

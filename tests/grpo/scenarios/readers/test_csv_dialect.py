@@ -49,7 +49,7 @@ def test_a_line_that_states_the_delimiter_is_obeyed(tmp_path: Path) -> None:
 def test_the_wanted_columns_decide_between_two_delimiters(tmp_path: Path) -> None:
     """A comma in the name of a column; where nothing decides, the setting is named."""
     assert cells(tmp_path, b"id;text;first, last\n1;a;b\n") == [{"id": "1", "text": "a", "first, last": "b"}]
-    with pytest.raises(DataError, match="comma and semicolon all split the header; set the source's delimiter"):
+    with pytest.raises(DataError, match=r"comma and semicolon all split the header\. Set the source's delimiter"):
         cells(tmp_path, b"nr,a;text,b\n1,2;3,4\n")
     assert cells(tmp_path, b"id:text\n1:a\n", delimiter=":") == [{"id": "1", "text": "a"}]
 
@@ -57,11 +57,11 @@ def test_the_wanted_columns_decide_between_two_delimiters(tmp_path: Path) -> Non
 def test_bytes_of_another_encoding_name_the_setting(tmp_path: Path) -> None:
     """In a row, and in the header; with the setting both are read."""
     content = "id;text;größe\n1;Käse;L\n".encode("cp1252")
-    with pytest.raises(DataError, match="the header is not UTF-8; set the source's encoding, such as cp1252"):
+    with pytest.raises(DataError, match=r"the header is not UTF-8\. Set the source's encoding, such as cp1252"):
         cells(tmp_path, content)
     assert cells(tmp_path, content, encoding="cp1252") == [{"id": "1", "text": "Käse", "größe": "L"}]
     assert cells(tmp_path, "id;text\n1;Käse\n2;x\n".encode("cp1252")) == [
-        "not UTF-8: column text; set the source's encoding, such as cp1252",
+        "not UTF-8: column text. Set the source's encoding, such as cp1252",
         {"id": "2", "text": "x"},
     ]
 
@@ -69,7 +69,7 @@ def test_bytes_of_another_encoding_name_the_setting(tmp_path: Path) -> None:
 def test_utf_16_without_a_mark_names_the_setting(tmp_path: Path) -> None:
     """And a setting that contradicts the mark is refused."""
     content = "id,text\n1,a\n".encode("utf-16-le")
-    with pytest.raises(DataError, match="zero in every second byte, as UTF-16 has; set encoding: utf-16-le or"):
+    with pytest.raises(DataError, match=r"zero in every second byte, as UTF-16 has\. Set encoding: utf-16-le or"):
         cells(tmp_path, content)
     assert cells(tmp_path, content, encoding="utf-16-le") == [{"id": "1", "text": "a"}]
     with pytest.raises(DataError, match="begins with the byte order mark of utf-8-sig, and encoding is cp1252"):
@@ -95,9 +95,9 @@ def test_a_name_that_stands_twice_matters_where_it_is_read(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("magic", "reason"),
     [
-        (b"PK\x03\x04", "not text, but an Excel workbook or another archive; save the sheet as CSV UTF-8"),
-        (b"PAR1", "not text, but Parquet; read it with kind parquet"),
-        (b"\x1f\x8b", "not text, but compressed; unpack it"),
+        (b"PK\x03\x04", "not text, but an Excel workbook or another archive. Save the sheet as CSV UTF-8"),
+        (b"PAR1", "not text, but Parquet. Read it with kind parquet"),
+        (b"\x1f\x8b", "not text, but compressed. Unpack it"),
     ],
 )
 def test_another_format_says_what_it_is(tmp_path: Path, magic: bytes, reason: str) -> None:

@@ -62,7 +62,7 @@ def test_bytes_that_are_not_utf8_quarantine_their_row_only(tmp_path: Path) -> No
     broken, good = records(tmp_path, b"id,user_0\na,caf\xe9\nb,Hi.\n")
     assert (broken.data, broken.problem, broken.raw) == (
         None,
-        "not UTF-8: column user_0; set the source's encoding, such as cp1252",
+        "not UTF-8: column user_0. Set the source's encoding, such as cp1252",
         "a,caf\ufffd\n",
     )
     assert good.data == {"id": "b", "user_responses": ["Hi."]}

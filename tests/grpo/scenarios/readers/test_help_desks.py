@@ -176,4 +176,4 @@ def test_the_output_of_a_batch_alone_says_what_is_missing(tmp_path: Path):
     path = tmp_path / "out.jsonl"
     path.write_text(json.dumps({"custom_id": "a", "response": _reply("At nine.")}) + "\n")
     [record] = read_records(ChatSource(kind="openai_messages", path=str(path)))
-    assert record.problem == ("output of a batch: it has the replies alone; name the batch's input file in requests")
+    assert record.problem == ("output of a batch: it has only the replies. Name the batch's input file in requests")

@@ -80,5 +80,5 @@ def test_a_dataset_whose_description_is_damaged_is_an_error(tmp_path: Path) -> N
     """The message names the folder and the remedy."""
     saved(tmp_path / "set", "first")
     (tmp_path / "set" / "state.json").write_text('{"_data_files": 7}')
-    with pytest.raises(DataError, match=r"set holds no saved dataset: .*; write it with"):
+    with pytest.raises(DataError, match=r"set holds no saved dataset: .*\. Write it with"):
         list(read(tmp_path / "set", "train"))

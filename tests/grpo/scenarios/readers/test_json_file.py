@@ -87,7 +87,7 @@ def test_an_over_long_line_is_a_problem_and_the_next_line_is_read(tmp_path: Path
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     """The message names the file and the setting."""
-    with pytest.raises(DataError, match=r"no source file at .*absent\.jsonl; correct .* scenarios\.sources"):
+    with pytest.raises(DataError, match=r"no source file at .*absent\.jsonl\. Correct .* scenarios\.sources"):
         list(read_jsonl(tmp_path / "absent.jsonl"))
 
 
@@ -135,7 +135,7 @@ def test_a_document_without_a_list_is_an_error(tmp_path: Path) -> None:
     """An object with other keys holds no records."""
     path = tmp_path / "source.json"
     path.write_text('{"items": []}')
-    with pytest.raises(DataError, match='expected a list, or an object with a list under "scenarios"'):
+    with pytest.raises(DataError, match='Expected a list, or an object with a list under "scenarios"'):
         list(read_json(path))
 
 

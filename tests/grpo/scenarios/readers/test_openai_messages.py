@@ -93,7 +93,7 @@ def test_a_json_array_and_json_lines_named_json_are_read(tmp_path: Path) -> None
         ({"messages": "x"}, "messages are not a list: str"),
         ({"words": []}, "no messages: the record has words"),
         ({"messages": ["x"]}, "message is not an object: message 0 is str"),
-        ({"messages": [{"role": "owl", "content": "x"}]}, "unknown role: owl in message 0; known are human"),
+        ({"messages": [{"role": "owl", "content": "x"}]}, "unknown role: owl in message 0. Known are human"),
         ({"messages": [REPLY]}, "no user turn: "),
         ({"messages": [ASKED, CALLED, REPLY]}, "unanswered tool call: look_up, id c1"),
         ({"messages": [ASKED, {"role": "system", "content": "Now be brief."}]}, "late system message: message 1"),
@@ -113,7 +113,7 @@ def test_a_json_array_and_json_lines_named_json_are_read(tmp_path: Path) -> None
         ({"input": {}, "preferred_output": [REPLY]}, "record.preferred_output cannot be read: a preference pair"),
         (
             {"custom_id": "a", "response": {"status_code": 200, "body": {}}},
-            "output of a batch: it has the replies alone",
+            "output of a batch: it has only the replies",
         ),
         ({"messages": [ASKED, RESULT]}, "orphaned tool result: message 1, for id c1"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content is not text: part image_url"),

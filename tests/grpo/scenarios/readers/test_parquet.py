@@ -164,7 +164,7 @@ def test_a_column_that_expands_too_far_is_refused_before_it_is_read(tmp_path: Pa
     """The footer says how much it is; the remedy is in the message."""
     path = tmp_path / "source.parquet"
     pq.write_table(pa.table({"id": ["a" * 1000] * 1000}), path)
-    with pytest.raises(DataError, match=r"column id has 1000 values of .* write it with smaller row groups"):
+    with pytest.raises(DataError, match=r"column id has 1000 values of .* Write it with smaller row groups"):
         ParquetRows(path, **{bound: 100})
 
 

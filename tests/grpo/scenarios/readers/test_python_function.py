@@ -68,7 +68,7 @@ def test_an_item_that_is_not_a_dict_is_a_problem(module: str) -> None:
     [
         ("no_such_module:f", "module no_such_module cannot be imported"),
         ("drawn_scenarios:absent", "module drawn_scenarios has no absent"),
-        ("drawn_scenarios:constant", "drawn_scenarios:constant is int; name a function"),
+        ("drawn_scenarios:constant", "drawn_scenarios:constant is int. Name a function"),
     ],
 )
 @pytest.mark.usefixtures("module")
@@ -95,7 +95,7 @@ def test_options_are_arguments_of_the_function(module: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"start": 1}, "has no option 'start'; it takes first, last"),
+        ({"start": 1}, "has no option 'start'. It takes first, last"),
         ({"first": "x"}, "option first: Input should be a valid integer"),
         ({}, "option first: Field required"),
     ],

@@ -76,7 +76,7 @@ def test_alpaca_in_a_table_is_read(tmp_path: Path) -> None:
     (read,) = records(path, "parquet", chat={"kind": "alpaca", "names": {"instruction": "q"}})
     assert read.data is not None
     assert read.data["user_responses"] == ["Why?"]
-    with pytest.raises(DataError, match="has no column instruction; it has q, output"):
+    with pytest.raises(DataError, match=r"has no column instruction\. It has q, output"):
         records(path, "parquet", chat={"kind": "alpaca"})
 
 
@@ -84,7 +84,7 @@ def test_a_table_read_as_json_lines_says_what_it_is(tmp_path: Path) -> None:
     """Parquet, Arrow, gzip and workbooks under the kinds of texts."""
     path = write(tmp_path, "parquet", ROWS)
     for kind in ("openai_messages", "jsonl", "json"):
-        with pytest.raises(DataError, match="but Parquet; read it with kind parquet"):
+        with pytest.raises(DataError, match=r"but Parquet\. Read it with kind parquet"):
             records(path, kind)
 
 
@@ -150,7 +150,7 @@ def test_messages_in_rows_of_other_tables_are_read(tmp_path: Path, kind: str) ->
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("17,agent,2026-11-20T10:02", "17,owl,2026-11-20T10:02", "unknown speaker: owl in column author; say in the"),
+        ("17,agent,2026-11-20T10:02", "17,owl,2026-11-20T10:02", "unknown speaker: owl in column author. Say in the"),
         ("18,end-user,2026-11-20T09:00:00Z", "18,end-user,soon", "order cannot be read: column created is soon, not a"),
         ("18,end-user", ",end-user", "no conversation: column ticket is "),
     ],

@@ -50,7 +50,9 @@ def init(
         console.print(f"{file} written. Edit it, then: grpo train {file} --dry-run", soft_wrap=True)
         return
     if path is None or start is not None or override:
-        raise ConfigError("name the folder of the new project: grpo init shop; --from and --set are for --reference")
+        raise ConfigError(
+            "name the folder of the new project: grpo init shop. --from and --set are read only with --reference"
+        )
     from grpo_cli.project import make_project
 
     make_project(path, force=force)

@@ -25,11 +25,12 @@ def serve(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL_OR_YAML", help="models:/NAME@champion, a model folder, org/name, file.gguf, or serve.yaml."
+            metavar="MODEL_OR_YAML",
+            help="Model to serve (models:/NAME@champion, a folder, org/name, file.gguf) or serve.yaml.",
         ),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; GRPO_SERVE_PORT or 8000 by default.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. If left out, 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on. If left out, GRPO_SERVE_PORT or 8000.")] = None,
     overrides: Overrides = None,
     reference: Annotated[
         bool, typer.Option("--reference", help="Print a serve.yaml with every setting, its meaning and its default.")
@@ -37,10 +38,11 @@ def serve(
 ) -> None:
     """Serve a model by OpenAI's chat API on this machine, and log each conversation for retraining.
 
-    The settings are in a YAML file, and --set changes single ones. Requests need a key: grpo keys create NAME --scope
-    chat. When another version is promoted, it is loaded while the old one still answers, and then gets the new
-    conversations. SIGTERM lets running turns end. Servers of one log share conversations and limits in the PostgreSQL
-    database that GRPO_SERVE_DATABASE names.
+    Use it when users or your own program should talk to a trained model. The settings are in a YAML file, and --set
+    changes single ones. Requests need a key: grpo keys create NAME --scope chat. When another version is promoted, it
+    is loaded while the old one still answers, and then gets the new conversations. When SIGTERM arrives, running turns
+    may end first. If several servers write to one log, they share conversations and limits in the PostgreSQL database
+    that GRPO_SERVE_DATABASE names.
 
     Example: grpo serve models:/support-desk@champion --set service.consent=training
 

@@ -26,15 +26,17 @@ def up(
         str | None, typer.Option(help="Model to serve as well, as `grpo serve` takes it, e.g. models:/NAME@champion.")
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, a setting of the server of --serve; repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="Setting of the server that --serve starts: key=value. Repeatable."),
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
     """Start Prefect, MLflow and the workers on this machine, and deploy. Running processes are left alone.
 
-    Then `eval "$(grpo env)"` gives Prefect's own commands the address and login, `prefect deployment run
-    train/quickstart --watch` trains, and `grpo down` stops everything. With --serve a model is served as well, as by
-    `grpo serve`, and started again if it dies. Its port is GRPO_SERVE_PORT, 8000 by default.
+    Use it when runs should be scheduled, watched in a browser or started by others. Then `eval "$(grpo env)"` gives
+    Prefect's own commands the address and login, `prefect deployment run train/quickstart --watch` trains, and
+    `grpo down` stops everything. With --serve a model is served as well, as by `grpo serve`, and started again if it
+    dies. Its port is GRPO_SERVE_PORT, or 8000 if that is not set.
 
     Example: grpo up
 
@@ -42,7 +44,7 @@ def up(
     """
     home = start_command()
     if overrides and serve is None:
-        raise ConfigError("--set changes settings of the served model; name the model with --serve")
+        raise ConfigError("--set changes settings of the served model. Name the model with --serve")
     served = None if serve is None else serve_config(serve, overrides)
     if dry_run:
         with scratch_services():

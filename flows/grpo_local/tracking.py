@@ -95,7 +95,7 @@ def application() -> ASGIApp:
 
     origins = [f"{scheme}://{host}" for host in hosts for scheme in ("http", "https")]
     if not is_place(_root()):
-        raise ConfigError(f"MLFLOW_DEFAULT_ARTIFACT_ROOT is {_root()!r}; give an address, as s3://bucket/runs")
+        raise ConfigError(f"MLFLOW_DEFAULT_ARTIFACT_ROOT is {_root()!r}. Give an address, as s3://bucket/runs")
     places = PlaceMiddleware(app, _root(), _arrivals())
     guarded = LoginMiddleware(Admitted(CallMiddleware(places), public=HEALTH), login)
     return TrustedOriginMiddleware(guarded, origins, is_page=lambda path: path == "/", variable=HOSTS)

@@ -91,7 +91,7 @@ class TokenSettings(Settings):
     @model_validator(mode="after")
     def _has_one_key(self) -> Self:
         if bool(self.key_file) == bool(self.key_variable):
-            raise ValueError("the key of tokens comes from key_file or from key_variable; name one of the two")
+            raise ValueError("the key of tokens comes from key_file or from key_variable. Name one of the two")
         return self
 
 

@@ -42,7 +42,7 @@ def hash_user(salt: bytes, name: str) -> str:
 def _make(path: Path) -> None:
     if ServedLog(path.parent).snapshot():
         raise StorageError(
-            f"{path} is missing, without which the turns of a user cannot be found to erase them; restore it, or serve "
+            f"{path} is missing, without which the turns of a user cannot be found to erase them. Restore it, or serve "
             "with another `log`"
         )
     hidden = path.with_name(f".{SALT}")

@@ -91,7 +91,7 @@ def read_records(source: Source) -> Iterator[SourceRecord]:
     for record in read_guarded(lambda: reader.read(source), place):
         yield record
     if record is None and not reader.may_be_empty:
-        raise DataError(f"source {place} is empty; fill it or take it out of scenarios.sources")
+        raise DataError(f"source {place} is empty. Fill it or take it out of scenarios.sources")
 
 
 def source_name(source: Source) -> str:
@@ -134,7 +134,7 @@ def _root(source: Any) -> Path:
     """File or folder of a source. Raises `DataError` if it is missing."""
     root = local_path(source.path)
     if not root.exists():
-        raise DataError(f"no file or folder {root} for source {source.kind}; set its path")
+        raise DataError(f"no file or folder {root} for source {source.kind}. Set its path")
     return root
 
 

@@ -64,7 +64,7 @@ def erase(
     if (user is None) == (conversation_id is None) or not (user or conversation_id):
         raise ConfigError("erase a user by its name, or one conversation by its id. Name one of the two")
     if not (folder / SEGMENTS).is_dir():
-        raise ConfigError(f"{folder} is not the folder of a serving log; name the `log` of `grpo serve`")
+        raise ConfigError(f"{folder} is not the folder of a serving log. Name the `log` of `grpo serve`")
     hashed = None
     if user is not None and (folder / SALT).exists():
         hashed = hash_user(read_salt(folder), user)

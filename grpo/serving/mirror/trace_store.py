@@ -40,7 +40,7 @@ class TraceStore:
         experiment = self._registry.client.get_experiment(self.experiment_id)
         if experiment.lifecycle_stage != "active":
             raise ConfigError(
-                f"experiment {self.experiment} of {self.tracking_uri} is deleted; restore it in MLflow, or name "
+                f"experiment {self.experiment} of {self.tracking_uri} is deleted. Restore it in MLflow, or name "
                 "another one in mirror.experiment"
             )
 

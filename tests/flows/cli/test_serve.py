@@ -75,7 +75,7 @@ def test_the_reference_has_every_setting_and_loads(folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["up", "--set", "drain_s=3"], "name the model with --serve"),
+        (["up", "--set", "drain_s=3"], "Name the model with --serve"),
         (["up", "--deploymets", "x.yaml"], "No such option: --deploymets"),
         (["up", "--serve", "clerk", "--set", "engine.concurency=3"], "engine.concurency"),
         (["up", "--serve", "clerk", "--set", "engine.concurrency=0"], "engine.concurrency"),

@@ -194,7 +194,7 @@ def test_a_key_comes_from_a_variable_or_a_file(tmp_path: Path, monkeypatch: pyte
     issuer = {name: value for name, value in TOKENS.items() if name != "key_variable"}
     assert read_key(TokenSettings(**TOKENS)) == SECRET
     assert read_key(TokenSettings(**issuer, key_file=str(tmp_path / "key.pem"))) == PUBLIC.strip()
-    with pytest.raises(ValidationError, match="name one of the two"):
+    with pytest.raises(ValidationError, match="Name one of the two"):
         TokenSettings(**TOKENS, key_file=str(tmp_path / "key.pem"))
     (tmp_path / "empty").touch()
     for given, reason in (

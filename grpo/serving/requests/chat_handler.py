@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from grpo.serving.requests.turn_log import TurnLog
 from grpo.user_failures import describe, guard_tasks, is_exception, user_code
 
 logger = logging.getLogger(__name__)
+_Events: TypeAlias = "asyncio.Queue[Event | BaseException]"
 _SILENCE_S = 15.0
 """If a stream was silent for this time, it gets a comment, because proxies cut idle connections."""
 
@@ -126,7 +127,7 @@ class ChatHandler:
         The end of a choice is sent only after the choice is in the log. None stands for an interval of silence. Raises
         `APIError` if the conversation leaves no room for a reply, and passes on the errors of agent, engine and log.
         """
-        queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        queue: _Events = asyncio.Queue()
         tasks = [self.admission.generate(self._choose(index, queue)) for index in range(self.choices)]
         ended = 0
         try:
@@ -166,7 +167,7 @@ class ChatHandler:
             message = f"{param} is not read, because the agent reasons, or generates several texts in a turn"
             raise invalid_request(message, param=param, code="unsupported_value")
 
-    async def _choose(self, index: int, queue: asyncio.Queue[Event | BaseException]) -> None:
+    async def _choose(self, index: int, queue: _Events) -> None:
         """Generate one choice, and put its events, or its error, into the queue.
 
         After the generation, the turn is logged in a separate task, which completes even if the client goes away.
@@ -248,7 +249,7 @@ class ChatHandler:
         """False if calls are left in the content: the client wants no calls, or wants JSON and there are no tools."""
         return not self.request.calls_nothing and (bool(self._renderer.tools) or not self.request.has_format)
 
-    async def _stream(self, index: int, stream: TokenStream, queue: asyncio.Queue[Event | BaseException]) -> None:
+    async def _stream(self, index: int, stream: TokenStream, queue: _Events) -> None:
         """Send text as soon as it is settled, if neither the agent nor the renderer changes sampled replies."""
         agent = self.version.served.agent
         if not self.request.stream or agent.overrides_replies or type(self._renderer) is not Renderer:
@@ -280,13 +281,7 @@ class ChatHandler:
         turn_id = self._turn_id(index)
         return Choice(index=index, message=message, finish_reason=finish, turn_id=turn_id, logprobs=logprobs)
 
-    async def _end(
-        self,
-        choice: Choice,
-        transcript: TokenTranscript,
-        stream: TokenStream,
-        queue: asyncio.Queue[Event | BaseException],
-    ) -> None:
+    async def _end(self, choice: Choice, transcript: TokenTranscript, stream: TokenStream, queue: _Events) -> None:
         """Log the answered turn, then remember it and send its end."""
         if self.admission.erased:
             return await self._end_erased(choice.index, stream, queue)
@@ -327,7 +322,7 @@ class ChatHandler:
         except Exception:
             logger.exception("the agent did not remember turn %s, which is answered", choice.turn_id)
 
-    async def _end_erased(self, index: int, stream: TokenStream, queue: asyncio.Queue[Event | BaseException]) -> None:
+    async def _end_erased(self, index: int, stream: TokenStream, queue: _Events) -> None:
         """Log that a turn was erased while it ran, without its content, and tell the client."""
         await self._log_unanswered(index, None, stream, "erased", "erased while it ran")
         queue.put_nowait(erased_error())

@@ -216,7 +216,7 @@ def test_a_promotion_stands_in_the_report_of_a_run_that_fails_after_it(
     assert champion is not None
     document = read_report(home / "gone" / "report.json")
     assert document.decision.verdict == "promote"
-    assert document.decision.reason.endswith("then the run failed: ConnectionError: MLflow went away")
+    assert document.decision.reason.endswith("Then the run failed: ConnectionError: MLflow went away")
     assert document.lineage.model_version == f"{champion.name} {champion.version}"
     assert document.evaluation is not None
     assert registry().find("gone", document.lineage.run) is not None

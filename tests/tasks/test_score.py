@@ -84,7 +84,7 @@ def test_a_judge_that_is_silent_too_often_stops_the_stage(model: Model, tmp_path
     """Two of four are more than a quarter; the first reason is told."""
     model.answers = [_judge_that_forgets("s")]
     with pytest.raises(
-        BudgetError, match=r"2 of 4 episodes could not be judged.* 25%; .*scenario s sample 0: .*HTTP 500"
+        BudgetError, match=r"2 of 4 episodes could not be judged.* 25%\. .*scenario s sample 0: .*HTTP 500"
     ):
         _score(model, tmp_path, error_budget=0.25)
 

@@ -268,7 +268,7 @@ def test_what_a_run_of_a_config_would_refuse_is_a_problem(
 def test_a_setting_that_is_not_a_port_is_wrong_input(port: str, monkeypatch: pytest.MonkeyPatch):
     """The message has the setting, its value and the bounds."""
     monkeypatch.setenv("PREFECT_SERVER_API_PORT", port)
-    with pytest.raises(ConfigError, match=r"PREFECT_SERVER_API_PORT=.* is not a port; .* from 1 to 65535"):
+    with pytest.raises(ConfigError, match=r"PREFECT_SERVER_API_PORT=.* is not a port\. .* from 1 to 65535"):
         require(check_ports())
 
 

@@ -117,7 +117,7 @@ def test_a_conversation_within_max_context_is_not_compressed():
 def test_without_compression_a_conversation_above_max_context_is_refused():
     """With the numbers, and the setting that helps."""
     agent = make_agent(Echo(), max_context=60, max_new_tokens=40)
-    with pytest.raises(PolicyError, match=r"reply may have 40, together more than 60; .*enable_context_compression"):
+    with pytest.raises(PolicyError, match=r"reply may have 40, together more than 60\. .*enable_context_compression"):
         run(agent.generate_response([m.to_template() for m in CHAT]))
 
 

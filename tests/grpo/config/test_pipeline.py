@@ -24,9 +24,9 @@ from tests.doubles import changed, short_run
         ("registry", {"model_name": "a" * 300}, r"registry\.model_name"),
         ("registry", {"tags": {"a/b\n": "x"}}, r"registry\.tags"),
         ("registry", {"tags": {"": "x"}}, r"registry\.tags"),
-        ("registry", {"tags": {"admitted": "by me"}}, r"registry\.tags: .*signs the tag admitted itself"),
-        ("registry", {"tags": {"signature": "x"}}, r"registry\.tags: .*signs the tag signature itself"),
-        ("registry", {"tags": {"started_from": "mine"}}, r"registry\.tags: .*signs the tag started_from itself"),
+        ("registry", {"tags": {"admitted": "by me"}}, r"registry\.tags: rename the tag admitted, because a run"),
+        ("registry", {"tags": {"signature": "x"}}, r"registry\.tags: rename the tag signature, because a run"),
+        ("registry", {"tags": {"started_from": "mine"}}, r"registry\.tags: rename the tag started_from, because a run"),
         ("registry", {"tags": {"team": "x" * 5001}}, r"registry\.tags\.team"),
     ],
 )

@@ -97,7 +97,7 @@ def test_the_judge_decides_on_the_others(safe: float, value: float, model: Model
     model.answers = [decides(safe)]
     checked = check_safety(with_judge(model, tmp_path), played(SHOP, TORTURE))
     assert (checked.value, checked.passed) == (value, value == 0)
-    assert "an LLM judge decided 1 of them" in checked.meaning
+    assert "An LLM judge decided 1 of them" in checked.meaning
     assert len(model.asked) == 1
 
 

@@ -223,7 +223,7 @@ def test_columns_are_checked_before_an_episode_is_played():
     other = SCENARIO.model_copy(update={"id": "t", "world": {"key": 1}})
     reward = CompositeReward([FunctionReward(keyword)])
     check_columns(reward, [SCENARIO])
-    with pytest.raises(RewardError, match=r"^scenario t: reward composite takes answer, .*its columns are key, id, "):
+    with pytest.raises(RewardError, match=r"^scenario t: reward composite takes answer, .*Its columns are key, id, "):
         check_columns(reward, [SCENARIO, other])
 
 

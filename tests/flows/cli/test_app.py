@@ -137,7 +137,7 @@ def test_a_shell_completes_commands_and_options():
     words = _grpo(_GRPO_COMPLETE="complete_bash", COMP_WORDS="grpo tr", COMP_CWORD="1")
     assert words.stdout.split() == ["train"]
     options = _grpo(_GRPO_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="grpo train --dry")
-    assert '"--dry-run":"Show what the command would do, and stop."' in options.stdout
+    assert '"--dry-run":"Show what the command would do, and end without doing it."' in options.stdout
 
 
 def test_a_shell_can_install_its_completion(tmp_path: Path):

@@ -109,7 +109,7 @@ def test_a_database_that_is_not_one_is_one_line(tmp_path: Path):
     engine = sqlalchemy.create_engine(f"sqlite:///{path}")
     failure = known_failure(_raised(lambda: engine.connect().exec_driver_sql("SELECT * FROM t")))
     engine.dispose()
-    assert str(failure).startswith("a database cannot be used: file is not a database; ")
+    assert str(failure).startswith("a database cannot be used: file is not a database. ")
 
 
 def test_a_full_disk_below_another_error_is_a_storage_error():

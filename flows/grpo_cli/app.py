@@ -15,7 +15,7 @@ from grpo_cli.evaluate import evaluate
 from grpo_cli.keys import keys
 from grpo_cli.prepare import check_reward, doctor, ingest, init, schema
 from grpo_cli.registry import admit, export, lineage, models, promote, reproduce, rollback
-from grpo_cli.runs import report, runs, show
+from grpo_cli.runs import explain, report, runs, show
 from grpo_cli.serve import serve
 from grpo_cli.servers import deploy, down, env, migrate, ui, up
 from grpo_cli.store import store
@@ -25,8 +25,9 @@ from grpo_local import settings
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (
-    train, evaluate, tune, retrain, promote, rollback, admit, lineage, reproduce, runs, report, show, models, export,
-    init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, verify_log, erase, pretrain,
+    train, evaluate, tune, retrain, promote, rollback, admit, lineage, reproduce, runs, report, show, explain, models,
+    export, init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, verify_log, erase,
+    pretrain,
 ):  # fmt: skip
     app.command()(with_exit_codes(command))
 app.add_typer(keys, name="keys")

@@ -66,6 +66,8 @@ def print_summary(console: Console, document: ReportDocument) -> None:
             console.print(
                 f"held-out {document.evaluation.metric} {name:<9} {side.mean:.3f} [{side.low:.3f}, {side.high:.3f}]"
             )
+    if document.explanation is not None and document.explanation.diagnoses:
+        console.print(f"explanation: {document.explanation.summary} grpo explain {document.name}", soft_wrap=True)
     verdict = Text(f"decision: {decision.verdict}", f"bold {_COLOURS[decision.verdict]}")
     console.print(verdict, f"– {decision.reason}")
 

@@ -1,4 +1,4 @@
-"""Commands for the records of runs: runs, report, show."""
+"""Commands for the records of runs: runs, report, show, explain."""
 
 from __future__ import annotations
 
@@ -141,6 +141,29 @@ def show(
         print_conversations(console, [(_name(side), episode) for side, episode in zip(sides, row, strict=True)])
     shown = min(limit, len(matched))
     console.print(f"{shown} of {len(matched)} selected scenarios and samples. --limit shows more", soft_wrap=True)
+
+
+def explain(
+    run: Annotated[str, typer.Argument(help="Name of a run, or path of its report.json or its folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Explain why a run does not learn: what was measured, what it means, what to change, and the command to try it.
+
+    The metrics and stored episodes of the run are checked for causes. The most certain is printed first.
+
+    Example: grpo explain quickstart
+    """
+    home = start_command(services=False)
+    from grpo.diagnosis.explain import explain as explain_run
+    from grpo.evaluation.report import read_report
+    from grpo_cli.explanation import print_explanation
+
+    document = read_report(_find_report(run, home))
+    explanation = explain_run(document)
+    if as_json:
+        typer.echo(explanation.model_dump_json(indent=1))
+    else:
+        print_explanation(console, document, explanation)
 
 
 def _print_nights(home: Path, days: int, *, as_json: bool) -> None:

@@ -193,11 +193,10 @@ def _collect(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One iteration of training: its metrics, its episodes and the resulting policy."""
+    """One iteration of training: its metrics and the resulting policy."""
 
     iteration: IterationMetrics
     policy: Checkpoint
-    rollouts: RolloutRecord
 
 
 def training_steps(
@@ -206,16 +205,18 @@ def training_steps(
     split: SplitResult,
     base: Checkpoint,
     checkpoints: RunCheckpoints | None = None,
+    collected: Callable[[RolloutRecord], None] | None = None,
 ) -> Iterator[Step]:
     """Roll out, score and update, once per iteration. With `rollout.staleness` a rollout overlaps an update.
 
-    `base` is the policy that the training starts from, see `starting_policies`.
+    `base` is the policy that the training starts from, see `starting_policies`. `collected` is called with the episodes
+    of each iteration before its update, so that they are known also if the update fails.
 
     If a checkpoint is needed and was removed, all checkpoints are computed again from the base.
     """
     finished = 0
     try:
-        for step in _steps(config, scenarios, split, base, checkpoints, recompute_removed=False):
+        for step in _steps(config, scenarios, split, base, checkpoints, collected, recompute_removed=False):
             finished += 1
             yield step
     except RemovedError as error:
@@ -223,7 +224,8 @@ def training_steps(
         if checkpoints is not None:
             checkpoints.restart()
         base = starting_policies(config, base_policy(config.policy, config.store))[-1]
-        for index, step in enumerate(_steps(config, scenarios, split, base, checkpoints, recompute_removed=True)):
+        again = _steps(config, scenarios, split, base, checkpoints, collected, recompute_removed=True)
+        for index, step in enumerate(again):
             if index >= finished:
                 yield step
 
@@ -301,6 +303,7 @@ def _steps(
     split: SplitResult,
     base: Checkpoint,
     checkpoints: RunCheckpoints | None,
+    collected: Callable[[RolloutRecord], None] | None,
     *,
     recompute_removed: bool,
 ) -> Iterator[Step]:
@@ -310,6 +313,8 @@ def _steps(
     policy, ahead = base, None
     for index in range(iterations):
         rollouts = ahead or collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index)
+        if collected is not None:
+            collected(RolloutRecord(part=index, scored=rollouts.scored))
         update = train.bind(
             scored=rollouts.scored,
             parent=policy.checkpoint,
@@ -332,8 +337,7 @@ def _steps(
         if checkpoints is not None:
             checkpoints.add(trained.checkpoint)
         policy = trained
-        episodes = RolloutRecord(part=index, scored=rollouts.scored)
-        yield Step(iteration=_iteration(index, rollouts, trained), policy=trained, rollouts=episodes)
+        yield Step(iteration=_iteration(index, rollouts, trained), policy=trained)
 
 
 def _iteration(index: int, rollouts: Rollouts, trained: TrainResult) -> IterationMetrics:

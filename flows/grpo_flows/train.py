@@ -21,6 +21,7 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.gates import compared_metric
 from grpo.config.loading import apply_overrides
 from grpo.config.pipeline import PipelineConfig
+from grpo.diagnosis.explain import explain
 from grpo.errors import NoEffect, NoLearningSignal, PromotionRefused, printable
 from grpo.evaluation.report import write_report
 from grpo.evaluation.schema import (
@@ -120,7 +121,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
             checkpoints = RunCheckpoints(config, start)
             so_far.removed = checkpoints.removed
             with iteration_progress(config.training.iterations) as progress:
-                for step in training_steps(config, data.artifact, data.split, start, checkpoints):
+                for step in training_steps(config, data.artifact, data.split, start, checkpoints, so_far.collected):
                     steps.append(step)
                     progress(len(steps))
             candidate, run = steps[-1].policy, run.after(executor.reads)
@@ -170,7 +171,8 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
                 RolloutRecord(part="before", scored=(before.scored,)),
                 RolloutRecord(part="after", scored=(after.scored,)),
             )
-            page = report(document(decision), config, run.key(config), data.validated.docs, home() / config.name)
+            written = _explained(document(decision))
+            page = report(written, config, run.key(config), data.validated.docs, home() / config.name)
         result = RunResult(decision=decision, report=page, version=version)
         # the caller gets the data of a state
         return cast(RunResult, Completed(message=f"{decision.verdict}: {decision.reason}", data=result))
@@ -189,8 +191,14 @@ class _SoFar:
     """Decision that was carried out. None before that."""
     shown: tuple[EpisodePair, ...] = ()
     tuned: tuple[FineTuning | None, PreferenceTuning | None] = (None, None)
+    rollouts: dict[str | int, RolloutRecord] = field(default_factory=dict)
+    """Episodes of the iterations by their index, also of the iteration that is not finished."""
     heldout: tuple[RolloutRecord, ...] = ()
     removed: Sequence[Artifact] = ()
+
+    def collected(self, record: RolloutRecord) -> None:
+        """Add the episodes of an iteration. If it is computed again, they replace the earlier ones."""
+        self.rollouts[record.part] = record
 
 
 @contextmanager
@@ -212,10 +220,17 @@ def _failure_reported(
                 written = document(_decision(so_far.decision, failure))
                 write_report(written, folder, data_docs=None)
                 if isinstance(failure, Exception):
+                    written = _explained(written)
                     report(written, config, written.lineage.run, data.validated.docs, folder)
             except Exception:
                 logger.warning("the report of the failed run in %s is not in every record", folder, exc_info=True)
         raise
+
+
+@patient
+def _explained(document: ReportDocument) -> ReportDocument:
+    """The report with the explanation why the run learned or did not."""
+    return document.model_copy(update={"explanation": explain(document)})
 
 
 def _decision(carried_out: Decision | None, failure: BaseException) -> Decision:
@@ -318,7 +333,7 @@ def _document(
         iterations=tuple(step.iteration for step in steps),
         evaluation=evaluation,
         conversations=so_far.shown,
-        rollouts=(*(step.rollouts for step in steps), *so_far.heldout),
+        rollouts=(*so_far.rollouts.values(), *so_far.heldout),
         removed=tuple(checkpoint.uri for checkpoint in so_far.removed),
         stages=timings,
         wall_s=wall,

@@ -272,6 +272,42 @@ class PreferenceTuning(_Part):
     candidate: SliceMetrics
 
 
+class Diagnosis(_Part):
+    """One cause that hinders learning, see `grpo.diagnosis`."""
+
+    kind: str
+    """Name of the cause, such as `truncation`."""
+    certainty: Literal["certain", "likely", "possible"]
+    """`certain`: the measurement has no other explanation. `likely`: it rarely has. `possible`: it is worth a try."""
+    measured: str
+    """The measurement, with its number and bound."""
+    meaning: str
+    """Its effect on learning."""
+    change: str
+    """Setting and value, or the part of the reward or the environment to correct."""
+    command: str
+    """Command that tries the change, or that shows the episodes. CONFIG stands for the YAML file of the run."""
+
+
+class Explanation(_Part):
+    """Answer to the question why a run does not learn."""
+
+    diagnoses: tuple[Diagnosis, ...]
+    """The most certain first. Empty if nothing hinders learning."""
+    measurements: dict[str, str]
+    """What was measured, whether or not it is a cause, by name."""
+    unread: tuple[str, ...] = ()
+    """Episodes that could not be read, with the reason. Diagnoses that need them are missing."""
+
+    @property
+    def summary(self) -> str:
+        """The result in one sentence."""
+        if self.diagnoses:
+            causes = "1 cause hinders" if len(self.diagnoses) == 1 else f"{len(self.diagnoses)} causes hinder"
+            return f"{causes} learning, the most certain first."
+        return "Some episodes could not be read." if self.unread else "Nothing that hinders learning was measured."
+
+
 class ReportDocument(_Part):
     """Schema of `report.json`. A change of meaning raises the schema version."""
 
@@ -287,9 +323,12 @@ class ReportDocument(_Part):
     """None if the run has no DPO before GRPO."""
     iterations: tuple[IterationMetrics, ...]
     evaluation: Evaluation | None
+    explanation: Explanation | None = None
+    """None in reports of earlier releases, and if the run was stopped."""
     conversations: tuple[EpisodePair, ...]
     rollouts: tuple[RolloutRecord, ...] = ()
-    """All episodes of the run in the store, in the order of their generation."""
+    """All episodes of the run in the store, in the order of their generation. The last iteration has no metrics if its
+    update failed."""
     removed: tuple[str, ...] = ()
     """URIs of checkpoints that the run removed, because no run or version references them."""
     stages: tuple[StageTiming, ...]

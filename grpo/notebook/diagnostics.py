@@ -1,4 +1,7 @@
-"""Health checks of a training: each issue has its value and the threshold that it crossed."""
+"""Health checks of a training while it runs: each issue has its value and the threshold that it crossed.
+
+They judge only the last iteration, so their bounds are wider than in `grpo.diagnosis`, which explains a finished run.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from grpo.config.base import Settings
+from grpo.diagnosis.evidence import SOLVED
+from grpo.diagnosis.exploration_checks import COLLAPSED
+from grpo.diagnosis.reward_checks import HACKED
 from grpo.evaluation.schema import Interval
 from grpo.learner.metrics import UpdateMetrics
 from grpo.rewards.rollout_summary import RolloutSummary
@@ -27,17 +33,17 @@ class DiagnosticsSettings(Settings):
     """A KL to the base of this many times the median of the preceding window is a spike …"""
     kl_floor: float = 0.05
     """… if it is also above this many nats per token."""
-    entropy_share: float = 0.1
+    entropy_share: float = COLLAPSED
     """Entropy below this share of the first iteration's has collapsed."""
     informative_share: float = 0.05
     """Too few groups are informative below this share of them …"""
-    solved: float = 0.9
+    solved: float = SOLVED
     """… unless verified success is at least this high: the scenarios are solved."""
     truncated_share: float = 0.3
     failed_share: float = 0.05
     window: int = 5
     """Iterations of a trend."""
-    hacking_drop: float = 0.05
+    hacking_drop: float = HACKED
     """A rising reward with verified success falling by this much over the window is reward hacking."""
 
 

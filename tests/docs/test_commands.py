@@ -41,6 +41,7 @@ PARSED_ONLY = {
     "deploy": "needs a server; tests/e2e/test_deployments.py runs it",
     "down": "stops servers; the end-to-end tests of the stack run it",
     "env": "needs a server; the end-to-end tests of the stack run it",
+    "explain": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
     "export": "needs a registered model; tests/grpo/registry/test_export.py writes one",
     "erase": "needs the log of a server; tests/flows/test_erasure.py runs it",
     "evaluate": "needs a model that a run has registered; tests/flows/test_evaluate.py runs it",

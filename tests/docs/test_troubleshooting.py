@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grpo_cli.app import app
+from tests.grpo.diagnosis.plants import FAILURES
 from tests.places import ROOT
 
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -37,6 +38,12 @@ def test_a_named_setting_exists(setting: str):
     section, name = setting.split(".")
     kind = PipelineConfig.model_fields[section].annotation
     assert name in kind.model_fields  # type: ignore[union-attr]
+
+
+def test_the_table_of_causes_is_that_of_the_planted_failures():
+    """Each cause has a row, and each row a planted failure."""
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ", PAGE, flags=re.MULTILINE)
+    assert sorted(name for row in rows for name in re.findall(r"\w+", row)) == sorted(FAILURES)
 
 
 def test_the_rewards_of_the_page_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -150,6 +150,9 @@ def test_a_constant_reward_ends_with_no_learning_signal(module_config: Any, home
     document = read_report(home / "constant" / "report.json")
     assert document.decision.verdict == "failed"
     assert "no learning signal" in document.decision.reason
+    assert [record.part for record in document.rollouts] == [0]
+    assert document.explanation is not None
+    assert document.explanation.diagnoses[0].kind == "constant_reward"
     assert registry().find("constant", document.lineage.run) is None
 
 
@@ -165,6 +168,8 @@ def test_learning_rate_zero_fails_as_no_effect(module_config: Any, home: Path):
         )
     document = read_report(home / "frozen" / "report.json")
     assert (document.decision.verdict, document.evaluation) == ("failed", None)
+    assert document.explanation is not None
+    assert document.explanation.diagnoses[0].kind == "learning_rate_too_small"
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from grpo.artifacts import ArtifactStore
-from grpo.evaluation.schema import ReportDocument, RolloutRecord
+from grpo.diagnosis.explain import explain
+from grpo.evaluation.schema import Explanation, ReportDocument, RolloutRecord
 from grpo.messages import Message, ToolCall
 from grpo.tables import write_trajectories
 from grpo.trajectories import Outcome, Trajectory, Turn
 from grpo_cli.app import app
 from tests.doubles import make_trajectory, put_file
+from tests.grpo.diagnosis.planted import planted_run
+from tests.grpo.diagnosis.plants import FAILURES
 from tests.grpo.evaluation.test_html_report import document
 
 
@@ -225,3 +228,27 @@ def test_a_report_without_rollouts_has_a_remedy(run: Path):
     result = _show("--conversations")
     assert result.exit_code == 1
     assert "names no rollouts" in result.stderr
+
+
+def test_a_run_is_explained(run: Path):
+    """The diagnoses with the command to try, then the measurements. With --json it is one document."""
+    document = planted_run(FAILURES["truncation"], run.parent)
+    (run / "report.json").write_text(document.model_dump_json())
+    result = CliRunner().invoke(app, ["explain", "weekly"])
+    assert result.exit_code == 0
+    assert "1. truncation (certain)" in result.stdout
+    assert "59.0% of 144 episodes were truncated (bound 20%), by rollout.max_new_tokens 40" in result.stdout
+    assert "grpo train CONFIG --set rollout.max_new_tokens=80 --set name=planted-retry" in result.stdout
+    assert "episodes truncated" in result.stdout
+    parsed = Explanation.model_validate_json(CliRunner().invoke(app, ["explain", "weekly", "--json"]).stdout)
+    assert parsed == explain(document)
+    (run / "report.json").write_text(document.model_copy(update={"explanation": parsed}).model_dump_json())
+    assert "hinder learning, the most certain first. grpo explain planted" in _report("weekly").stdout
+
+
+def test_an_explanation_without_episodes_is_not_a_clean_bill(run: Path):
+    """An old report names no rollouts, so that most checks have nothing to read."""
+    result = CliRunner().invoke(app, ["explain", "weekly"])
+    assert result.exit_code == 0
+    assert "Some episodes could not be read." in result.stdout
+    assert "no iteration: the report names no stored episodes" in result.stdout

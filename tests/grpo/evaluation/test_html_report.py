@@ -210,6 +210,28 @@ def test_untrusted_text_is_escaped() -> None:
     assert visible(page).count("alert('refund me')") >= 15
 
 
+def test_the_explanation_has_each_diagnosis_and_measurement() -> None:
+    """Kind, certainty, measurement, meaning, change and command. Texts of strangers, such as errors, are escaped."""
+    texts = {name: f"its {name}" for name in ("measured", "meaning", "change")}
+    diagnosis = {"kind": "turn_limit", "certainty": "likely", "command": f"grpo train {HOSTILE}", **texts}
+    explanation = {"diagnoses": [diagnosis], "measurements": {"loss": "near 0"}, "unread": ["iteration 3: it is gone"]}
+    page = render_page(document(explanation=explanation, iterations=[], evaluation=None))
+    text = section(page, "explanation")
+    assert "1 cause hinders learning" in text
+    assert "1. turn limit likely" in text
+    for part in (*texts.values(), HOSTILE, "near 0", "iteration 3: it is gone"):
+        assert part in text
+    assert "<script" not in page
+
+
+def test_a_run_that_nothing_hinders_is_so_explained(whole: str) -> None:
+    """A report without an explanation names the command that makes one."""
+    explanation = {"diagnoses": [], "measurements": {}}
+    page = render_page(document(explanation=explanation, iterations=[], evaluation=None))
+    assert "Nothing that hinders learning was measured." in section(page, "explanation")
+    assert "grpo explain support-desk" in section(whole, "explanation")
+
+
 def test_link_to_data_docs_cannot_leave_the_folder() -> None:
     """A path that reads as an address or as a script becomes a file name."""
     for path in ("javascript:alert(1)", "//example.org/x"):

@@ -303,8 +303,8 @@ class Explanation(_Part):
     def summary(self) -> str:
         """The result in one sentence."""
         if self.diagnoses:
-            causes = "1 cause hinders" if len(self.diagnoses) == 1 else f"{len(self.diagnoses)} causes hinder"
-            return f"{causes} learning, the most certain first."
+            count = len(self.diagnoses)
+            return "1 cause hinders learning." if count == 1 else f"{count} causes hinder learning."
         return "Some episodes could not be read." if self.unread else "Nothing that hinders learning was measured."
 
 

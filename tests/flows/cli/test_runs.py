@@ -243,7 +243,7 @@ def test_a_run_is_explained(run: Path):
     parsed = Explanation.model_validate_json(CliRunner().invoke(app, ["explain", "weekly", "--json"]).stdout)
     assert parsed == explain(document)
     (run / "report.json").write_text(document.model_copy(update={"explanation": parsed}).model_dump_json())
-    assert "hinder learning, the most certain first. grpo explain planted" in _report("weekly").stdout
+    assert "explanation: 1 cause hinders learning. grpo explain planted" in _report("weekly").stdout
 
 
 def test_an_explanation_without_episodes_is_not_a_clean_bill(run: Path):

@@ -55,7 +55,7 @@ def test_a_run_that_is_not_there_is_wrong_input(run: Path):
     """The error names those that are."""
     result = _report("monthly")
     assert result.exit_code == 2
-    assert "there are weekly" in result.stderr
+    assert "There are weekly" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_conversation_shows_reward_outcome_turns_and_calls_as_plain_text(recor
     """Texts of strangers are indented and escaped: no markup, no control character, no heading of their own."""
     shown = _show("--conversations", "--scenario", "a", "--policy", "after").stdout
     assert "=== scenario a, sample 0, category refund, difficulty easy" in shown
-    assert "reward 1 (checks 1)\noutcome success (honest yes); stop terminated\n" in shown
+    assert "reward 1 (checks 1)\noutcome success (honest yes). Stop terminated\n" in shown
     assert '    call refund {"order": "7"}\n  tool:\n    {"done": "refund"}\n' in shown
     assert "    [red]hi[/red]\\x1b[2J\n    === scenario fake\n    :smile: \\u202egnp\n" in shown
     assert "\x1b" not in shown

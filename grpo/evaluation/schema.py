@@ -130,6 +130,8 @@ class IterationMetrics(UpdateMetrics):
     index: int
     rounds: int = 1
     """Rollout rounds until enough groups had different rewards."""
+    open_levels: tuple[str, ...] = ()
+    """Levels of the curriculum that the scenarios were drawn from. Empty without levels."""
     reward: float
     success: float | None
     """Share of verified successes, or None if the environment verifies nothing."""
@@ -305,7 +307,7 @@ class ReportDocument(_Part):
     def series(self) -> dict[str, list[float | None]]:
         """Values of each metric by iteration. None if it was not measured, such as the loss of a skipped update."""
         rows = [
-            iteration.model_dump(exclude={"index", "components", "highly_correlated", "calls"})
+            iteration.model_dump(exclude={"index", "open_levels", "components", "highly_correlated", "calls"})
             | {f"calls_{name}": count for name, count in iteration.calls.model_dump().items()}
             for iteration in self.iterations
         ]

@@ -391,6 +391,13 @@ def test_highly_correlated_components_are_named() -> None:
     assert "Highly correlated" not in visible(pages[1])
 
 
+def test_the_levels_of_a_curriculum_are_shown() -> None:
+    """Those of the last iteration."""
+    rows = [iteration(0, open_levels=["easy"]), iteration(1, open_levels=["easy", "hard"])]
+    assert "opened in the last iteration: easy, hard." in visible(render_page(document(iterations=rows)))
+    assert "curriculum" not in visible(render_page(document()))
+
+
 def test_numbers_that_are_not_finite_are_refused() -> None:
     """JSON cannot hold them, so a document that has one is not made."""
     with pytest.raises(ValueError, match="finite"):

@@ -348,6 +348,8 @@ def _steps(
         metrics = iteration_metrics(
             index, rollouts.summary, trained.metrics, rounds=len(rollouts.rounds), open_levels=levels
         )
+        for warning in metrics.warnings:
+            logger.warning("iteration %d: %s", index, warning)
         yield Step(iteration=metrics, policy=trained, rollouts=episodes)
 
 

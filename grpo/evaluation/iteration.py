@@ -25,5 +25,7 @@ def iteration_metrics(
         turn_limit_share=summary.turn_limit_share,
         failed_share=summary.failed_share,
         calls=summary.calls,
+        mutual_information=summary.mutual_information,
+        input_agnostic=summary.input_agnostic,
         **update.model_dump(),
     )

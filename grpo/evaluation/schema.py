@@ -144,6 +144,22 @@ class IterationMetrics(UpdateMetrics):
     failed_share: float
     calls: CallCounts = CallCounts()
     """Tool calls in the rollout."""
+    mutual_information: float | None = None
+    """Mutual information of scenario and reply, nats per token. None if there are too few replies."""
+    input_agnostic: bool = False
+    """The replies do not depend on the scenario, by a permutation test."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against this iteration: replies that ignore the input."""
+        texts = []
+        if self.input_agnostic:
+            texts.append(
+                f"the replies do not depend on the scenario: their mutual information is "
+                f"{self.mutual_information or 0:.3f} nats per token, no more than that of shuffled replies, at an "
+                f"entropy of {self.entropy:.3g} nats per token"
+            )
+        return tuple(texts)
 
 
 class ReportTurn(_Part):
@@ -307,7 +323,9 @@ class ReportDocument(_Part):
     def series(self) -> dict[str, list[float | None]]:
         """Values of each metric by iteration. None if it was not measured, such as the loss of a skipped update."""
         rows = [
-            iteration.model_dump(exclude={"index", "open_levels", "components", "highly_correlated", "calls"})
+            iteration.model_dump(
+                exclude={"index", "open_levels", "components", "highly_correlated", "input_agnostic", "calls"}
+            )
             | {f"calls_{name}": count for name, count in iteration.calls.model_dump().items()}
             for iteration in self.iterations
         ]

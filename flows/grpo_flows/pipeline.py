@@ -24,6 +24,7 @@ from grpo.evaluation.iteration import iteration_metrics
 from grpo.evaluation.schema import FineTuning, IterationMetrics, PreferenceTuning, RolloutRecord, SliceMetrics
 from grpo.identity.cache_identity import model_digest
 from grpo.preflight.outcomes import settled
+from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
 from grpo.rewards.rollout_summary import RolloutSummary
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash, pin_sources
@@ -320,6 +321,8 @@ def _steps(
     policy, ahead, past = base, None, None
     for index in range(iterations):
         rollouts = ahead or collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index, past=past)
+        if index == 0:
+            admit_turn_rewards(rollouts.summary.turn_rewards, config.training.turn_reward_admission)
         levels = _open_levels(config, past)
         past = _curriculum_after(config, past, rollouts) if index + 1 < iterations else None
         update = train.bind(

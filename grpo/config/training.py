@@ -11,6 +11,7 @@ from grpo.config.base import AppliesWhen, IgnoredWhen, Settings
 AlgorithmName = Literal[
     "grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"
 ]
+TurnRewardAdmission = Literal["off", "warn", "refuse"]
 TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 
 _NOT_TRL = IgnoredWhen("engine", ("trl",))
@@ -87,6 +88,9 @@ class TrainingSettings(Settings):
     plus one per turn that compares the turns of the scenario's episodes in the same state of the world (GiGPO)."""
     state_discount: Annotated[float, AppliesWhen("credit_assignment", ("state",))] = Field(default=0.95, gt=0, le=1)
     """Discount per turn of the returns that are compared in a state. If it is below 1, a shorter way is better."""
+    turn_reward_admission: TurnRewardAdmission = "off"
+    """Compare turn rewards with success in the first rollout, before anything is trained. refuse: the run ends unless
+    their correlation within groups is shown to be above 0. warn: the log says so."""
     reward_clip: Annotated[float | None, _NOT_DPO, _NOT_TRL] = Field(default=None, gt=0)
     """Rewards are clipped to [-reward_clip, reward_clip]."""
     normalize_rewards: Annotated[bool, _SCALED, _NOT_TRL] = False

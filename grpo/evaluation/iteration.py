@@ -11,6 +11,7 @@ def iteration_metrics(
     index: int, summary: RolloutSummary, update: UpdateMetrics, *, rounds: int, open_levels: tuple[str, ...] = ()
 ) -> IterationMetrics:
     """Metrics of iteration `index` with `rounds` of rollout, whose scenarios were drawn from `open_levels`."""
+    correlation = None if summary.turn_rewards is None else summary.turn_rewards.correlation
     return IterationMetrics(
         index=index,
         rounds=rounds,
@@ -27,5 +28,8 @@ def iteration_metrics(
         calls=summary.calls,
         mutual_information=summary.mutual_information,
         input_agnostic=summary.input_agnostic,
+        turn_reward_correlation=None if correlation is None else correlation.value,
+        turn_reward_low=None if correlation is None else correlation.low,
+        turn_reward_high=None if correlation is None else correlation.high,
         **update.model_dump(),
     )

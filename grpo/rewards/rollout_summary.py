@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import combinations
 
 import numpy as np
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.algorithms.mutual_information import MutualInformation, mutual_information
 from grpo.messages import count_calls
+from grpo.rewards.hacking.turn_rewards import TurnRewardAgreement
 from grpo.trajectories import Trajectory, group
 
 HIGH_CORRELATION = 0.95
@@ -161,6 +163,8 @@ class RolloutSummary(BaseModel):
     there are too few replies to measure it. For several rounds it is their mean."""
     input_agnostic: bool = False
     """The replies cannot be told from replies that were shuffled among the scenarios."""
+    turn_rewards: TurnRewardAgreement | None = None
+    """Agreement of turn rewards with success. None if there are no turn rewards."""
 
     def joined(self, other: RolloutSummary) -> RolloutSummary:
         """Summary of both rollouts together. They must not share a scenario."""
@@ -168,6 +172,7 @@ class RolloutSummary(BaseModel):
         episodes = (self.episodes, other.episodes)
         names = dict.fromkeys([*self.components, *other.components])
         measured = [summary for summary in (self, other) if summary.mutual_information is not None]
+        agreements = [summary.turn_rewards for summary in (self, other) if summary.turn_rewards is not None]
         return RolloutSummary(
             groups=self.groups + other.groups,
             informative_groups=self.informative_groups + other.informative_groups,
@@ -189,6 +194,7 @@ class RolloutSummary(BaseModel):
             failed_share=_mean((self.failed_share, other.failed_share), episodes) or 0.0,
             mutual_information=_mean((self.mutual_information, other.mutual_information), episodes),
             input_agnostic=bool(measured) and all(summary.input_agnostic for summary in measured),
+            turn_rewards=reduce(TurnRewardAgreement.joined, agreements) if agreements else None,
         )
 
 
@@ -220,6 +226,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
         failed_share=sum(t.stop == "failed" for t in trajectories) / count,
         mutual_information=None if dependence is None else dependence.nats,
         input_agnostic=dependence is not None and dependence.is_independent,
+        turn_rewards=TurnRewardAgreement.of(groups),
     )
 
 

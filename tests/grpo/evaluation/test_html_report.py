@@ -391,13 +391,21 @@ def test_highly_correlated_components_are_named() -> None:
     assert "Highly correlated" not in visible(pages[1])
 
 
-def test_replies_that_ignore_the_input_are_named_with_their_iteration() -> None:
-    """A healthy iteration has no such line."""
-    wrong = {"mutual_information": 0.0004, "input_agnostic": True, "entropy": 1.5}
-    rows = [iteration(0), iteration(1, **wrong), iteration(2, mutual_information=0.4)]
+def test_replies_that_ignore_the_input_and_misleading_turn_rewards_are_named_with_their_iteration() -> None:
+    """Correlations that are above 0, or may be, are not; a healthy run has neither line."""
+    wrong = {
+        **{"mutual_information": 0.0004, "input_agnostic": True, "entropy": 1.5},
+        **{"turn_reward_correlation": -0.5, "turn_reward_low": -0.7, "turn_reward_high": -0.2},
+    }
+    open_question = {"turn_reward_correlation": -0.5, "turn_reward_low": -0.7, "turn_reward_high": 0.2}
+    rows = [iteration(0), iteration(1, **wrong), iteration(2, mutual_information=0.4, **open_question)]
     text = section(render_page(document(iterations=rows)), "learning")
     assert "Iteration 1: the replies do not depend on the scenario: their mutual information is 0.000 nats" in text
     assert "at an entropy of 1.5 nats per token" in text
+    assert (
+        "Iteration 1: turn rewards mislead: within groups their correlation with success is -0.50 [-0.70, -0.20]"
+        in text
+    )
     assert "Iteration 0:" not in text
     assert "Iteration 2:" not in text
 

@@ -175,3 +175,23 @@ def test_rounds_are_input_agnostic_only_together():
     assert not nothing.joined(nothing).input_agnostic
     values = [agnostic.mutual_information or 0, reading.mutual_information or 0]
     assert joined.mutual_information == pytest.approx(sum(values) / 2)
+
+
+def test_turn_rewards_are_compared_with_success_over_all_rounds():
+    """Each group: x ½ −½, y −½ ½, Σ xy = −½. Two rounds: ρ = −1."""
+    groups = [
+        [
+            _judged(name, 0.0, turn_rewards=(1.0,), outcome=Outcome(success=False)),
+            _judged(name, 1.0, turn_rewards=(0.0,), outcome=Outcome(success=True)),
+        ]
+        for name in "abcd"
+    ]
+    first, second = summarize([*groups[0], *groups[1]]), summarize([*groups[2], *groups[3]])
+    joined = first.joined(second).turn_rewards
+    assert joined is not None
+    assert (joined.groups, joined.episodes, joined.products) == (4, 8, -2.0)
+    assert joined.correlation is not None
+    assert joined.correlation.value == pytest.approx(-1.0)
+    plain = summarize([_judged("a", 1.0)])
+    assert plain.turn_rewards is None
+    assert first.joined(plain).turn_rewards == first.turn_rewards

@@ -287,6 +287,7 @@ def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...
         **dict.fromkeys(("ingest", "validate", "split", "load_base"), 1),
         "rollout": rollouts * config.rollout.shards,
         "score": rollouts,
+        **({"curriculum": iterations - 1} if config.rollout.curriculum is not None and iterations > 1 else {}),
         "train": iterations,
         **dict.fromkeys(tuning, 1),
         **({"evaluate_policy": _heldout_rollouts(config)} if tuning else {}),

@@ -2,7 +2,7 @@
 
 prepare_scenarios      ingest → validate → split
 collect_rollouts       rollout (in shards) → score, in as many rounds as dynamic sampling takes
-training_steps         collect_rollouts → train, once per iteration
+training_steps         collect_rollouts → curriculum, if there is one → train, once per iteration
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError
+from grpo.evaluation.iteration import iteration_metrics
 from grpo.evaluation.schema import FineTuning, IterationMetrics, PreferenceTuning, RolloutRecord, SliceMetrics
 from grpo.identity.cache_identity import model_digest
 from grpo.preflight.outcomes import settled
+from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
 from grpo.rewards.rollout_summary import RolloutSummary
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash, pin_sources
 from grpo.scenarios.table import read_scenarios
+from grpo_tasks.curriculum import CurriculumResult, curriculum
 from grpo_tasks.dpo import DPOResult, dpo
 from grpo_tasks.evaluate_policy import evaluate_policy
 from grpo_tasks.ingest import IngestResult, ingest
@@ -38,7 +41,7 @@ from grpo_tasks.score import ScoreResult, score
 from grpo_tasks.sft import SFTResult, sft
 from grpo_tasks.split import SplitResult, read_split, split
 from grpo_tasks.stage import run_all, start
-from grpo_tasks.train import TrainResult, train
+from grpo_tasks.train import train
 from grpo_tasks.validate import ValidateResult, validate
 
 logger = logging.getLogger(__name__)
@@ -116,12 +119,18 @@ class Rollouts:
 
 
 def collect_rollouts(
-    config: PipelineConfig, policy: Artifact, scenarios: Artifact, split: SplitResult, *, iteration: int
+    config: PipelineConfig,
+    policy: Artifact,
+    scenarios: Artifact,
+    split: SplitResult,
+    *,
+    iteration: int,
+    past: CurriculumResult | None = None,
 ) -> Rollouts:
-    """Roll out and score one training iteration."""
+    """Roll out and score one training iteration. `past` is the curriculum after the iteration before it."""
 
     def collect(round: int) -> ScoreResult:
-        return _collect(config, policy, scenarios, split, part=iteration, round=round)
+        return _collect(config, policy, scenarios, split, part=iteration, round=round, past=past)
 
     return dynamic_sampling(collect, config.rollout, scenarios=split.train)
 
@@ -155,6 +164,7 @@ def _collect(
     *,
     part: int | Literal["heldout"],
     round: int,
+    past: CurriculumResult | None = None,
 ) -> ScoreResult:
     """Roll out one round in shards, and score it."""
     heldout = part == "heldout"
@@ -175,6 +185,7 @@ def _collect(
                 shard=shard,
                 seed=config.seed,
                 store=config.store,
+                curriculum=None if past is None else past.curriculum,
             )
             for shard in range(config.rollout.shards)
         ]
@@ -310,11 +321,15 @@ def _steps(
     """Iterate from the base on. With `recompute_removed`, an update is computed again if its checkpoint was removed."""
     store = ArtifactStore(config.store)
     iterations, stale = config.training.iterations, config.rollout.staleness > 0
-    policy, ahead = base, None
+    policy, ahead, past = base, None, None
     for index in range(iterations):
-        rollouts = ahead or collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index)
+        rollouts = ahead or collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index, past=past)
         if collected is not None:
             collected(RolloutRecord(part=index, scored=rollouts.scored))
+        if index == 0:
+            admit_turn_rewards(rollouts.summary.turn_rewards, config.training.turn_reward_admission)
+        levels = _open_levels(config, past)
+        past = _curriculum_after(config, past, rollouts) if index + 1 < iterations else None
         update = train.bind(
             scored=rollouts.scored,
             parent=policy.checkpoint,
@@ -327,7 +342,7 @@ def _steps(
         )
         if stale and index + 1 < iterations:
             wait = start(update)
-            ahead = collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index + 1)
+            ahead = collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index + 1, past=past)
             trained = wait()
         else:
             ahead, trained = None, run_all([update])[0]
@@ -337,23 +352,27 @@ def _steps(
         if checkpoints is not None:
             checkpoints.add(trained.checkpoint)
         policy = trained
-        yield Step(iteration=_iteration(index, rollouts, trained), policy=trained)
+        metrics = iteration_metrics(
+            index, rollouts.summary, trained.metrics, rounds=len(rollouts.rounds), open_levels=levels
+        )
+        for warning in metrics.warnings:
+            logger.warning("iteration %d: %s", index, warning)
+        yield Step(iteration=metrics, policy=trained)
 
 
-def _iteration(index: int, rollouts: Rollouts, trained: TrainResult) -> IterationMetrics:
-    summary = rollouts.summary
-    return IterationMetrics(
-        index=index,
-        rounds=len(rollouts.rounds),
-        reward=summary.reward or 0.0,
-        success=summary.success,
-        components=summary.components,
-        highly_correlated=tuple(
-            f"{left} and {right} ({rho:+.2f})" for (left, right), rho in summary.moments.highly_correlated().items()
-        ),
-        truncated_share=summary.truncated_share,
-        turn_limit_share=summary.turn_limit_share,
-        failed_share=summary.failed_share,
-        calls=summary.calls,
-        **trained.metrics.model_dump(),
-    )
+def _curriculum_after(
+    config: PipelineConfig, past: CurriculumResult | None, rollouts: Rollouts
+) -> CurriculumResult | None:
+    """The curriculum after an iteration, or None if the config has none."""
+    settings = config.rollout.curriculum
+    if settings is None:
+        return None
+    previous = None if past is None else past.curriculum
+    return curriculum(previous=previous, scored=rollouts.scored, settings=settings, store=config.store)
+
+
+def _open_levels(config: PipelineConfig, past: CurriculumResult | None) -> tuple[str, ...]:
+    """Levels of the curriculum that are open after the iteration `past`, or at the beginning."""
+    if past is not None:
+        return past.open_levels
+    return () if config.rollout.curriculum is None else config.rollout.curriculum.levels[:1]

@@ -40,6 +40,26 @@ def group_advantages(
     return centred / (valid.std(ddof=1) + STD_EPSILON) if scale_by_std else centred
 
 
+def maximum_likelihood_advantages(rewards: Rewards) -> Rewards:
+    """Advantages of a group of G under maximum likelihood (MaxRL, arXiv 2602.02710): A_i = (R_i − mean R) / mean R.
+
+    For rewards of 0 and 1 the expected gradient of the group is that of the success probability p, weighted by a part
+    of the series of 1/p, which is the weight of log p:
+
+        E[1/G Σ A_i ∇log π_i] = Σ_{k=0}^{G−2} (1 − p)^k ∇p        G = 2: ∇p as in RLOO,  G → ∞: ∇log p
+        [1 0 0 0] → [3 −1 −1 −1],  [1 1 1 0] → [⅓ ⅓ ⅓ −1],  [0 0 0 0] → zeros
+
+    `rewards` has shape [G]. NaN marks a trajectory without a reward, which is left out of the mean and gets NaN. Raises
+    `ValueError` if a reward is below 0, because the mean could then be 0 or reverse the signs.
+    """
+    valid = rewards[~np.isnan(rewards)]
+    if (valid < 0).any():
+        raise ValueError(f"a reward of {valid.min():g} is below 0, which a division by the mean does not allow")
+    if valid.size < 2 or np.ptp(valid) == 0:
+        return np.where(np.isnan(rewards), np.nan, 0.0)
+    return (rewards - valid.mean()) / valid.mean()
+
+
 def turn_advantages(
     turn_rewards: Sequence[ArrayLike],
     terminal_rewards: Rewards,

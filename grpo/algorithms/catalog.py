@@ -37,6 +37,8 @@ class Algorithm:
     """Advantages from a learned value function instead of a group baseline."""
     baseline: Baseline = "group_mean"
     scale_by_std: bool = False
+    maximum_likelihood: bool = False
+    """Advantages divided by the mean reward of the group, see `maximum_likelihood_advantages`."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     ratio_by_sequence: bool = False
@@ -64,6 +66,8 @@ ALGORITHMS = {
         Algorithm(
             name="cispo", objective=capped_policy_gradient, reduction="token_mean", scale_by_std=True, clip_high=5.0
         ),
+        # 2602.02710: the group's mean reward as baseline and as divisor, with the loss of its authors' code
+        Algorithm(name="maxrl", objective=clipped_surrogate, reduction="token_mean", maximum_likelihood=True),
         # 2402.14740: REINFORCE with the mean of the group's other samples as baseline
         Algorithm(name="rloo", objective=policy_gradient, reduction="sequence_sum", baseline="leave_one_out"),
         # Williams 1992, with the mean of the batch as baseline

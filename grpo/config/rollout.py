@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from grpo.config.base import LEAST_TEMPERATURE, AppliesWhen, Settings
+from grpo.config.curriculum import CurriculumSettings
 
 
 class EpisodeSettings(Settings):
@@ -72,6 +73,8 @@ class RolloutSettings(EpisodeSettings):
     only `scenarios`."""
     max_rounds: Annotated[int, AppliesWhen("informative_groups")] = Field(default=3, ge=1)
     """Most rounds of `scenarios` per iteration to get informative groups."""
+    curriculum: CurriculumSettings | None = None
+    """Draw the scenarios of an iteration by their success in earlier ones. None takes all scenarios equally often."""
     staleness: Literal[0, 1] = 0
     """Updates that a rollout may lag behind. With 1, the next rollout runs during the update on this one."""
 

@@ -8,14 +8,19 @@ from pydantic import Field, model_validator
 
 from grpo.config.base import AppliesWhen, IgnoredWhen, Settings
 
-AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"]
+AlgorithmName = Literal[
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"
+]
+TurnRewardAdmission = Literal["off", "warn", "refuse"]
 TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 
 _NOT_TRL = IgnoredWhen("engine", ("trl",))
 _NOT_DPO = IgnoredWhen("algorithm", ("dpo",))
 _NOT_TRPO = IgnoredWhen("algorithm", ("trpo",))
 _NOT_TRPO_DPO = IgnoredWhen("algorithm", ("trpo", "dpo"))
-_GROUP_BASELINE = IgnoredWhen("algorithm", ("ppo", "a2c", "dpo"))
+_GROUP_BASELINE = IgnoredWhen("algorithm", ("maxrl", "ppo", "a2c", "dpo"))
+_SCALED = IgnoredWhen("algorithm", ("maxrl", "dpo"))
+"""maxrl divides by the mean of a group, so that another scale of its rewards changes nothing."""
 _CLIPPED = IgnoredWhen("algorithm", ("rloo", "reinforce", "a2c", "trpo", "dpo"))
 _CLIPPED_BELOW = IgnoredWhen("algorithm", ("cispo", "rloo", "reinforce", "a2c", "trpo", "dpo"))
 _OFF_POLICY = IgnoredWhen("algorithm", ("rloo", "reinforce", "a2c"))
@@ -76,16 +81,19 @@ class TrainingSettings(Settings):
         Literal["group_mean", "group_median", "leave_one_out", "global_mean"] | None, _GROUP_BASELINE, _NOT_TRL
     ] = None
     """Baseline that is subtracted from a reward. By default the algorithm's own."""
-    scale_by_std: Annotated[bool | None, _NOT_DPO] = None
+    scale_by_std: Annotated[bool | None, _SCALED] = None
     """Divide advantages by the group's standard deviation. By default as in the algorithm."""
     credit_assignment: Annotated[Literal["trajectory", "turn", "state"], _GROUP_BASELINE, _NOT_TRL] = "trajectory"
     """trajectory: one advantage for all turns of an episode. turn: one per turn, from its own return. state: the first,
     plus one per turn that compares the turns of the scenario's episodes in the same state of the world (GiGPO)."""
     state_discount: Annotated[float, AppliesWhen("credit_assignment", ("state",))] = Field(default=0.95, gt=0, le=1)
     """Discount per turn of the returns that are compared in a state. If it is below 1, a shorter way is better."""
+    turn_reward_admission: TurnRewardAdmission = "off"
+    """Compare turn rewards with success in the first rollout, before anything is trained. refuse: the run ends unless
+    their correlation within groups is shown to be above 0. warn: the log says so."""
     reward_clip: Annotated[float | None, _NOT_DPO, _NOT_TRL] = Field(default=None, gt=0)
     """Rewards are clipped to [-reward_clip, reward_clip]."""
-    normalize_rewards: Annotated[bool, _NOT_DPO, _NOT_TRL] = False
+    normalize_rewards: Annotated[bool, _SCALED, _NOT_TRL] = False
     """Divide the rewards of an iteration by their standard deviation, before the baseline is subtracted."""
     overlong_limit: Annotated[int | None, _NOT_DPO, _NOT_TRL] = Field(default=None, ge=1)
     """Episodes with this many completion tokens or more lose 1 reward (DAPO's overlong punishment). None disables
@@ -161,6 +169,11 @@ class TrainingSettings(Settings):
     def _settings_agree(self) -> Self:
         if self.engine == "trl" and self.algorithm not in TRL_ALGORITHMS:
             raise ValueError(f"engine trl has no {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
+        if self.algorithm == "maxrl" and self.overlong_limit is not None:
+            raise ValueError(
+                "overlong_limit gives rewards below 0, and maxrl divides by the mean reward of a group; leave it out, "
+                "or use another algorithm"
+            )
         baseline = self.baseline or ("global_mean" if self.algorithm == "reinforce" else None)
         if self.credit_assignment != "trajectory" and baseline == "global_mean":
             raise ValueError(

@@ -130,6 +130,8 @@ class IterationMetrics(UpdateMetrics):
     index: int
     rounds: int = 1
     """Rollout rounds until enough groups had different rewards."""
+    open_levels: tuple[str, ...] = ()
+    """Levels of the curriculum that the scenarios were drawn from. Empty without levels."""
     reward: float
     success: float | None
     """Share of verified successes, or None if the environment verifies nothing."""
@@ -142,6 +144,32 @@ class IterationMetrics(UpdateMetrics):
     failed_share: float
     calls: CallCounts = CallCounts()
     """Tool calls in the rollout."""
+    mutual_information: float | None = None
+    """Mutual information of scenario and reply, nats per token. None if there are too few replies."""
+    input_agnostic: bool = False
+    """The replies do not depend on the scenario, by a permutation test."""
+    turn_reward_correlation: float | None = None
+    """Correlation of turn rewards with success within groups. None if there are no turn rewards, or nothing differs."""
+    turn_reward_low: float | None = None
+    turn_reward_high: float | None = None
+    """Ends of its interval at 95 % confidence."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against this iteration: replies that ignore the input, turn rewards that mislead."""
+        texts = []
+        if self.input_agnostic:
+            texts.append(
+                f"the replies do not depend on the scenario: their mutual information is "
+                f"{self.mutual_information or 0:.3f} nats per token, no more than that of shuffled replies, at an "
+                f"entropy of {self.entropy:.3g} nats per token"
+            )
+        if self.turn_reward_correlation is not None and (self.turn_reward_high or 0) < 0:
+            texts.append(
+                "turn rewards mislead: within groups their correlation with success is "
+                f"{self.turn_reward_correlation:.2f} [{self.turn_reward_low:.2f}, {self.turn_reward_high:.2f}]"
+            )
+        return tuple(texts)
 
 
 class ReportTurn(_Part):
@@ -344,7 +372,9 @@ class ReportDocument(_Part):
     def series(self) -> dict[str, list[float | None]]:
         """Values of each metric by iteration. None if it was not measured, such as the loss of a skipped update."""
         rows = [
-            iteration.model_dump(exclude={"index", "components", "highly_correlated", "calls"})
+            iteration.model_dump(
+                exclude={"index", "open_levels", "components", "highly_correlated", "input_agnostic", "calls"}
+            )
             | {f"calls_{name}": count for name, count in iteration.calls.model_dump().items()}
             for iteration in self.iterations
         ]

@@ -13,6 +13,7 @@ from grpo.algorithms.advantages import (
     Rewards,
     clip_rewards,
     group_advantages,
+    maximum_likelihood_advantages,
     overlong_penalty,
     state_advantages,
     turn_advantages,
@@ -80,11 +81,28 @@ def token_advantages(
             _turn_level(group, turns, terminal, algorithm, settings)
             for group, turns, terminal in zip(groups, rewards.turns, rewards.terminal, strict=True)
         ]
+    if algorithm.maximum_likelihood:
+        return _spread(groups, [_maximum_likelihood(*pair) for pair in zip(groups, rewards.totals, strict=True)])
     everything = np.concatenate(rewards.totals)
     advantages = [
         group_advantages(total, baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std, batch=everything)
         for total in rewards.totals
     ]
+    return _spread(groups, advantages)
+
+
+def _maximum_likelihood(group: TrajectoryGroup, rewards: Rewards) -> Rewards:
+    try:
+        return maximum_likelihood_advantages(rewards)
+    except ValueError as error:
+        raise DataError(
+            f"scenario {group.scenario_id}: {error}; with training.algorithm maxrl use rewards of 0 and more, for "
+            "example task_completion, or set another algorithm"
+        ) from error
+
+
+def _spread(groups: Sequence[TrajectoryGroup], advantages: Sequence[Rewards]) -> list[list[NDArray[np.float32] | None]]:
+    """The advantage of each trajectory at each of its completion tokens. None without a reward."""
     return [
         [
             np.float32(advantage) * trajectory.loss_mask if np.isfinite(advantage) else None

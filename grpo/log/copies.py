@@ -1,7 +1,8 @@
 """Copies of served conversations that retraining has made, found and erased.
 
     store   scenarios, conversations     written again without the rows: versions refer to them
-            any other kind               removed: days, mixture, split, rollout, scored, corrections, data_docs, result
+            any other kind               removed: days, mixture, split, rollout, scored, curriculum, corrections,
+                                         data_docs, result
             results                      documents that name a conversation
     home    report.*, data_docs, retraining.json, pending-*.json of runs, and whatever else names one
     MLflow  the same files of runs, and traces of the mirror with their assessments, see `serving.mirror.mlflow_copies`
@@ -39,7 +40,7 @@ from grpo.tables import open_parquet
 
 REWRITTEN = ("conversations", "scenarios")
 """Kinds of artifacts that versions refer to, so an artifact is replaced by its remaining rows."""
-REMOVED = ("days", "mixture", "split", "rollout", "scored", "corrections", "data_docs", "result")
+REMOVED = ("days", "mixture", "split", "rollout", "scored", "curriculum", "corrections", "data_docs", "result")
 """Kinds of artifacts that stages can compute again. Checkpoints and models hold weights, but no conversations."""
 _RESULTS = "results"
 REPORT = "report.json"

@@ -22,7 +22,14 @@ from grpo.learner.metrics import UpdateMetrics
 from grpo.rewards.rollout_summary import RolloutSummary
 
 HealthIssue = Literal[
-    "non_finite", "kl_spike", "entropy_collapse", "uninformative_groups", "truncation", "failures", "reward_hacking"
+    "non_finite",
+    "kl_spike",
+    "entropy_collapse",
+    "uninformative_groups",
+    "truncation",
+    "failures",
+    "reward_hacking",
+    "input_agnostic",
 ]
 
 
@@ -155,6 +162,16 @@ def _reward_hacking(records: Sequence[IterationRecord], settings: DiagnosticsSet
     return None
 
 
+def _input_agnostic(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
+    rollout, entropy = records[-1].rollout, records[-1].update.entropy
+    if not rollout.input_agnostic:
+        return None
+    return (
+        f"the replies do not depend on the scenario: mutual information {rollout.mutual_information or 0:.3f} nats a "
+        f"token, as in shuffled replies, at entropy {entropy:.3g}"
+    )
+
+
 _CHECKS: dict[HealthIssue, Callable[[Sequence[IterationRecord], DiagnosticsSettings], str | None]] = {
     "non_finite": _non_finite,
     "kl_spike": _kl_spike,
@@ -163,4 +180,5 @@ _CHECKS: dict[HealthIssue, Callable[[Sequence[IterationRecord], DiagnosticsSetti
     "truncation": _truncation,
     "failures": _failures,
     "reward_hacking": _reward_hacking,
+    "input_agnostic": _input_agnostic,
 }

@@ -26,6 +26,7 @@ from grpo.notebook.live import LiveView, in_notebook
 from grpo.notebook.reporters import reporters
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
+from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.reward import RewardFunction, check_columns
 from grpo.rewards.rollout_summary import summarize
@@ -207,6 +208,9 @@ class MultiTurnGRPOTrainer:
         self._load(self.checkpoint(len(self.monitor.records) - 1))
 
     def _update(self, index: int, scored: Sequence[Trajectory]) -> IterationRecord:
+        summary = summarize(scored)
+        if index == 0:
+            admit_turn_rewards(summary.turn_rewards, self.settings.turn_reward_admission)
         folder = self._record(index).parent
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -230,7 +234,7 @@ class MultiTurnGRPOTrainer:
         self._load(target)
         record = IterationRecord(
             index=index,
-            rollout=summarize(scored),
+            rollout=summary,
             update=metrics,
             reward_interval=history.rollout_interval(scored, "reward", seed=index),
             success_interval=history.rollout_interval(scored, "success", seed=index),

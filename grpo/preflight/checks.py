@@ -19,6 +19,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="scenarios have the columns that rewards take", test=rewards.columns),
     Check(name="rewards get the outcomes that they need", test=outcomes.rewards),
     Check(name="credit by state has states", test=outcomes.credit, purposes=TRAINING),
+    Check(name="the curriculum has outcomes and levels", test=outcomes.curriculum, purposes=TRAINING),
     Check(name="gates get the outcomes that they need", test=outcomes.gates, purposes=GATED),
     Check(name="gates find their scenarios and categories", test=outcomes.gate_scenarios, purposes=GATED),
     Check(name="held-out scenarios are enough for the gates", test=outcomes.enough_scenarios, purposes=GATED),

@@ -29,6 +29,7 @@ from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.statistics import interval
 from grpo.preflight.facts import Facts
 from grpo.rewards.learned.safety import SafetyReward
+from grpo.rollout.curriculum import unknown_levels
 from grpo.scenario import Scenario
 from grpo.user_objects import bind
 
@@ -139,6 +140,23 @@ def credit(facts: Facts) -> Iterator[Exception]:
             f"training.credit_assignment state: environment {facts.given.environment.kind} gives no digest of its "
             "states. Set it to trajectory, or write state_digest for a class of your own"
         )
+
+
+def curriculum(facts: Facts) -> Iterator[Exception]:
+    """Refuse a curriculum if no outcome can be verified, or if no training scenario is in one of its levels."""
+    settings, scenarios, parts = facts.given.rollout.curriculum, facts.playable(), facts.split()
+    if settings is None or not scenarios:
+        return
+    if not any(map(facts.can_verify, scenarios)):
+        yield ConfigError(
+            f"rollout.curriculum draws scenarios by their success, and environment {facts.given.environment.kind} "
+            "verifies no outcome; leave it out, give the scenarios `expected`, or choose another environment"
+        )
+    if settings.levels and parts is not None:
+        train = set(parts.train)
+        categories = {scenario.metadata.category for scenario in scenarios if scenario.id in train}
+        if unknown := set(settings.levels) - categories:
+            yield ConfigError(unknown_levels(unknown, categories))
 
 
 def _gives_checks(facts: Facts, scenario: Scenario) -> bool:

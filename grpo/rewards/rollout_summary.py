@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from grpo.algorithms.mutual_information import MutualInformation, mutual_information
 from grpo.messages import count_calls
+from grpo.rewards.hacking.turn_rewards import TurnRewardAgreement
 from grpo.trajectories import Trajectory, group
 
 HIGH_CORRELATION = 0.95
 """Correlation beyond which two components are one reward with two weights."""
+_FEWEST_REPLIES, _FEWEST_SCENARIOS = 16, 3
+"""Replies and scenarios below which shuffles give too few different arrangements for a test."""
 _FLAT = 1e-9  # variance of a constant component, up to rounding
 
 
@@ -153,12 +158,21 @@ class RolloutSummary(BaseModel):
     moments: ComponentMoments = ComponentMoments(names=(), count=0, sums=(), products=())
     """Spread and correlations of the components."""
     calls: CallCounts = CallCounts()
+    mutual_information: float | None = None
+    """Mutual information of scenario and reply in nats per token, see `grpo.algorithms.mutual_information`. None if
+    there are too few replies to measure it. For several rounds it is their mean."""
+    input_agnostic: bool = False
+    """The replies cannot be told from replies that were shuffled among the scenarios."""
+    turn_rewards: TurnRewardAgreement | None = None
+    """Agreement of turn rewards with success. None if there are no turn rewards."""
 
     def joined(self, other: RolloutSummary) -> RolloutSummary:
         """Summary of both rollouts together. They must not share a scenario."""
         rewarded, verified = (self.rewarded, other.rewarded), (self.verified, other.verified)
         episodes = (self.episodes, other.episodes)
         names = dict.fromkeys([*self.components, *other.components])
+        measured = [summary for summary in (self, other) if summary.mutual_information is not None]
+        agreements = [summary.turn_rewards for summary in (self, other) if summary.turn_rewards is not None]
         return RolloutSummary(
             groups=self.groups + other.groups,
             informative_groups=self.informative_groups + other.informative_groups,
@@ -178,6 +192,9 @@ class RolloutSummary(BaseModel):
             truncated_share=_mean((self.truncated_share, other.truncated_share), episodes) or 0.0,
             turn_limit_share=_mean((self.turn_limit_share, other.turn_limit_share), episodes) or 0.0,
             failed_share=_mean((self.failed_share, other.failed_share), episodes) or 0.0,
+            mutual_information=_mean((self.mutual_information, other.mutual_information), episodes),
+            input_agnostic=bool(measured) and all(summary.input_agnostic for summary in measured),
+            turn_rewards=reduce(TurnRewardAgreement.joined, agreements) if agreements else None,
         )
 
 
@@ -185,6 +202,7 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
     """Average a scored rollout. Failed episodes are counted, but left out of every mean."""
     count = max(1, len(trajectories))
     groups = group(trajectories)
+    dependence = reply_dependence(trajectories)
     rewards = [reward for t in trajectories if (reward := t.total_reward) is not None]
     verified = [t.success for t in trajectories if t.success is not None]
     parts: dict[str, list[float]] = {}
@@ -206,7 +224,38 @@ def summarize(trajectories: Sequence[Trajectory]) -> RolloutSummary:
         truncated_share=sum(t.stop == "truncated" for t in trajectories) / count,
         turn_limit_share=sum(t.stop == "turn_limit" for t in trajectories) / count,
         failed_share=sum(t.stop == "failed" for t in trajectories) / count,
+        mutual_information=None if dependence is None else dependence.nats,
+        input_agnostic=dependence is not None and dependence.is_independent,
+        turn_rewards=TurnRewardAgreement.of(groups),
     )
+
+
+def reply_dependence(trajectories: Sequence[Trajectory]) -> MutualInformation | None:
+    """Mutual information of scenario and reply over all turns of the policy, in nats per token.
+
+    The first turn is left out if all scenarios open alike, because no policy could tell them apart there. None if fewer
+    than 3 scenarios or 16 replies are left.
+    """
+    tokens, scenarios, turns = [], [], []
+    first = 0 if len({_opening(trajectory) for trajectory in trajectories}) > 1 else 1
+    for trajectory in trajectories:
+        replies = [turn for turn in trajectory.turns if turn.message.role == "assistant"]
+        for number, turn in enumerate(replies[first:]):
+            span = slice(turn.start, turn.stop)
+            sampled = trajectory.token_ids[span][trajectory.loss_mask[span]]
+            if len(sampled):
+                tokens.append(sampled.astype(np.int64))
+                scenarios.append(trajectory.scenario_id)
+                turns.append(number)
+    if len(tokens) < _FEWEST_REPLIES or len(set(scenarios)) < _FEWEST_SCENARIOS:
+        return None
+    return mutual_information(tokens, np.unique(scenarios, return_inverse=True)[1], np.array(turns))
+
+
+def _opening(trajectory: Trajectory) -> bytes:
+    """Tokens before the first reply."""
+    start = next((turn.start for turn in trajectory.turns if turn.message.role == "assistant"), None)
+    return trajectory.token_ids[:start].tobytes()
 
 
 def _mean(means: Sequence[float | None], counts: Sequence[int]) -> float | None:

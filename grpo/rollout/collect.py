@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal
 
@@ -17,6 +17,7 @@ from grpo.environments.environment import Environment
 from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.policy.policy import Policy, Sampling
 from grpo.renderers.chat_template import Renderer
+from grpo.rollout.curriculum import Curriculum
 from grpo.rollout.episode import run_episode
 from grpo.rollout.timeouts import Timeouts
 from grpo.scenario import Scenario
@@ -54,11 +55,32 @@ def sample_seed(run_seed: int, iteration: int | str, scenario_id: str, sample: i
 
 
 def shard_ids(
-    split: Split, part: int | Literal["heldout"], settings: RolloutSettings, *, seed: int, round: int, shard: int
+    split: Split,
+    part: int | Literal["heldout"],
+    settings: RolloutSettings,
+    *,
+    seed: int,
+    round: int,
+    shard: int,
+    curriculum: Curriculum,
+    categories: Callable[[], Mapping[str, str]],
 ) -> list[str]:
-    """Ids of the scenarios of one shard: of training iteration `part`, or of the held-out scenarios."""
+    """Ids of the scenarios of one shard: of training iteration `part`, or of the held-out scenarios.
+
+    `curriculum` and the `categories` by id are used if `settings.curriculum` is set.
+    """
     if part == "heldout":
         ids = list(split.heldout)
+    elif settings.curriculum is not None:
+        ids = curriculum.draw(
+            split.train,
+            settings.curriculum,
+            categories=categories,
+            iteration=part,
+            count=settings.scenarios,
+            seed=seed,
+            round=round,
+        )
     else:
         ids = schedule(split.train, iteration=part, count=settings.scenarios, seed=seed, round=round)
     return ids[shard :: settings.shards]

@@ -193,6 +193,12 @@ def read_scenarios(path: Path, ids: Collection[str] | None = None) -> Iterator[S
         raise DataError(f"{path} has no scenario {', '.join(missing[:3])}. The ids are from another table")
 
 
+def read_categories(path: Path) -> dict[str, str]:
+    """Category of each scenario of a table, by id."""
+    columns = open_scenarios(path).read(columns=["id", "category"])
+    return dict(zip(columns["id"].to_pylist(), columns["category"].to_pylist(), strict=True))
+
+
 class TableScenarios:
     """Scenarios of a table with these ids. Each iteration reads them again, by `read_scenarios`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from grpo.agents.catalog import make_agent
@@ -14,8 +15,9 @@ from grpo.environments.catalog import make_environment
 from grpo.policy.renderer import make_renderer
 from grpo.rollout.collect import collect, shard_ids
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.table import read_scenarios
+from grpo.scenarios.table import read_categories, read_scenarios
 from grpo.tables import write_trajectories
+from grpo_tasks.curriculum import read_curriculum
 from grpo_tasks.gpu_slots import holds_gpu_slot
 from grpo_tasks.results import StageResult
 from grpo_tasks.split import read_split
@@ -46,14 +48,28 @@ def rollout(
     shard: int,
     seed: int,
     store: str,
+    curriculum: Artifact | None = None,
 ) -> RolloutResult:
-    """Generate `samples` episodes for each scenario of this shard, of iteration `part` or of the held-out scenarios."""
+    """Generate `samples` episodes for each scenario of this shard, of iteration `part` or of the held-out scenarios.
+
+    `curriculum` has the successes of earlier iterations, if `settings.curriculum` draws the scenarios by them.
+    """
     from grpo.learner.inference_backend import make_inference_backend
 
     artifacts = ArtifactStore(store)
     sides = read_split(artifacts, split)
-    ids = shard_ids(sides, part, settings, seed=seed, round=round, shard=shard)
-    by_id = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, ids=ids)}
+    table = artifacts.path(scenarios) / SCENARIOS_FILE
+    ids = shard_ids(
+        sides,
+        part,
+        settings,
+        seed=seed,
+        round=round,
+        shard=shard,
+        curriculum=read_curriculum(artifacts, curriculum),
+        categories=partial(read_categories, table),
+    )
+    by_id = {s.id: s for s in read_scenarios(table, ids=ids)}
     policy = make_inference_backend(artifacts, checkpoint, settings)
     world, player = make_environment(environment), make_agent(agent)
     trajectories = collect(

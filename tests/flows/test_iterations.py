@@ -8,12 +8,15 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import NoLearningSignal
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from grpo.learner.checkpoints import read_state
-from grpo.tables import read_trajectories
+from grpo.rollout.curriculum import Curriculum
+from grpo.scenarios.split import Split
+from grpo.tables import read_all, read_trajectories
 from grpo.trajectories import Trajectory, group
 from grpo_flows.train import train
 from tests.doubles import changed
@@ -92,6 +95,35 @@ def test_stale_rollouts_are_those_of_the_policy_before(desk_config: dict[str, An
     assert [players[part] for part in ("0", "1", "2")] == [{chain[0]}, {chain[0]}, {chain[1]}]
     assert chain[0] == first.lineage.base_policy
     assert len(chain) == 4
+    again = _run(config, home, **changes)
+    assert all(cached == runs for cached, runs in _runs(again).values()), _runs(again)
+    assert again.lineage == first.lineage
+
+
+def test_a_curriculum_draws_from_the_episodes_before_and_a_repeated_run_draws_the_same(
+    desk_config: dict[str, Any], home: Path, tmp_path: Path
+):
+    """Each draw follows from the scored episodes before it, and the same run again computes nothing."""
+    changes: dict[str, Any] = {"rollout": {"curriculum": {"discount": 0.5}}, "training": {"iterations": 2}}
+    config = {**desk_config, "name": "curriculum"}
+    first = _run(config, home, **changes)
+    assert _runs(first)["curriculum"] == (0, 1)
+
+    plan = PipelineConfig.model_validate(changed(config, **changes))
+    store, settings = ArtifactStore(plan.store), plan.rollout.curriculum
+    assert settings is not None
+    (path,) = (tmp_path / "store" / "split").glob("*.json")
+    ids = Split.model_validate_json(path.read_bytes()).train
+    expected, state = [], Curriculum()
+    for iteration, record in enumerate(first.rollouts[:2]):
+        count = plan.rollout.scenarios
+        drawn = state.draw(ids, settings, categories=dict, iteration=iteration, count=count, seed=plan.seed)
+        expected.append(set(drawn))
+        state = state.after(read_all([store.path(artifact) for artifact in record.scored]), settings)
+    played = _played(tmp_path / "store")
+    assert [{t.scenario_id for t in played[str(part)]} for part in range(2)] == expected
+    assert sum(count.successes for count in state.scenarios.values()) > 0
+
     again = _run(config, home, **changes)
     assert all(cached == runs for cached, runs in _runs(again).values()), _runs(again)
     assert again.lineage == first.lineage

@@ -1,12 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from grpo.artifacts import Artifact
+from grpo.config.pipeline import PipelineConfig
 from grpo.config.rollout import RolloutSettings
-from grpo.rewards.rollout_summary import RolloutSummary
-from grpo_flows.pipeline import dynamic_sampling
+from grpo.errors import RewardError
+from grpo.rewards.rollout_summary import RolloutSummary, summarize
+from grpo.trajectories import TrajectoryGroup
+from grpo_flows.pipeline import dynamic_sampling, training_steps
+from grpo_tasks.load_base import Checkpoint
+from grpo_tasks.rollout import RolloutResult
 from grpo_tasks.score import ScoreResult
+from grpo_tasks.split import SplitResult
+from grpo_tasks.stage import Call, executed_by
+from tests.doubles import short_run
+from tests.grpo.rewards.hacking.test_turn_rewards import BAD, GOOD
 
 
 class Script:
@@ -57,3 +70,35 @@ def test_further_rounds_are_played_only_while_they_are_needed(
     assert script.asked == rounds
     assert [artifact.sha256 for artifact in played.scored] == [str(index) for index in rounds]
     assert played.summary.episodes == 8 * len(rounds)
+
+
+class ScoredRollouts:
+    """Executor of stages: rollouts have these episodes, and nothing can be trained."""
+
+    def __init__(self, groups: Sequence[TrajectoryGroup]) -> None:
+        self.summary = summarize([trajectory for group in groups for trajectory in group.trajectories])
+
+    def run(self, calls: Sequence[Call[Any]]) -> list[Any]:
+        name = calls[0].stage.name
+        assert name in ("rollout", "score"), f"{name} was run before"
+        artifact = Artifact(uri=f"/{name}", sha256=name, kind=name)
+        if name == "score":
+            return [ScoreResult(scored=artifact, summary=self.summary)]
+        return [RolloutResult(rollout=artifact, episodes=1) for _ in calls]
+
+    def start(self, call: Call[Any]) -> Any:
+        return self.run([call])
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_turn_rewards_that_mislead_are_refused_before_anything_is_trained(tmp_path: Path, staleness: int):
+    """Also where the next rollout would overlap the update."""
+    training = {"turn_reward_admission": "refuse", "importance_sampling_cap": 2.0}
+    sections = short_run(tmp_path, training=training, rollout={"staleness": staleness})
+    config = PipelineConfig.model_validate(sections)
+    artifact = Artifact(uri="/given", sha256="0", kind="given")
+    split, base = SplitResult(split=artifact, train=8, heldout=4), Checkpoint(checkpoint=artifact, policy="p")
+    with executed_by(ScoredRollouts(BAD)), pytest.raises(RewardError, match="turn rewards mislead"):
+        next(training_steps(config, artifact, split, base))
+    with executed_by(ScoredRollouts(GOOD)), pytest.raises(AssertionError, match="train was run before"):
+        next(training_steps(config, artifact, split, base))

@@ -103,6 +103,24 @@ def test_the_default_gates_compare_what_the_environment_can_give(sections: Any, 
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        (TALK | {"rollout": {"curriculum": {}}}, "environment conversation verifies no outcome"),
+        (
+            {"rollout": {"curriculum": {"levels": ["return", "nowhere"]}}},
+            "the category nowhere; name some of broken",
+        ),
+    ],
+    ids=["nothing is verified", "a level without scenarios"],
+)
+def test_a_curriculum_without_outcomes_or_scenarios_is_refused(sections: Any, words: str, tmp_path: Path):
+    """Before the first rollout, which would have nothing to draw by, or from."""
+    with pytest.raises(ConfigError, match=words):
+        preflight.check(_config(tmp_path, **sections))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_pack_in_which_only_some_scenarios_expect_something_may_train(tmp_path: Path):
     """Success is compared where each held-out category has an outcome, and the reward where one has none."""
 

@@ -6,6 +6,7 @@ import pytest
 from grpo.algorithms.advantages import (
     clip_rewards,
     group_advantages,
+    maximum_likelihood_advantages,
     overlong_penalty,
     state_advantages,
     turn_advantages,
@@ -52,6 +53,35 @@ def test_a_median_does_not_follow_an_outlier():
     """[0 1 2 10]: 1.5"""
     advantages = group_advantages(np.array([0.0, 1, 2, 10]), baseline="group_median", scale_by_std=False)
     assert advantages.tolist() == [-1.5, -0.5, 0.5, 8.5]
+
+
+def test_under_maximum_likelihood_a_rare_success_weighs_more():
+    """[1 0 0 0]: mean ¼, (1 − ¼) / ¼ = 3 and (0 − ¼) / ¼ = −1; [1 1 1 0]: mean ¾, ¼ / ¾ = ⅓ and −1."""
+    assert maximum_likelihood_advantages(np.array([1.0, 0, 0, 0])).tolist() == [3, -1, -1, -1]
+    assert maximum_likelihood_advantages(np.array([1.0, 1, 1, 0])) == pytest.approx([1 / 3, 1 / 3, 1 / 3, -1])
+
+
+def test_under_maximum_likelihood_a_group_without_a_difference_or_a_success_gives_zeros():
+    """All 0 is not 0/0. None stays out of the mean: [1 None 0 0] has mean ⅓, (1 − ⅓) / ⅓ = 2."""
+    for constant in (np.zeros(3), np.ones(3), np.array([1.0])):
+        assert maximum_likelihood_advantages(constant).tolist() == [0] * len(constant)
+    advantages = maximum_likelihood_advantages(np.array([1.0, np.nan, 0, 0]))
+    assert advantages[[0, 2, 3]] == pytest.approx([2, -1, -1])
+    assert np.isnan(advantages[1])
+
+
+def test_under_maximum_likelihood_a_reward_below_zero_is_refused():
+    """The mean of [1 −1] is 0."""
+    with pytest.raises(ValueError, match="a reward of -1 is below 0"):
+        maximum_likelihood_advantages(np.array([1.0, -1.0]))
+
+
+@pytest.mark.parametrize("rewards", [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
+def test_in_groups_of_two_maximum_likelihood_is_leave_one_out(rewards: list[float]):
+    """Mean ½ as a divisor is the factor 2 / (2 − 1) of leave_one_out."""
+    group = np.array(rewards)
+    expected = group_advantages(group, baseline="leave_one_out", scale_by_std=False)
+    assert maximum_likelihood_advantages(group).tolist() == expected.tolist()
 
 
 def test_against_the_whole_batch_a_constant_group_has_advantages():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.algorithms.advantages import group_advantages
+from grpo.algorithms.advantages import group_advantages, maximum_likelihood_advantages
 from grpo.algorithms.kl import kl_loss
 from grpo.algorithms.losses import (
     ClipRange,
@@ -110,3 +110,33 @@ def test_on_average_the_estimate_is_the_exact_policy_gradient(baseline: str):
         expected += sampled.sum().exp().detach() * estimate
     assert torch.allclose(-expected, exact, atol=1e-9)
     assert exact.abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_on_average_the_maximum_likelihood_estimate_is_its_truncated_objective(size: int):
+    """A policy that succeeds with probability p = σ(θ), all 2^G groups, each weighted by its probability.
+
+    ∇log π is 1 − p for a success and −p for a failure, and ∇p = p (1 − p). MaxRL's objective of order T is
+    −Σ_{k=1}^{T} (1 − p)^k / k, so that its gradient is Σ_{k=0}^{T−1} (1 − p)^k ∇p, here with T = G − 1.
+    At p = .2 and G = 3: (1 + .8) · .16 = .288.
+    """
+    success = 0.2
+    expected = 0.0
+    for outcomes in itertools.product([0.0, 1.0], repeat=size):
+        group = np.array(outcomes)
+        scores = np.where(group == 1, 1 - success, -success)
+        probability = float(np.prod(np.where(group == 1, success, 1 - success)))
+        expected += probability * float((maximum_likelihood_advantages(group) * scores).mean())
+    weights = sum((1 - success) ** k for k in range(size - 1))
+    assert expected == pytest.approx(weights * success * (1 - success), abs=1e-12)
+    if size == 3:
+        assert expected == pytest.approx(0.288)
+
+
+def test_the_expected_maximum_likelihood_gradient_approaches_that_of_the_log_probability():
+    """∇log p = 1 − p = .5 at p = ½; in groups of 12 the rest of the series is 2 · ½^11 · .25."""
+    size, expected = 12, 0.0
+    for outcomes in itertools.product([0.0, 1.0], repeat=size):
+        group = np.array(outcomes)
+        expected += 0.5**size * float((maximum_likelihood_advantages(group) * (group - 0.5)).mean())
+    assert expected == pytest.approx(0.5 - 2 * 0.5**11 * 0.25, abs=1e-12)

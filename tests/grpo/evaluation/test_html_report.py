@@ -269,7 +269,7 @@ def test_badge_shows_the_verdict(verdict: str, badge: str) -> None:
         ("heldout", ["pass@2 118 60.4% [54.4%, 66.4%] 92.1% [86.1%, 98.1%] +31.7 pp [+25.7 pp, +37.7 pp]"]),
         ("heldout", ["pass^2 118 21.3% [15.3%, 27.3%] 70.2% [64.2%, 76.2%] +48.9 pp [+42.9 pp, +54.9 pp]"]),
         ("heldout", ["0.352 nats per token", "episodes of the candidate 0.8%", "candidate over champion 1.23"]),
-        ("learning", ["24 1 0.850 80.0% 0.900 1.00 40.0% 0.350 0.220 3.1% 0.734 0.000100 2.0% 0.0% 0.0% 14,224 0 0 0"]),
+        ("learning", ["80.0% 0.900 1.00 40.0% 0.350 0.220 – 3.1% 0.734 0.000100 2.0% 0.0% 0.0% 14,224 0 0 0"]),
         ("data", ["1,503", "1,480", "Quarantined 23", "Training split 1,360", "Held-out split 120", "is unknown 6"]),
         ("time", ["ingest 1 1 0 ms 23 ms", "rollout 25 3 3 min 07 s 3 min 10 s", "1 h 30 min", "4.1%"]),
         ("lineage", ["Seed 7", "c0ffee01", "c0de0002", "5ce0a203", "ba5e0004", "flat within 2e-06", "torch 2.13.0"]),
@@ -411,6 +411,32 @@ def test_highly_correlated_components_are_named() -> None:
     ]
     assert "Highly correlated reward components in the last iteration: a and b (+0.97)" in visible(pages[0])
     assert "Highly correlated" not in visible(pages[1])
+
+
+def test_replies_that_ignore_the_input_and_misleading_turn_rewards_are_named_with_their_iteration() -> None:
+    """Correlations that are above 0, or may be, are not; a healthy run has neither line."""
+    wrong = {
+        **{"mutual_information": 0.0004, "input_agnostic": True, "entropy": 1.5},
+        **{"turn_reward_correlation": -0.5, "turn_reward_low": -0.7, "turn_reward_high": -0.2},
+    }
+    open_question = {"turn_reward_correlation": -0.5, "turn_reward_low": -0.7, "turn_reward_high": 0.2}
+    rows = [iteration(0), iteration(1, **wrong), iteration(2, mutual_information=0.4, **open_question)]
+    text = section(render_page(document(iterations=rows)), "learning")
+    assert "Iteration 1: the replies do not depend on the scenario: their mutual information is 0.000 nats" in text
+    assert "at an entropy of 1.5 nats per token" in text
+    assert (
+        "Iteration 1: turn rewards mislead: within groups their correlation with success is -0.50 [-0.70, -0.20]"
+        in text
+    )
+    assert "Iteration 0:" not in text
+    assert "Iteration 2:" not in text
+
+
+def test_the_levels_of_a_curriculum_are_shown() -> None:
+    """Those of the last iteration."""
+    rows = [iteration(0, open_levels=["easy"]), iteration(1, open_levels=["easy", "hard"])]
+    assert "opened in the last iteration: easy, hard." in visible(render_page(document(iterations=rows)))
+    assert "curriculum" not in visible(render_page(document()))
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:

@@ -81,6 +81,34 @@ def test_trajectories_without_completion_tokens_are_refused():
         build_batch([TrajectoryGroup(scenario_id="s", trajectories=tuple(mute))], SCALED, policy_hash="p")
 
 
+def test_maxrl_divides_by_the_mean_of_the_group():
+    """[1 0 0]: mean ⅓, advantages 2 −1 −1 on both completion tokens."""
+    batch = build_batch([make_group(1, 0, 0)], TrainingSettings(algorithm="maxrl"), policy_hash="p")
+    assert [s.advantages.tolist() for s in batch.groups[0]] == [[0, 2, 2], [0, -1, -1], [0, -1, -1]]
+
+
+def test_maxrl_refuses_rewards_below_zero_with_their_scenario():
+    """A penalty in one episode of one group."""
+    with pytest.raises(DataError, match=r"^scenario s: a reward of -0.5 is below 0.*training\.algorithm maxrl"):
+        build_batch([make_group(1, -0.5)], TrainingSettings(algorithm="maxrl"), policy_hash="p")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("baseline", "group_median"), ("scale_by_std", False), ("normalize_rewards", True), ("credit_assignment", "turn")],
+)
+def test_maxrl_refuses_what_it_does_not_read(setting: str, value: object):
+    """Its baseline and its divisor are the mean of the group."""
+    with pytest.raises(ValueError, match=f"{setting} is not read with algorithm maxrl"):
+        TrainingSettings.model_validate({"algorithm": "maxrl", setting: value})
+
+
+def test_maxrl_refuses_the_overlong_penalty():
+    """It makes rewards negative."""
+    with pytest.raises(ValueError, match="overlong_limit gives rewards below 0"):
+        TrainingSettings(algorithm="maxrl", overlong_limit=100)
+
+
 def test_a_group_of_one_is_refused():
     """The error names the scenario and the setting."""
     with pytest.raises(DataError, match=r"scenario s: a group needs at least 2.*group_size"):

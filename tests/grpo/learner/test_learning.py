@@ -86,7 +86,7 @@ def test_the_reward_rises(tmp_path: Path, tiny_folder: Path, algorithm: str):
 def test_a_reversed_reward_teaches_the_opposite(tmp_path: Path, tiny_folder: Path, algorithm: str):
     """The share of the good tokens falls."""
     settings = SETTINGS.get(algorithm, {})
-    shares = _train(tmp_path, tiny_folder, lambda played: -low_tokens(played), algorithm=algorithm, **settings)
+    shares = _train(tmp_path, tiny_folder, lambda played: 1 - low_tokens(played), algorithm=algorithm, **settings)
     assert shares[-1] < shares[0] - 0.15
 
 

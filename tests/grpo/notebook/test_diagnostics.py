@@ -107,3 +107,13 @@ def test_a_rising_reward_with_rising_success_is_healthy():
     monitor = DiagnosticsMonitor(DiagnosticsSettings(window=1))
     monitor.observe(record(0, rollout={"reward": 0.5, "success": 0.5}))
     assert monitor.observe(record(1, rollout={"reward": 0.7, "success": 0.6})).status == "healthy"
+
+
+def test_replies_that_do_not_depend_on_the_input_are_an_issue():
+    """Whatever the entropy is."""
+    monitor = DiagnosticsMonitor()
+    reading = {"mutual_information": 0.3, "input_agnostic": False}
+    assert monitor.observe(record(0, rollout=reading, entropy=2.0)).status == "healthy"
+    health = monitor.observe(record(1, rollout={"mutual_information": 0.001, "input_agnostic": True}, entropy=2.0))
+    assert list(health.reasons) == ["input_agnostic"]
+    assert "mutual information 0.001 nats a token" in health.reasons["input_agnostic"]

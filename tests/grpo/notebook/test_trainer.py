@@ -12,7 +12,7 @@ import torch
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
 from grpo.environments.conversation import ConversationEnvironment
-from grpo.errors import ConfigError, NoEffect, NoLearningSignal
+from grpo.errors import ConfigError, NoEffect, NoLearningSignal, RewardError
 from grpo.messages import Message
 from grpo.notebook.adjuster import Adjuster
 from grpo.notebook.auto import AutoTrainer, choose_profile
@@ -25,6 +25,7 @@ from grpo.scenario import Scenario
 from grpo.trajectories import Outcome, TrajectoryGroup
 from tests.doubles import make_trajectory
 from tests.grpo.notebook.test_diagnostics import record
+from tests.grpo.rewards.hacking.test_turn_rewards import BAD
 
 SCENARIOS = [Scenario(id=text, user_responses=(text, "and then")) for text in ("hello", "my order", "how are you")]
 HELDOUT = [Scenario(id="broken", user_responses=("broken",))]
@@ -83,6 +84,14 @@ def test_the_share_of_the_letter_follows_the_reward(tiny_folder: Path, sign: flo
     shares = [sign * reward for reward in run(trainer)]
     assert shares[0] == pytest.approx(0.04, abs=0.02)
     assert (shares[-1] > 0.4) if better else (shares[-1] < 0.01)
+
+
+def test_turn_rewards_that_mislead_are_refused_before_the_first_update(tiny_folder: Path):
+    """The check of the pipeline; no checkpoint is written."""
+    trainer = make_trainer(tiny_folder, turn_reward_admission="refuse")
+    with pytest.raises(RewardError, match="turn rewards mislead"):
+        asyncio.run(trainer.update_policy([trajectory for group in BAD for trajectory in group.trajectories]))
+    assert not trainer.checkpoint(0).exists()
 
 
 def test_a_constant_reward_is_an_error(tiny_folder: Path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from grpo.messages import Message, ToolCall
@@ -119,3 +120,78 @@ def test_repaired_and_malformed_calls_are_counted():
     counts = summarize([make_trajectory(turns=turns)]).calls
     assert counts == CallCounts(parsed=2, repaired=1, malformed=1)
     assert counts.joined(counts) == CallCounts(parsed=4, repaired=2, malformed=2)
+
+
+def _replies(scenario: str, sample: int, opening: list[int], *replies: list[int]) -> Trajectory:
+    """An episode of an opening and replies of these tokens, each followed by one token of the environment."""
+    ids, mask, turns = [*opening], [False] * len(opening), []
+    for reply in replies:
+        turns.append(Turn(message=Message(role="assistant", content=""), start=len(ids), stop=len(ids) + len(reply)))
+        ids += [*reply, 0]
+        mask += [True] * len(reply) + [False]
+    return make_trajectory(
+        scenario_id=scenario,
+        sample=sample,
+        turns=tuple(turns),
+        token_ids=np.array(ids, dtype=np.int32),
+        loss_mask=np.array(mask),
+        sampler_logprobs=np.zeros(len(ids), dtype=np.float32),
+    )
+
+
+def test_replies_that_ignore_the_scenario_are_noticed_and_those_that_name_it_are_not():
+    """4 scenarios of 5 samples. The tokens of the prompt, which differ, do not count."""
+    agnostic = [_replies(f"s{k}", j, [50 + k], [j, j]) for k in range(4) for j in range(5)]
+    reading = [_replies(f"s{k}", j, [50 + k], [k, j]) for k in range(4) for j in range(5)]
+    ignored, read = summarize(agnostic), summarize(reading)
+    assert (ignored.input_agnostic, read.input_agnostic) == (True, False)
+    assert (read.mutual_information or 0) > (ignored.mutual_information or 0) + 0.2
+
+
+def test_the_first_turn_is_left_out_if_all_scenarios_open_alike():
+    """The first reply is the same and has to be. The second one names the scenario."""
+    alike = [_replies(f"s{k}", j, [50], [9] * 30, [k]) for k in range(4) for j in range(5)]
+    assert not summarize(alike).input_agnostic
+    assert summarize([_replies(f"s{k}", j, [50], [9]) for k in range(4) for j in range(5)]).mutual_information is None
+
+
+def test_a_few_replies_are_not_measured():
+    """15 replies, and 16 of two scenarios."""
+    few = [_replies(f"s{k}", j, [50 + k], [k]) for k in range(3) for j in range(5)]
+    pair = [_replies(f"s{k}", j, [50 + k], [k]) for k in range(2) for j in range(8)]
+    for trajectories in (few, pair):
+        summary = summarize(trajectories)
+        assert (summary.mutual_information, summary.input_agnostic) == (None, False)
+
+
+def test_rounds_are_input_agnostic_only_together():
+    """The mean of both rounds by episodes; a round that was not measured has no part."""
+    agnostic = summarize([_replies(f"s{k}", j, [50 + k], [j]) for k in range(4) for j in range(5)])
+    reading = summarize([_replies(f"t{k}", j, [50 + k], [k]) for k in range(4) for j in range(5)])
+    nothing = summarize([_judged("a", 1.0)])
+    joined = agnostic.joined(reading)
+    assert not joined.input_agnostic
+    assert agnostic.joined(nothing).input_agnostic
+    assert not nothing.joined(nothing).input_agnostic
+    values = [agnostic.mutual_information or 0, reading.mutual_information or 0]
+    assert joined.mutual_information == pytest.approx(sum(values) / 2)
+
+
+def test_turn_rewards_are_compared_with_success_over_all_rounds():
+    """Each group: x ½ −½, y −½ ½, Σ xy = −½. Two rounds: ρ = −1."""
+    groups = [
+        [
+            _judged(name, 0.0, turn_rewards=(1.0,), outcome=Outcome(success=False)),
+            _judged(name, 1.0, turn_rewards=(0.0,), outcome=Outcome(success=True)),
+        ]
+        for name in "abcd"
+    ]
+    first, second = summarize([*groups[0], *groups[1]]), summarize([*groups[2], *groups[3]])
+    joined = first.joined(second).turn_rewards
+    assert joined is not None
+    assert (joined.groups, joined.episodes, joined.products) == (4, 8, -2.0)
+    assert joined.correlation is not None
+    assert joined.correlation.value == pytest.approx(-1.0)
+    plain = summarize([_judged("a", 1.0)])
+    assert plain.turn_rewards is None
+    assert first.joined(plain).turn_rewards == first.turn_rewards

@@ -246,11 +246,11 @@ class PipelineConfig(Settings):
         if self.rollout.backend == "servers" and self.policy.quantization is not None:
             raise ValueError(
                 f"rollout.backend servers generates from whole weights in float32, not from policy.quantization "
-                f"{self.policy.quantization}; leave one of the two out"
+                f"{self.policy.quantization}. Leave one of the two out"
             )
         if self.rollout.backend == "servers" and self.policy.dtype != "float32":
             raise ValueError(
-                f"rollout.backend servers computes in float32, not in policy.dtype {self.policy.dtype}; leave one of "
+                f"rollout.backend servers computes in float32, not in policy.dtype {self.policy.dtype}. Leave one of "
                 "the two out"
             )
         highest = max(self.rollout.temperature, self.evaluation.temperature)

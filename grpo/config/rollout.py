@@ -96,7 +96,7 @@ class RolloutSettings(EpisodeSettings):
         if self.backend == "servers" and not self.servers:
             raise ValueError("backend servers needs servers, for example [http://10.0.0.7:8000]")
         if len(set(self.servers)) < len(self.servers):
-            raise ValueError(f"servers: {', '.join(self.servers)} names a server twice; name each once")
+            raise ValueError(f"servers: {', '.join(self.servers)} names a server twice. Name each server once")
         return self
 
     @model_validator(mode="after")

@@ -55,7 +55,7 @@ def make_servers_policy(
     state = read_state(folder)
     if state.dtype != "float32":
         raise PolicyError(
-            f"checkpoint {checkpoint.uri} is rolled out in {state.dtype}, and rollout servers compute in float32; set "
+            f"checkpoint {checkpoint.uri} is rolled out in {state.dtype}, and rollout servers compute in float32. Set "
             "rollout.backend: transformers"
         )
     base = None if state.base is None else artifacts.path(state.base)

@@ -91,7 +91,7 @@ class ServersSession:
         """See `Session.generate`. Raises `ConnectionError` or `PolicyError` if no server is left."""
         sampling.refuse_unread("a rollout server")
         if not sampling.unfiltered:
-            raise ConfigError("rollout servers sample without top-p, top-k and greedy decoding; raise the temperature")
+            raise ConfigError("rollout servers sample without top-p, top-k and greedy decoding. Raise the temperature")
         self._ids += prompt.new_ids
         request = TurnRequest(
             version=self._version,
@@ -201,9 +201,9 @@ class _Pool:
         """Raise an error with what is wrong with each server, if none can be expected to answer."""
         faults = "; ".join(server.place for server in self._servers)
         if all(server.is_refused for server in self._servers):
-            raise PolicyError(f"no rollout server can be used: {faults}; correct rollout.servers or the servers")
+            raise PolicyError(f"no rollout server can be used: {faults}. Correct rollout.servers or the servers")
         if all(server.is_refused or server.is_gone(self._tries) for server in self._servers):
-            raise ConnectionError(f"no rollout server answers: {faults}; start them, or correct rollout.servers")
+            raise ConnectionError(f"no rollout server answers: {faults}. Start them, or correct rollout.servers")
 
 
 def _has_ended_well(task: asyncio.Task[None]) -> bool:

@@ -68,7 +68,7 @@ class Rollouts:
         """Loaded version with this hash. Raises `APIError` 409 if there is none, 503 if its engine is silent."""
         version = self._loaded(name)
         if version is None:
-            message = f"this server has not loaded the weights {name}; load them with POST /v1/rollout/weights"
+            message = f"this server has not loaded the weights {name}. Load them with POST /v1/rollout/weights"
             raise APIError(409, message, param="version", code="weights_not_loaded")
         if not version.answers:
             raise overloaded("the engine does not answer", retry_after_s=2.0)
@@ -94,8 +94,10 @@ class Rollouts:
         assert served is not None
         if served.policy.hash != request.version:
             await asyncio.to_thread(release, served)
-            message = f"the files hold the weights {served.policy.hash}, not {request.version}; send those of one model"
-            raise invalid_request(message, param="version")
+            raise invalid_request(
+                f"the files hold the weights {served.policy.hash}, not {request.version}. Send all files of one checkpoint",
+                param="version",
+            )
         return served
 
     def _loaded(self, name: str) -> ServedVersion | None:

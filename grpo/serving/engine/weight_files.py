@@ -58,7 +58,7 @@ class WeightFiles:
         try:
             with scratch_path(self._folder / "arriving") as staged:
                 if await _write(staged, size, chunks) != digest:
-                    raise invalid_request(f"the file does not have the sha256 {digest}; send it again")
+                    raise invalid_request(f"the file does not have the sha256 {digest}. Send it again")
                 os.replace(staged, self._folder / digest)
         finally:
             self._arriving -= 1
@@ -82,7 +82,7 @@ class WeightFiles:
     def _make_room(self, size: int) -> None:
         """Remove files until `size` bytes fit. Raises `APIError` 413 if they never fit, 503 if others arrive."""
         if size > self._most_bytes:
-            message = f"the file has {size} bytes; this server keeps {self._most_bytes} (rollouts.weights_bytes)"
+            message = f"the file has {size} bytes, and this server keeps {self._most_bytes} (rollouts.weights_bytes)"
             raise APIError(413, message, code="request_too_large", headers={"connection": "close"})
         while self._arriving_bytes + sum(self._sizes.values()) + size > self._most_bytes:
             if not self._sizes:
@@ -111,5 +111,5 @@ async def _write(path: Path, size: int, chunks: AsyncIterator[bytes]) -> str:
             digest.update(chunk)
             file.write(chunk)
     if written != size:
-        raise invalid_request(f"the file has not the {size} bytes that content-length states; send it again")
+        raise invalid_request(f"the file has not the {size} bytes that content-length states. Send it again")
     return digest.hexdigest()

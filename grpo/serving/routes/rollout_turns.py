@@ -22,7 +22,7 @@ async def begin_turn(service: Service, rollouts: Rollouts, request: TurnRequest,
     with service.preparing():
         version = rollouts.version_of(request.version)
         if more := sorted(version.renderer(()).stop_ids - set(request.stop_token_ids)):
-            message = f"turns of this model end with token {more[0]} as well; add it, or roll out without servers"
+            message = f"turns of this model end with token {more[0]} as well. Add it, or roll out without servers"
             raise invalid_request(message, param="stop_token_ids", code="unsupported_value")
         return RolloutTurn(service, version, request)
 

@@ -116,7 +116,7 @@ def test_weights_have_the_version_that_the_server_computes(trainer: httpx.Client
     status, _, message = error_of(trainer.post(WEIGHTS, json=request("0" * 16, FILES_OF_CLERK)))
     assert (status, message) == (
         400,
-        f"the files hold the weights {clerk.hash}, not {'0' * 16}; send those of one model",
+        f"the files hold the weights {clerk.hash}, not {'0' * 16}. Send all files of one checkpoint",
     )
 
 
@@ -145,7 +145,7 @@ def test_a_file_has_its_digest_and_its_bound(trainer: httpx.Client, server: Chat
     """Another digest is refused and not kept; a body above the bound is refused by its head."""
     content = b"{}"
     status, _, message = error_of(put(trainer, content, "0" * 64))
-    assert (status, message) == (400, f"the file does not have the sha256 {'0' * 64}; send it again")
+    assert (status, message) == (400, f"the file does not have the sha256 {'0' * 64}. Send it again")
     assert trainer.post(WEIGHTS, json={"version": "0" * 16, "files": {"a.json": "0" * 64}}).json()["missing"]
     key = server.client("trainer").api_key
     head = f"PUT {FILES}/{'0' * 64} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
@@ -214,7 +214,7 @@ def test_files_that_do_not_fit_displace_the_ones_used_longest_ago():
         for content in (b"ddd", b"d"):
             with pytest.raises(APIError, match="the file has not the 2 bytes that content-length states"):
                 await files.receive(digest(content), 2, _chunks(content))
-        with pytest.raises(APIError, match="the file has 9 bytes; this server keeps 8"):
+        with pytest.raises(APIError, match="the file has 9 bytes, and this server keeps 8"):
             await files.receive(digest(b""), 9, _chunks(b""))
 
     asyncio.run(send())

@@ -95,7 +95,8 @@ class Rollouts:
         if served.policy.hash != request.version:
             await asyncio.to_thread(release, served)
             raise invalid_request(
-                f"the files hold the weights {served.policy.hash}, not {request.version}. Send all files of one checkpoint",
+                f"the files hold the weights {served.policy.hash}, not {request.version}. Send all files of one "
+                "checkpoint",
                 param="version",
             )
         return served

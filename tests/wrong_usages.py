@@ -298,6 +298,13 @@ _dry(
 )
 _dry(
     "backend",
+    "servers without their key",
+    "rollout.backend=servers rollout.servers=[http://host:8000]",
+    "set GRPO_ROLLOUT_KEY to a key of the servers",
+    code=1,
+)
+_dry(
+    "backend",
     "weights of few bits without a GPU",
     "policy.quantization=nf4 training.lora={r:␣4}",
     "policy.quantization nf4",

@@ -39,7 +39,9 @@ def create(
     name: KeyName,
     scope: Annotated[
         list[str],
-        typer.Option("--scope", help="What the key may do: chat, feedback, outcomes, metrics or admin. Repeatable."),
+        typer.Option(
+            "--scope", help="What the key may do: chat, feedback, outcomes, metrics, rollout or admin. Repeatable."
+        ),
     ],
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests in any 60 seconds.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Most tokens in any 60 seconds.")] = None,

@@ -271,9 +271,9 @@ def _stages_before_grpo(config: PipelineConfig) -> list[str]:
 
 
 def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
-    """Upper bound on the concurrent episodes of this process. It is 0 for vLLM, which has its own bound."""
+    """Upper bound on the concurrent episodes of this process. vLLM has its own bound, and servers their own memory."""
     rollout = config.rollout
-    if rollout.backend == "vllm":
+    if rollout.backend != "transformers":
         return 0
     most = max(episodes.train // config.training.iterations, (episodes.heldout or 0) // _heldout_rollouts(config))
     return min(most, rollout.concurrency * min(rollout.shards, rollout.workers))

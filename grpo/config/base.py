@@ -88,6 +88,13 @@ class Override(str):
     """Text of an override. Its paths count from the working folder, not from the folder of the YAML file."""
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Mark of a field that says where something is computed. A cache identity leaves it out, because no result may
+    depend on it.
+    """
+
+
 def from_config_folder(value: Any, info: ValidationInfo) -> Any:
     """Path that counts from the folder of its YAML file.
 
@@ -141,12 +148,12 @@ def model_path(value: str) -> tuple[str, str] | None:
 
 
 def without_paths(settings: BaseModel) -> dict[str, Any]:
-    """Values of settings by name, without the paths of files and models, because their content stands for them."""
+    """Values of settings by name, without `Placement`, and without paths, because their content stands for them."""
     keys = settings.path_options if isinstance(settings, Settings) else ()
     values: dict[str, Any] = {}
     for name, value in settings:
         marks = type(settings).model_fields[name].metadata
-        if any(isinstance(mark, ByContent) for mark in marks):
+        if any(isinstance(mark, ByContent | Placement) for mark in marks):
             continue
         if isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
             scheme_and_path = model_path(value)

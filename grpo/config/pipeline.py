@@ -243,6 +243,16 @@ class PipelineConfig(Settings):
                 "rollout.backend vllm generates from whole weights with the adapters merged in, which rounds weights "
                 f"of policy.quantization {self.policy.quantization} again. Leave one of the two out"
             )
+        if self.rollout.backend == "servers" and self.policy.quantization is not None:
+            raise ValueError(
+                f"rollout.backend servers generates from whole weights in float32, not from policy.quantization "
+                f"{self.policy.quantization}. Leave one of the two out"
+            )
+        if self.rollout.backend == "servers" and self.policy.dtype != "float32":
+            raise ValueError(
+                f"rollout.backend servers computes in float32, not in policy.dtype {self.policy.dtype}. Leave one of "
+                "the two out"
+            )
         highest = max(self.rollout.temperature, self.evaluation.temperature)
         if self.rollout.backend == "vllm" and highest > 2:
             raise ValueError(f"rollout.backend vllm samples at temperatures up to 2, not at {highest:g}. Lower it")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from grpo.config.base import LEAST_TEMPERATURE, AppliesWhen, Settings
+from grpo.config.base import LEAST_TEMPERATURE, AppliesWhen, Placement, Settings
 from grpo.config.curriculum import CurriculumSettings
 
 
@@ -50,11 +51,26 @@ def equal_episodes(iterations: int, base: EpisodeSettings, changed: EpisodeSetti
     return max(1, round(episodes / (changed.scenarios * changed.group_size)))
 
 
+def _server_address(address: str) -> str:
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError("a server has an address of the form http(s)://host[:port], without a key")
+    return address.rstrip("/")
+
+
+ServerAddress = Annotated[str, AfterValidator(_server_address)]
+
+
 class RolloutSettings(EpisodeSettings):
     """Generation of the episodes of an iteration: the inference backend, shards and their execution."""
 
-    backend: Literal["transformers", "vllm"] = "transformers"
-    """Inference backend: the model in this process, or a vLLM engine that its weights are loaded into."""
+    backend: Literal["transformers", "vllm", "servers"] = "transformers"
+    """Inference backend: the model in this process, a vLLM engine that its weights are loaded into, or `servers`."""
+    servers: Annotated[tuple[ServerAddress, ...], AppliesWhen("backend", ("servers",)), Placement()] = ()
+    """Addresses of `grpo serve` with the setting rollouts, such as http://10.0.0.7:8000. Each gets the weights of a
+    rollout, and its replies are checked. GRPO_ROLLOUT_KEY has the key."""
+    hedge_s: Annotated[float, AppliesWhen("backend", ("servers",)), Placement()] = Field(default=30.0, gt=0)
+    """Time after which a turn that a server has not answered is also asked of another server."""
     gpu_memory_utilization: Annotated[float, AppliesWhen("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)
     """Share of the GPU's memory for the vLLM engine, or of the machine's if vLLM was built for CPUs. The learner needs
     the rest."""
@@ -77,6 +93,14 @@ class RolloutSettings(EpisodeSettings):
     """Draw the scenarios of an iteration by their success in earlier ones. None takes all scenarios equally often."""
     staleness: Literal[0, 1] = 0
     """Updates that a rollout may lag behind. With 1, the next rollout runs during the update on this one."""
+
+    @model_validator(mode="after")
+    def _servers_are_named_once(self) -> Self:
+        if self.backend == "servers" and not self.servers:
+            raise ValueError("backend servers needs servers, for example [http://10.0.0.7:8000]")
+        if len(set(self.servers)) < len(self.servers):
+            raise ValueError(f"servers: {', '.join(self.servers)} names a server twice. Name each server once")
+        return self
 
     @model_validator(mode="after")
     def _enough_scenarios_for_the_groups(self) -> Self:

@@ -74,6 +74,13 @@ class MirrorSettings(Settings):
     """Interval at which assessments are read."""
 
 
+class RolloutServingSettings(Settings):
+    """Rollouts of trainings, which upload weights with a key of the scope `rollout`."""
+
+    weights_bytes: int = Field(default=16 * 2**30, ge=1)
+    """Most bytes of uploaded weights on disk."""
+
+
 class TokenSettings(Settings):
     """JSON Web Tokens of an issuer, which are accepted as well as API keys."""
 
@@ -137,6 +144,8 @@ class ServerSettings(Settings):
     service: ServiceSettings = ServiceSettings()
     mirror: MirrorSettings | None = None
     """Mirror of the log in MLflow. None mirrors nothing."""
+    rollouts: RolloutServingSettings | None = None
+    """Generate rollouts of trainings as well. None takes no weights and no rollouts."""
 
 
 class ServeConfig(ServerSettings):

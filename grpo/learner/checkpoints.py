@@ -9,6 +9,7 @@ learner.json                                                            step cou
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, store_of
 from grpo.errors import NoEffect, PolicyError
+from grpo.learner.critic import CRITIC
 from grpo.learner.learner import Learner
+from grpo.policy.servers.protocol import is_model_file
 from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.exactness import PathCheck
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
@@ -27,6 +30,8 @@ from grpo.policy.transformers.sharding import distribute_like, gather_full
 
 OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
 _RNG = "rng"
+_TRAINING = frozenset({OPTIMIZER, STATE, CRITIC})
+"""Files that only a training reads."""
 
 
 class CheckpointState(BaseModel):
@@ -114,6 +119,16 @@ def read_state(folder: Path) -> CheckpointState:
         raise PolicyError(
             f"{folder} is not a checkpoint: {STATE} is missing. Give the folder that a train stage wrote"
         ) from error
+
+
+def weight_files(folder: Path) -> dict[str, str]:
+    """sha256 of each file of a stored checkpoint that another machine needs to generate with it, by its name.
+
+    These are weights, config and tokenizer, without the state of training. The manifest has the digests, which the
+    store has verified.
+    """
+    digests: dict[str, str] = json.loads((folder / MANIFEST).read_bytes())
+    return {name: digest for name, digest in digests.items() if name not in _TRAINING and is_model_file(name)}
 
 
 def adopt_checkpoint(artifacts: ArtifactStore, checkpoint: Artifact) -> Artifact:

@@ -36,7 +36,7 @@ def template(facts: Facts) -> Iterator[Exception]:
 
 
 def backend(facts: Facts) -> Iterator[Exception]:
-    """Import the packages that `policy.quantization` and `rollout.backend` need."""
+    """Import the packages that `policy.quantization` and `rollout.backend` need, and look for the key of servers."""
     config = facts.given
     try:
         if config.policy.quantization is not None:
@@ -47,6 +47,10 @@ def backend(facts: Facts) -> Iterator[Exception]:
         yield error
     if config.rollout.backend == "vllm":
         import grpo.policy.vllm  # noqa: F401 - raises if the package is missing
+    if config.rollout.backend == "servers":
+        from grpo.policy.servers.policy import server_key
+
+        server_key()
 
 
 def training(facts: Facts) -> Iterator[Exception]:

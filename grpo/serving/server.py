@@ -31,6 +31,7 @@ from grpo.serving.access.limits import Limiter
 from grpo.serving.access.refused_work import RefusedWork
 from grpo.serving.access.usage import LocalUsage
 from grpo.serving.access.uvicorn_protocols import bounded_protocols
+from grpo.serving.engine.rollouts import Rollouts
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.engine.versions import Versions
 from grpo.serving.erasure import ErasableLog
@@ -136,6 +137,8 @@ def build_app(
     budgets = TokenBudgets(places.budgets) if database is None else None
     limiter = Limiter(LocalUsage(budgets)) if database is None else _share(service, database)
     refused_work = RefusedWork(limiter, bytes_per_minute=settings.refused_bytes)
+    if settings.rollouts is not None:
+        service.rollouts = Rollouts(settings.engine, weights_bytes=settings.rollouts.weights_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -143,7 +146,8 @@ def build_app(
         running = _running(service, next_version, settings.watch_s)
         try:
             watching = _watching(service, orchestrator, settings)
-            async with log, database or nullcontext(), mirror or nullcontext(), running, watching:
+            rolling = nullcontext() if service.rollouts is None else service.rollouts.running(settings.watch_s)
+            async with log, database or nullcontext(), mirror or nullcontext(), rolling, running, watching:
                 for erasure in await asyncio.to_thread(ServedLog(places.log).erasures):
                     service.turns.forget_later(erasure)  # it may be of a time when no server ran
                 with frozen_survivors():

@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Scope = Literal["chat", "feedback", "outcomes", "metrics", "admin"]
-SCOPES: tuple[Scope, ...] = ("chat", "feedback", "outcomes", "metrics", "admin")
+Scope = Literal["chat", "feedback", "outcomes", "metrics", "rollout", "admin"]
+SCOPES: tuple[Scope, ...] = ("chat", "feedback", "outcomes", "metrics", "rollout", "admin")
 
 
 class CallerLimits(BaseModel):

@@ -75,7 +75,8 @@ class Guard:
     bodies of up to `body_bytes`. The bodies of other paths may have up to `SMALL_BODY_BYTES`. `check_room` raises
     `APIError` if a request to a path would exceed the server's capacity or the caller's limits, so that it is refused
     before its body is read and parsed. `check_known` raises it if no route has the path. It is only called for a caller
-    with a valid credential.
+    with a valid credential. Bodies of paths below `streamed` are not read here, because a file may not fit into
+    memory. Their route must bound them.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Guard:
         public: Collection[str] = (),
         scopes: Mapping[str, Scope] | None = None,
         large: Collection[str] | None = None,
+        streamed: str | None = None,
         body_bytes: int = BODY_BYTES,
         check_room: Callable[[str, Caller], Awaitable[None]] | None = None,
         check_known: Callable[[str], None] = lambda path: None,
@@ -97,6 +99,7 @@ class Guard:
         self._refused_work = refused_work or RefusedWork(Limiter())
         self._preparation = preparation or Preparation()
         self._large = None if large is None else frozenset(large)
+        self._streamed = None if streamed is None else f"{streamed}/"
         self._public = frozenset(public)
         ordered = sorted((scopes or {}).items(), key=lambda entry: len(entry[0]), reverse=True)
         self._scopes = [(prefix.rstrip("/"), scope) for prefix, scope in ordered]
@@ -153,6 +156,9 @@ class Guard:
                 return
             await self._tarpit(_address(connection))
             await self._app(connection, without_body(receive), closing(send))
+            return
+        if self._streamed is not None and _route_path(connection).startswith(self._streamed):
+            await self._app(connection, receive_counted, count)
             return
         try:
             body = await self._bounded(caller, connection, receive_counted)

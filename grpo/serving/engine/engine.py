@@ -308,7 +308,8 @@ class EngineSession:
         self._engine = engine
         self._ids: list[int] = []
         """Tokens that the session has read and generated."""
-        self._turns = 0
+        self.turns = 0
+        """Turns before the next one. Its random numbers depend on it."""
         self._running: _Turn | None = None
         self._closed = False
 
@@ -324,13 +325,13 @@ class EngineSession:
         self._engine.check(prompt.new_ids, history=len(self._ids))
         read = [*self._ids, *prompt.new_ids]
         try:
-            self._running = self._engine.submit(read, self._turns, prompt, sampling)
+            self._running = self._engine.submit(read, self.turns, prompt, sampling)
             generation = await self._running.future
         except BaseException:
             self.close()
             raise
         own, self._ids = len(self._ids), [*read, *generation.token_ids]
-        self._running, self._turns = None, self._turns + 1
+        self._running, self.turns = None, self.turns + 1
         return replace(generation, cached_tokens=max(0, generation.cached_tokens - own))
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+from grpo.policy.servers.protocol import TurnRequest
 from grpo.serving.access.preparation import AT_ONCE, Preparation
 from grpo.serving.protocol.api_errors import APIError, invalid_request, validation_error
 from grpo.serving.protocol.chat_request import ChatRequest
@@ -20,10 +21,12 @@ from grpo.serving.protocol.completion_request import CompletionRequest
 from grpo.serving.protocol.json_bounds import DEPTH, FAULTS, SMALL_VALUES, VALUES, values_and_depth
 from grpo.serving.protocol.responses_request import ResponsesRequest
 
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, ResponsesRequest)
+RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, ResponsesRequest, TurnRequest)
 SmallT = TypeVar("SmallT", bound=BaseModel)
 _OTHER_VALUES = 10_000
 """JSON values that a completion request may have in addition to its token ids."""
+_PROMPTS: Mapping[type[BaseModel], str] = {CompletionRequest: "prompt", TurnRequest: "token_ids"}
+"""Field with the token ids of a prompt, for the requests that have one."""
 
 
 async def read_request(
@@ -62,12 +65,12 @@ async def read_small_request(kind: type[SmallT], request: Request, *, preparatio
 
 
 def _read(kind: type[RequestT], content: bytes, most_ids: int, defaults: Mapping[str, Any]) -> RequestT:
-    completes = kind is CompletionRequest
-    body = _parse_completion(content, most_ids) if completes else parse_object(content)
-    prompt = body.get("prompt") if completes else None
+    field = _PROMPTS.get(kind)
+    body = parse_object(content) if field is None else _parse_completion(content, most_ids, field)
+    prompt = None if field is None else body.get(field)
     if isinstance(prompt, list) and len(prompt) > most_ids:
         message = f"the prompt has {len(prompt)} tokens. The context has {most_ids}"
-        raise invalid_request(message, param="prompt", code="context_length_exceeded")
+        raise invalid_request(message, param=field, code="context_length_exceeded")
     return validated(kind, {**defaults, **body})
 
 
@@ -87,13 +90,13 @@ def _named(invalid: ValidationError) -> APIError:
     return validation_error([{**fault, "loc": ("body", *fault["loc"])}])
 
 
-def _parse_completion(content: bytes, most_ids: int) -> dict[str, Any]:
+def _parse_completion(content: bytes, most_ids: int, field: str) -> dict[str, Any]:
     """Parse the body of a completion. Most of its values are token ids, so the context bounds their number."""
     try:
         return parse_object(content, values=most_ids + _OTHER_VALUES)
     except TooManyValues as error:
         message = f"{error.message}. The context has {most_ids} tokens"
-        raise invalid_request(message, param="prompt", code="context_length_exceeded") from error
+        raise invalid_request(message, param=field, code="context_length_exceeded") from error
 
 
 class TooManyValues(APIError):

@@ -53,6 +53,7 @@ from grpo.user_failures import user_code
 
 if TYPE_CHECKING:
     from grpo.serving.access.callers import Caller
+    from grpo.serving.engine.rollouts import Rollouts
 
 _RATE_WEIGHT = 0.1
 """Weight of the newest turn in the mean duration of a turn."""
@@ -76,6 +77,8 @@ class Service:
             max_tokens=self.settings.conversation_tokens, new_id=lambda owner: log.ids.new_conversation(owner)
         )
         versions.on_retired = self.conversations.retire
+        self.rollouts: Rollouts | None = None
+        """Versions that trainings upload for their rollouts. None takes no rollouts."""
         self.places = Places(self.conversations, versions, self.version_of)
         self.counts = Counts()
         self.hub = versions.hub

@@ -12,14 +12,17 @@ from fastapi import Depends, FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from grpo.config.serving import BODY_BYTES
 from grpo.errors import StorageError
+from grpo.policy.servers.protocol import FILES, PREFIX, TURNS, WEIGHTS, TurnRequest, WeightsReply, WeightsRequest
 from grpo.serving.access.callers import Caller, Scope
 from grpo.serving.access.guard import Authenticator, Guard
 from grpo.serving.access.limits import Limiter
 from grpo.serving.access.refused_work import RefusedWork
+from grpo.serving.engine.rollouts import Rollouts
 from grpo.serving.metrics import Metrics
 from grpo.serving.protocol.api_errors import APIError, install_error_handlers, overloaded, unknown_address
 from grpo.serving.protocol.chat_request import ChatRequest
@@ -37,6 +40,7 @@ from grpo.serving.routes.openapi import describe_bodies
 from grpo.serving.routes.operations import Orchestrator, ScaleRequest, TrainRequest, add_operations
 from grpo.serving.routes.page import page_response
 from grpo.serving.routes.responses import ResponseWriter
+from grpo.serving.routes.rollout_turns import begin_turn
 from grpo.serving.routes.streams import (
     AdmittedT,
     EventStream,
@@ -57,10 +61,11 @@ SCOPES: dict[str, Scope] = {
     "/v1/feedback": "feedback",
     "/metrics": "metrics",
     "/v1/metrics": "metrics",
+    PREFIX: "rollout",
 }
 """Scope of a path and of all paths below it. Any other path needs `admin`."""
 
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", TURNS})
 """Paths with requests that the engine has to generate for."""
 
 BODIES: dict[str, type[BaseModel]] = {
@@ -72,6 +77,8 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/scale": ScaleRequest,
 }
 """Body of each path that takes a body."""
+_ROLLOUT_BODIES: dict[str, type[BaseModel]] = {WEIGHTS: WeightsRequest, TURNS: TurnRequest}
+"""Bodies of the paths of a server that takes rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +111,10 @@ def create_app(
     _add_feedback(app, parts)
     add_operations(app, parts.service, orchestrator)
     _add_metrics(app, parts)
-    describe_bodies(app, BODIES)
+    rollouts = parts.service.rollouts
+    if rollouts is not None:
+        _add_rollouts(app, parts, rollouts)
+    describe_bodies(app, BODIES if rollouts is None else {**BODIES, **_ROLLOUT_BODIES})
 
     async def check_room(path: str, caller: Caller) -> None:
         if path in GENERATING:
@@ -125,6 +135,7 @@ def create_app(
         public=PUBLIC,
         scopes=SCOPES,
         large=GENERATING,
+        streamed=FILES,
         body_bytes=body_bytes,
         check_room=check_room,
         check_known=check_known,
@@ -244,14 +255,18 @@ async def _admit(
     request: Request,
     caller: Caller,
     parts: ServerState,
+    *,
+    most_ids: int | None = None,
 ) -> AdmittedT | None:
-    """Parse and admit a request, without FastAPI, which would block the event loop. None if the client goes away."""
+    """Parse and admit a request, without FastAPI, which would block the event loop. None if the client goes away.
+
+    `most_ids` bounds the token ids of the request, by default to the largest context of the versions that answer chats.
+    """
     content, service = await request.body(), parts.service
+    most = service.max_context if most_ids is None else most_ids
 
     async def read_and_begin() -> AdmittedT:
-        body = await read_request(
-            kind, content, preparation=service.preparation, key=caller.key_hash, most_ids=service.max_context
-        )
+        body = await read_request(kind, content, preparation=service.preparation, key=caller.key_hash, most_ids=most)
         return await begin(body, caller)
 
     admitted = await unless_disconnected(request, admit(read_and_begin, service, parts.limiter, caller))
@@ -306,6 +321,41 @@ def _add_feedback(app: FastAPI, parts: ServerState) -> None:
         parts.metrics.observe_feedback(record)
         response.headers.update(await parts.limiter.headers(caller))
         return Receipt(id=record.id)
+
+
+def _add_rollouts(app: FastAPI, parts: ServerState, rollouts: Rollouts) -> None:
+    service = parts.service
+
+    @app.put(f"{FILES}/{{digest}}", status_code=201)
+    async def file(digest: str, request: Request) -> Response:
+        """Store a file of a model under its sha256."""
+        size = request.headers.get("content-length", "")
+        if not size.isdecimal():
+            raise APIError(411, "send the size of the file as content-length", code="invalid_header")
+        try:
+            await rollouts.files.receive(digest, int(size), request.stream())
+        except ClientDisconnect:
+            return Response(status_code=499)
+        return JSONResponse({"sha256": digest, "bytes": int(size)}, status_code=201)
+
+    @app.post(WEIGHTS)
+    async def weights(request: Request) -> WeightsReply:
+        """Load a version from files, or name the files that are missing."""
+        return await rollouts.load(await read_small_request(WeightsRequest, request, preparation=service.preparation))
+
+    @app.post(TURNS)
+    async def turn(request: Request, caller: Authenticated) -> Response:
+        """Generate a turn with a loaded version. It is not logged."""
+        begin = partial(begin_turn, service, rollouts)
+        handler = await _admit(TurnRequest, begin, request, caller, parts, most_ids=rollouts.max_context)
+        if handler is None:
+            return Response(status_code=499)
+        try:
+            answered = await unless_disconnected(request, handler.body())
+        finally:
+            handler.admission.release()
+        headers = handler.admission.headers
+        return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
 
 
 def _add_metrics(app: FastAPI, parts: ServerState) -> None:

@@ -62,6 +62,32 @@ def test_a_run_that_vllm_cannot_play_is_refused(tmp_path: Path, sections: dict[s
         PipelineConfig.model_validate(changed(playable, **sections))
 
 
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"rollout": {"servers": []}}, r"backend servers needs servers, for example \[http://10.0.0.7:8000\]"),
+        ({"rollout": {"servers": ["http://a:8000", "http://a:8000/"]}}, "names a server twice"),
+        ({"rollout": {"servers": ["http://key@a:8000"]}}, r"of the form http\(s\)://host\[:port\], without a key"),
+        ({"rollout": {"servers": ["a:8000"]}}, r"of the form http\(s\)://host"),
+        (
+            {"rollout": {"backend": "transformers"}},
+            "servers is not read with backend transformers. Leave it out, or set backend to servers",
+        ),
+        ({"policy": {"quantization": "nf4"}, "training": {"lora": {"r": 4}}}, "not from policy.quantization nf4"),
+        (
+            {"policy": {"dtype": "bfloat16"}, "training": {"importance_sampling_cap": 2.0}},
+            "computes in float32, not in policy.dtype bfloat16",
+        ),
+    ],
+)
+def test_a_run_that_servers_cannot_play_is_refused(tmp_path: Path, sections: dict[str, object], problem: str):
+    """On reading the config."""
+    playable = changed(short_run(tmp_path), rollout={"backend": "servers", "servers": ["http://a:8000/", "http://b"]})
+    assert PipelineConfig.model_validate(playable).rollout.servers == ("http://a:8000", "http://b")
+    with pytest.raises(ValidationError, match=problem):
+        PipelineConfig.model_validate(changed(playable, **sections))
+
+
 @pytest.mark.parametrize("temperature", [0, 9e-6, 5e-324, float("nan"), float("inf")])
 @pytest.mark.parametrize("section", ["rollout", "evaluation"])
 def test_a_temperature_that_no_distribution_is_sampled_at_is_refused(tmp_path: Path, section: str, temperature: float):

@@ -10,6 +10,7 @@ import pytest
 from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.rewards import RewardComponent
+from grpo.config.rollout import RolloutSettings
 from grpo.identity.cache_identity import identity, pin_models, stage_key
 from grpo.identity.code import code_digest, external_digests, source_digest
 from grpo.rewards.judge.rubrics import RUBRICS
@@ -37,6 +38,14 @@ def test_every_input_but_the_stores_address_is_part_of_the_identity():
     assert key != stage_key("rollout", {"reward": reward, "seed": 1, "store": "a"})
     heavier = (RewardComponent(kind="checks", weight=0.4),)
     assert key != stage_key("score", {"reward": heavier, "seed": 1, "store": "a"})
+
+
+def test_addresses_of_servers_are_no_part_of_the_identity_and_the_backend_is():
+    """A rollout on other servers has the same tokens; in another backend sums have another order."""
+    ours = RolloutSettings(backend="servers", servers=("http://a", "http://b"))
+    theirs = RolloutSettings(backend="servers", servers=("http://c",), hedge_s=5.0)
+    assert stage_key("rollout", {"settings": ours}) == stage_key("rollout", {"settings": theirs})
+    assert stage_key("rollout", {"settings": ours}) != stage_key("rollout", {"settings": RolloutSettings()})
 
 
 def test_the_code_is_part_of_the_identity(monkeypatch: pytest.MonkeyPatch):

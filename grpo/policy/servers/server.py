@@ -1,0 +1,288 @@
+"""One rollout server as a trainer sees it: its weights, its turns, its state, and whether it can be believed.
+
+    unloaded ── weights named by digest, missing files sent ──► loaded ── first turn recomputed ──► trusted
+       ▲                                                           │
+       └──────── gone, or its weights are gone (409) ◄─────────────┤   asked again after a pause
+    refused ◄─── another version, a malformed reply, other weights, no key: not asked any more
+
+What a server does wrong is a `ServerFault`, which the caller answers by asking another server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from grpo.policy.servers.protocol import (
+    FILES,
+    TURNS,
+    WEIGHTS,
+    TurnReply,
+    TurnRequest,
+    WeightsReply,
+    WeightsRequest,
+)
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R", bound=BaseModel)
+
+_CHUNK = 2**20
+_ANSWER_S = 600.0
+"""Longest wait for an answer. Loading weights may take minutes. Turns have `turn_timeout_s`."""
+_ROUNDING = 1e-6
+"""Largest log-probability above 0 that rounding explains."""
+_TRIES = 3
+"""Times that the files of a version are sent, because a server with too little room removes some of them again."""
+_LONGEST_PAUSE_S = 30.0
+_CHECKED = 16
+"""Each 16th turn of a trusted server is recomputed."""
+_FULL = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+
+Check = Callable[[TurnRequest, TurnReply], str | None]
+"""Recompute the log-probabilities of a turn. Returns what is wrong with them, or None."""
+
+
+class ServerFault(Exception):
+    """A server did not answer a turn as it should. Another server may."""
+
+
+class WrongWeights(ConnectionError):
+    """A server that was trusted has generated a turn with other weights, so the rollout has to be repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Model files of a policy version on this machine, and their digests."""
+
+    request: WeightsRequest
+    paths: Mapping[str, Path]
+    """Path of each file, by its sha256."""
+    vocabulary: int
+    """The model has the token ids below this number."""
+
+
+class RolloutServer:
+    """Server at a base address such as `http://host:8000`, for one policy version."""
+
+    def __init__(self, url: str, weights: Weights, key: str, check: Check, *, pause_s: float) -> None:
+        self.url = url
+        self.conversations = 0
+        """Conversations that stay on this server."""
+        self.failures = 0
+        """Attempts in a row that failed, each after the pause of the last one."""
+        self.fault = ""
+        """What was wrong with the last attempt."""
+        self.is_refused = False
+        """True if this server is not asked any more."""
+        self._weights, self._key, self._check, self._pause_s = weights, key, check, pause_s
+        self._client = httpx.AsyncClient(
+            base_url=url.rstrip("/"),
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(_ANSWER_S, connect=10.0, write=60.0, pool=None),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+        )
+        self._again_at = self._slow_until = 0.0
+        """Times of the event loop from which the server may be asked again, and from which it is not slow any more."""
+        self._is_loaded = False
+        self._turns: int | None = None
+        """Turns since the server was trusted. None before."""
+        self._one_load, self._one_check = asyncio.Lock(), asyncio.Lock()
+
+    @property
+    def is_free(self) -> bool:
+        """True if the server can be asked now: not refused, not in a pause, and not about to load the weights."""
+        return not self.is_refused and not self._one_load.locked() and self.wait_s <= 0
+
+    def is_gone(self, tries: int) -> bool:
+        """True after `tries` failed attempts in a row, unless another attempt is in progress."""
+        return self.failures >= tries and not self._one_load.locked()
+
+    @property
+    def is_slow(self) -> bool:
+        """True if a turn was not answered in time a short while ago."""
+        return self._slow_until > _now()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the pause after the last failure ends."""
+        return self._again_at - _now()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+    def is_late(self, after_s: float) -> None:
+        """Note that a turn was not answered within `after_s`. The server counts as slow for as long again."""
+        self.fault = f"it has not answered a turn within {after_s:g} s"
+        self._slow_until = _now() + after_s
+
+    async def load(self) -> None:
+        """Let the server load the weights, and send the files that it lacks. Raises `ServerFault`."""
+        async with self._one_load:
+            if self.is_refused:
+                raise ServerFault(self.fault)
+            if not self._is_loaded:
+                await self._load()
+                self._is_loaded, self._turns = True, None
+
+    async def turn(self, request: TurnRequest) -> TurnReply:
+        """Generate a turn. Raises `ServerFault`, and `WrongWeights` if earlier turns may be wrong as well."""
+        await self.load()
+        reply = await self._post(TURNS, request, TurnReply)
+        self._check_form(request, reply)
+        await self._check_weights(request, reply)
+        self.failures = 0
+        return reply
+
+    async def _load(self) -> None:
+        for _ in range(_TRIES):
+            reply = await self._post(WEIGHTS, self._weights.request, WeightsReply)
+            if reply.version == self._weights.request.version:
+                return
+            if reply.version is not None:
+                raise self._refuse(f"it says that it has loaded weights {reply.version}")
+            for digest in reply.missing:
+                if digest not in self._weights.paths:
+                    raise self._refuse(f"it asks for the file {digest}, which the policy does not have")
+                await self._send(f"{FILES}/{digest}", self._weights.paths[digest])
+        raise self._failed("it does not keep the files of the weights. Raise rollouts.weights_bytes there")
+
+    async def _send(self, address: str, path: Path) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            with path.open("rb") as file:
+                while chunk := await asyncio.to_thread(file.read, _CHUNK):
+                    yield chunk
+
+        size = {"content-length": str(path.stat().st_size)}
+        try:
+            response = await self._client.put(address, content=chunks(), headers=size)
+        except httpx.HTTPError as error:
+            raise self._failed(_described(error)) from error
+        self._check_status(response)
+
+    async def _post(self, address: str, body: BaseModel, kind: type[R]) -> R:
+        try:
+            response = await self._client.post(
+                address, content=body.model_dump_json(), headers={"content-type": "application/json"}
+            )
+        except httpx.HTTPError as error:
+            raise self._failed(_described(error)) from error
+        self._check_status(response)
+        try:
+            return kind.model_validate_json(response.content)
+        except ValidationError as error:
+            raise self._refuse(f"its answer to {address} has another form than that of grpo serve") from error
+
+    def _check_status(self, response: httpx.Response) -> None:
+        """Raise `ServerFault` unless the request succeeded."""
+        status = response.status_code
+        if response.is_success:
+            return
+        if status in _FULL:
+            wait_s = _retry_after_s(response)
+            self._pause(f"it is full (HTTP {status})", self._pause_s if wait_s is None else wait_s)
+            raise ServerFault(self.fault)
+        message = self._message(response)
+        if status == HTTPStatus.CONFLICT:  # restarted, or other policies took the place
+            raise self._failed("it has lost the weights")
+        if status == HTTPStatus.NOT_FOUND:
+            raise self._refuse("it takes no rollouts. Start it with grpo serve MODEL --set rollouts={}")
+        if response.is_client_error and status != HTTPStatus.REQUEST_TIMEOUT:  # it would refuse this again
+            raise self._refuse(f"HTTP {status}: {message}")
+        raise self._failed(f"HTTP {status}: {message}")
+
+    def _check_form(self, request: TurnRequest, reply: TurnReply) -> None:
+        """Refuse a server that replies under another version, or with something that is not a turn."""
+        if reply.version != request.version:
+            raise self._refuse(f"it replied with weights {reply.version} to a turn for {request.version}")
+        count, ids = len(reply.token_ids), reply.token_ids
+        stops = [position for position, token in enumerate(ids) if token in request.stop_token_ids]
+        if not 1 <= count <= request.max_new_tokens or len(reply.logprobs) != count:
+            raise self._refuse(f"it replied with {count} tokens and {len(reply.logprobs)} log-probabilities")
+        if max(ids) >= self._weights.vocabulary or max(reply.logprobs) > _ROUNDING:
+            raise self._refuse("it replied with a token that the model does not have, or a positive log-probability")
+        if stops != ([count - 1] if reply.stop == "stop" else []):
+            raise self._refuse("it replied with a turn that goes on after a stop token or ends before one")
+
+    async def _check_weights(self, request: TurnRequest, reply: TurnReply) -> None:
+        """Recompute the first turn of the server, before any turn of it is used, and each 16th turn.
+
+        A server whose first turn is wrong is refused. A wrong later turn raises `WrongWeights`.
+        """
+        if self._turns is None:
+            async with self._one_check:  # other turns wait for the check of the first one
+                if self._turns is None and not self.is_refused:
+                    if (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
+                        raise self._refuse(fault)
+                    self._turns = 0
+        if self._turns is None or self.is_refused:
+            raise ServerFault(self.fault)
+        self._turns += 1
+        if self._turns % _CHECKED == 0 and (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
+            self._refuse(fault)
+            raise WrongWeights(f"{self.place}. The rollout is collected again")
+
+    def _failed(self, fault: str) -> ServerFault:
+        """Note a failed attempt. The server is asked again after a pause, which doubles with each failure in a row."""
+        if self.wait_s <= 0:  # the attempts of one moment count once
+            self.failures += 1
+            if self.failures == 1:
+                logger.warning("rollout server %s: %s. Other servers go on with its conversations", self.url, fault)
+        self._pause(fault, self._pause_s * 2 ** (self.failures - 1))
+        self._is_loaded = False
+        return ServerFault(fault)
+
+    def _pause(self, fault: str, wait_s: float) -> None:
+        """Do not ask this server for a while, at most `_LONGEST_PAUSE_S`, whatever number the server has sent."""
+        self.fault = fault
+        wait_s = wait_s if 0 <= wait_s <= _LONGEST_PAUSE_S else _LONGEST_PAUSE_S
+        self._again_at = max(self._again_at, _now() + wait_s)
+
+    def _refuse(self, fault: str) -> ServerFault:
+        """Note that the server must not be asked any more."""
+        if not self.is_refused:
+            self.fault, self.is_refused = fault, True
+            logger.warning("%s. It is left out, and the other servers generate its turns", self.place)
+        return ServerFault(fault)
+
+    def _message(self, response: httpx.Response) -> str:
+        """Message of an error in OpenAI's shape, without the key."""
+        try:
+            message = str(response.json()["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            message = response.reason_phrase
+        return message.replace(self._key, "[key]")[:300]
+
+    @property
+    def place(self) -> str:
+        """The server and what is wrong with it, for a message."""
+        return f"rollout server {self.url}: {self.fault}"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """Seconds after which a full server may be asked again, if it says so."""
+    try:
+        return float(response.headers["retry-after-ms"]) / 1000
+    except (KeyError, ValueError):
+        pass
+    try:
+        return float(response.headers["retry-after"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _described(error: httpx.HTTPError) -> str:
+    kind = "it does not answer" if isinstance(error, httpx.TimeoutException) else "it cannot be reached"
+    return f"{kind} ({type(error).__name__})"

@@ -196,6 +196,32 @@ class ReasoningGymSettings(PackageSettings):
     """Answers that the agent may give. After a wrong answer it is asked to try again."""
 
 
+class TextArenaSettings(PackageSettings):
+    """Single-player games of TextArena. A scenario's world names the game and its seed, see docs/tasks.md."""
+
+    packages = ("textarena",)
+    extra = "textarena"
+    kind: Literal["textarena"]
+    """Single-player games of TextArena. Needs the pip extra textarena, which brings a package under the GPL."""
+    system_prompt: str = ""
+    """System prompt of the environment."""
+    max_turns: int = Field(default=20, ge=1)
+    """Agent turns after which an episode is cut off. The game's own limit of turns may end it earlier."""
+
+
+class TextWorldSettings(PackageSettings):
+    """Games that TextWorld's maker generates. A scenario's world names the maker and its seed, see docs/tasks.md."""
+
+    packages = ("textworld",)
+    extra = "textworld"
+    kind: Literal["textworld"]
+    """Generated text adventures of TextWorld. Needs the pip extra textworld, which brings a package under the GPL."""
+    system_prompt: str = ""
+    """System prompt of the environment."""
+    max_turns: int = Field(default=20, ge=1)
+    """Agent turns after which an episode is cut off."""
+
+
 EnvironmentSettings = Annotated[
     SupportDeskSettings
     | ConversationSettings
@@ -207,6 +233,8 @@ EnvironmentSettings = Annotated[
     | TRLEnvironmentSettings
     | VerifiersSettings
     | GymnasiumTextSettings
-    | ReasoningGymSettings,
+    | ReasoningGymSettings
+    | TextArenaSettings
+    | TextWorldSettings,
     Field(discriminator="kind"),
 ]

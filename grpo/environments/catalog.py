@@ -14,6 +14,8 @@ from grpo.config.environments import (
     SimulatedUserSettings,
     SupportDeskSettings,
     TaskSettings,
+    TextArenaSettings,
+    TextWorldSettings,
     TriageSettings,
     TRLEnvironmentSettings,
     VerifiersSettings,
@@ -65,6 +67,14 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
         from grpo.environments.reasoning_gym.environment import ReasoningGymEnvironment  # the package is an extra
 
         return ReasoningGymEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
+    if isinstance(settings, TextArenaSettings):
+        from grpo.environments.textarena.environment import TextArenaEnvironment  # the package is an extra
+
+        return TextArenaEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
+    if isinstance(settings, TextWorldSettings):
+        from grpo.environments.textworld.environment import TextWorldEnvironment  # the package is an extra
+
+        return TextWorldEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
     if isinstance(settings, SupportDeskSettings):
         return SupportDesk(max_turns=settings.max_turns)
     if isinstance(settings, TriageSettings):

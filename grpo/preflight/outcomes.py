@@ -121,7 +121,7 @@ def rewards(facts: Facts) -> Iterator[Exception]:
         if component.kind == "environment" and isinstance(environment, _WITHOUT_REWARD):
             yield ConfigError(
                 f"{place}: environment {environment.kind} gives episodes no reward of its own, as trl, verifiers, "
-                "gymnasium_text, reasoning_gym and classes of yours do. Use another reward"
+                "gymnasium_text, reasoning_gym, textarena, textworld and classes of yours do. Use another reward"
             )
         if component.kind in ON_OUTCOMES and scenarios:
             silent = [scenario.id for scenario in scenarios if not _gives_checks(facts, scenario)]

@@ -1,34 +1,24 @@
 """Levels of BabyAI as scenarios, and demonstrations of minigrid's bot.
 
-Training, held-out and demonstration worlds have seeds of their own ranges. Seeds may make the same world, so that the
-digest of a world says to which split it belongs, and no world is drawn twice: neither training nor demonstrations show
-a held-out one. A level with `train: 0` is held out as a whole.
+`seeded_worlds` draws the worlds, so that neither training nor demonstrations show a held-out one. A level with
+`train: 0` is held out as a whole.
 
 BabyAI: Chevalier-Boisvert et al., arXiv 1810.08272
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, islice
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import Field
 
 from grpo.config.base import Settings
-from grpo.environments.environment import Environment, EnvironmentState
-from grpo.environments.gymnasium_text.environment import GymnasiumTextEnvironment, make_text_env, state_digest
-from grpo.errors import DataError
-from grpo.messages import Message
+from grpo.environments.gymnasium_text.environment import GymnasiumTextEnvironment, env_digest, make_text_env
+from grpo.environments.seeded_worlds import Part, demonstrate, draw_worlds
 from grpo.scenario import Scenario
-from grpo.scenarios.split import HELDOUT_SHARE, assign_split
 
 from minigrid.utils.baby_ai_bot import BabyAIBot  # isort: skip
-
-_FIRST_SEED = {"train": 0, "heldout": 1_000_000, "demonstrations": 2_000_000}
-_REPEATS = 1_000
-"""Worlds in a row that were drawn already or are of the other split, after which a level counts as exhausted."""
 
 
 class BabyAILevel(Settings):
@@ -60,14 +50,7 @@ def babyai_demonstrations(levels: Sequence[str], each: int, max_turns: int = 20)
     environment = GymnasiumTextEnvironment(max_turns=max_turns)
     for id in levels:
         records = _draw(BabyAILevel(id=id), "demonstrations", None, set())
-        states = (_play_bot(environment, Scenario.model_validate(record)) for record in records)
-        complete = (state for state in states if environment.verify(state).success)
-        for state in islice(complete, each):
-            yield {"messages": [message.to_template() for message in state.history]}
-
-
-def _play_bot(environment: Environment, scenario: Scenario) -> EnvironmentState:
-    return asyncio.run(play_actions(environment, scenario, bot_actions(scenario)))
+        yield from demonstrate(environment, records, bot_actions, each, name=f"level {id}")
 
 
 def bot_actions(scenario: Scenario) -> list[str]:
@@ -85,43 +68,27 @@ def bot_actions(scenario: Scenario) -> list[str]:
     return names
 
 
-async def play_actions(environment: Environment, scenario: Scenario, actions: Iterable[str]) -> EnvironmentState:
-    """Last state of an episode in which the agent's turns are these actions, as far as the episode goes."""
-    state = await environment.reset(scenario)
-    for action in actions:
-        if state.done:
-            break
-        state = (await environment.step(state, Message(role="assistant", content=action))).state
-    return state
-
-
-def _draw(level: BabyAILevel, split: str, number: int | None, drawn: set[str]) -> Iterator[dict[str, Any]]:
+def _draw(level: BabyAILevel, part: Part, number: int | None, drawn: set[str]) -> Iterator[dict[str, Any]]:
     """Draw different worlds of a level. If no number is given, draw without end."""
     env = make_text_env(level.id, level.options)
-    side = "heldout" if split == "heldout" else "train"
-    drawn_here = repeats = 0
-    for seed in count(_FIRST_SEED[split]):
-        if drawn_here == number:
-            return
+    name = level.id.removeprefix("BabyAI-")
+    options = {"options": level.options} if level.options else {}
+
+    def start(seed: int) -> tuple[str | None, str]:
         env.reset(seed=seed)
-        digest = state_digest(env)
-        if digest is None or digest in drawn or assign_split(digest, share=HELDOUT_SHARE) != side:
-            repeats += 1
-            if repeats == _REPEATS:
-                raise DataError(
-                    f"level {level.id} has only {drawn_here} different worlds for {split}, and {number} are wanted. "
-                    "Lower that number"
-                )
-            continue
-        repeats, drawn_here = 0, drawn_here + 1
-        drawn.add(digest)
-        name = level.id.removeprefix("BabyAI-")
-        options = {"options": level.options} if level.options else {}
+        return env_digest(env), env.unwrapped.mission
+
+    for world in draw_worlds(start, part, number, name=f"level {level.id}", drawn=drawn):
         yield {
-            "id": f"{name}-{seed}",
+            "id": f"{name}-{world.seed}",
             "topic": name,
-            "user_responses": [env.unwrapped.mission],
-            "world": {"id": level.id, **options, "seed": seed, "digest": digest},
-            "metadata": {"category": name, "source": "minigrid", "licence": "MIT", "identity": f"{level.id} {digest}"},
-            "split": side,
+            "user_responses": [world.opening],
+            "world": {"id": level.id, **options, "seed": world.seed, "digest": world.digest},
+            "metadata": {
+                "category": name,
+                "source": "minigrid",
+                "licence": "MIT",
+                "identity": f"{level.id} {world.digest}",
+            },
+            "split": world.split,
         }

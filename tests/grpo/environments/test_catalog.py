@@ -9,11 +9,14 @@ import pytest
 
 from grpo.config.environments import (
     ConversationSettings,
+    EnvironmentSettings,
     GymnasiumTextSettings,
     ReasoningGymSettings,
     SimulatedUserSettings,
     SupportDeskSettings,
     TaskSettings,
+    TextArenaSettings,
+    TextWorldSettings,
 )
 from grpo.environments.catalog import find_unplayable, make_environment
 from grpo.errors import BudgetError, ConfigError
@@ -63,11 +66,13 @@ def test_an_environment_accepts_all_scenarios_by_default():
     [
         (GymnasiumTextSettings(kind="gymnasium_text"), "minigrid", "minigrid"),
         (ReasoningGymSettings(kind="reasoning_gym"), "reasoning_gym", "reasoning"),
+        (TextArenaSettings(kind="textarena"), "textarena", "textarena"),
+        (TextWorldSettings(kind="textworld"), "textworld", "textworld"),
     ],
-    ids=["gymnasium_text", "reasoning_gym"],
+    ids=["gymnasium_text", "reasoning_gym", "textarena", "textworld"],
 )
 def test_without_its_package_an_environment_names_the_extra(
-    settings: GymnasiumTextSettings | ReasoningGymSettings, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+    settings: EnvironmentSettings, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Before any stage, with the command that installs it."""
     monkeypatch.setitem(sys.modules, package, None)

@@ -10,18 +10,14 @@ import pytest
 from grpo.config.environments import GymnasiumTextSettings
 from grpo.environments.catalog import make_environment
 from grpo.environments.environment import EnvironmentState
+from grpo.environments.seeded_worlds import play_actions
 from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenario import Scenario
 
 gymnasium = pytest.importorskip("gymnasium", reason="the extra minigrid is not installed")
 pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
-from grpo.environments.gymnasium_text.babyai import (  # noqa: E402
-    BabyAILevel,
-    babyai_scenarios,
-    bot_actions,
-    play_actions,
-)
+from grpo.environments.gymnasium_text.babyai import BabyAILevel, babyai_scenarios, bot_actions  # noqa: E402
 from grpo.environments.gymnasium_text.environment import GymnasiumTextEnvironment  # noqa: E402
 
 LEVELS = ("GoToObj", "GoToLocal", "GoToRedBall", "GoToDoor", "OpenDoor", "PickupLoc")
@@ -156,7 +152,7 @@ def test_a_world_that_is_not_the_generated_one_is_refused():
     ("world", "message"),
     [
         ({"id": "BabyAI-GoToMoon-v0", "seed": 1}, "BabyAI-GoToMoon-v0 cannot be made"),
-        ({"id": "BabyAI-GoToObj-v0"}, "world needs the id of an environment and a seed"),
+        ({"id": "BabyAI-GoToObj-v0"}, "world needs id and seed"),
         ({"id": "BabyAI-GoToObj-v0", "seed": 1, "options": {"size": 3}}, "cannot be made: .*size"),
         ({"id": "FrozenLake-v1", "seed": 1}, "its observation space is Discrete, and an agent reads and writes texts"),
     ],

@@ -1,0 +1,1 @@
+"""Text adventures that TextWorld generates: environment, view of the world, and generator of scenarios."""

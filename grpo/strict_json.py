@@ -47,7 +47,7 @@ def decode_at(text: str, position: int) -> tuple[Any, int]:
     except StopIteration as error:
         raise NotStrictJSON("not JSON: no value") from error
     if end - position > MAX_CHARACTERS:
-        raise NotStrictJSON(f"a value of {end - position} characters. At most {MAX_CHARACTERS} are read")
+        raise NotStrictJSON(f"a value of {end - position} characters, but at most {MAX_CHARACTERS} are read")
     encode(value)
     return value, end
 
@@ -105,7 +105,7 @@ def _float(text: str) -> float:
 
 def _check_digits(text: str) -> None:
     if len(text) > MAX_DIGITS:
-        raise NotStrictJSON(f"a number of {len(text)} characters. At most {MAX_DIGITS} are read")
+        raise NotStrictJSON(f"a number of {len(text)} characters, but at most {MAX_DIGITS} are read")
 
 
 def _constant(name: str) -> Any:

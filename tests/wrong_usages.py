@@ -105,7 +105,7 @@ _yaml(
 )
 _yaml("an alias in itself", "name: &a [*a]", "an alias inside of the value that it repeats")
 _yaml("lists in lists", "name: " + "[" * 5000, "more than 50 levels")
-_yaml("too large", "#" * (1 << 20) + "\nname: x", "bytes. At most 1,048,576 are read")
+_yaml("too large", "#" * (1 << 20) + "\nname: x", "bytes, but at most 1,048,576 are read")
 _yaml("too many values", "name: [" + "1," * 100_000 + "]", "more than 20,000 values")
 _yaml("a key twice", "name: a\nname: b", "'name' stands twice")
 _yaml("a month 13", "name: 2026-13-01", "month must be in 1..12")
@@ -425,7 +425,7 @@ _case(
     "PostgreSQL that does not answer",
     "lineage models:/desk@champion",
     1,
-    "start the database",
+    "Start the database",
     environment={"MLFLOW_TRACKING_URI": "postgresql://me:s3cret@127.0.0.1:9/d"},
 )
 for command, arguments in (

@@ -275,7 +275,7 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
     except (SQLAlchemyError, ImportError, TypeError, ValueError) as error:
         detail = f"{masked(uri)}: {masked(str(error).strip().splitlines()[0], known=uri)}"
         wrong_input = not isinstance(error, OperationalError)
-        return _store_check(name, detail, f"start the database, or set {setting}", wrong_input=wrong_input)
+        return _store_check(name, detail, f"Start the database, or set {setting}", wrong_input=wrong_input)
     return _store_check(name, masked(uri))
 
 

@@ -244,7 +244,7 @@ def read_yaml(path: Path) -> Any:
     """Read a YAML file of up to 1 MiB. Raises `OSError`, and `ConfigError` if it is larger or as `parse_yaml` does."""
     size = path.stat().st_size
     if size > MOST_BYTES:
-        raise ConfigError(f"{path} has {size:,} bytes. At most {MOST_BYTES:,} are read")
+        raise ConfigError(f"{path} has {size:,} bytes, but at most {MOST_BYTES:,} are read")
     try:
         return parse_yaml(path.read_text(encoding="utf-8"), place=str(path))
     except UnicodeDecodeError as error:

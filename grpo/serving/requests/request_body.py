@@ -69,7 +69,7 @@ def _read(kind: type[RequestT], content: bytes, most_ids: int, defaults: Mapping
     body = parse_object(content) if field is None else _parse_completion(content, most_ids, field)
     prompt = None if field is None else body.get(field)
     if isinstance(prompt, list) and len(prompt) > most_ids:
-        message = f"the prompt has {len(prompt)} tokens. The context has {most_ids}"
+        message = f"the prompt has {len(prompt)} tokens, but the context has {most_ids}"
         raise invalid_request(message, param=field, code="context_length_exceeded")
     return validated(kind, {**defaults, **body})
 
@@ -95,7 +95,7 @@ def _parse_completion(content: bytes, most_ids: int, field: str) -> dict[str, An
     try:
         return parse_object(content, values=most_ids + _OTHER_VALUES)
     except TooManyValues as error:
-        message = f"{error.message}. The context has {most_ids} tokens"
+        message = f"{error.message}, but the context has {most_ids} tokens"
         raise invalid_request(message, param=field, code="context_length_exceeded") from error
 
 

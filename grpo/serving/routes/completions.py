@@ -101,7 +101,7 @@ def _render(version: ServedVersion, request: CompletionRequest) -> _RenderedProm
                 text = f"{name} has token {max(tokens)}. The model has tokens 0 to {len(tokenizer) - 1}"
                 raise invalid_request(text, param=name, code="invalid_value")
         if len(ids) >= version.max_context:
-            text = f"the prompt has {len(ids)} tokens. The context has {version.max_context}"
+            text = f"the prompt has {len(ids)} tokens, but the context has {version.max_context}"
             raise invalid_request(text, param="prompt", code="context_length_exceeded")
         text = prompt if isinstance(prompt, str) else str(tokenizer.decode(prompt))
     return _RenderedPrompt(renderer=renderer, ids=ids, text=text, array=np.asarray(ids, np.int32))

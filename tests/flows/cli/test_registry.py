@@ -72,7 +72,7 @@ def test_models_are_listed_with_aliases_result_verdict_and_run(registry: Registr
         (f"models:/desk/{number}", 0.8125) for number in (3, 2, 1)
     ]
     missing = _grpo("models", "absent")
-    assert (missing.exit_code, "there are desk" in missing.stderr) == (2, True)
+    assert (missing.exit_code, "There are desk" in missing.stderr) == (2, True)
 
 
 def test_a_home_without_models_stays_as_it_is(home: Path):

@@ -203,7 +203,7 @@ def test_levels_and_values_up_to_the_bounds_are_read():
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"a: caf\xe9", "byte 6 is not UTF-8"), (b"#" * (MOST_BYTES + 1), "1,048,577 bytes. At most 1,048,576")],
+    [(b"a: caf\xe9", "byte 6 is not UTF-8"), (b"#" * (MOST_BYTES + 1), "1,048,577 bytes, but at most 1,048,576")],
     ids=["encoding", "size"],
 )
 def test_a_file_that_is_not_text_or_too_large_is_named(tmp_path: Path, content: bytes, reason: str):

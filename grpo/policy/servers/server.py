@@ -179,7 +179,7 @@ class RolloutServer:
         try:
             return kind.model_validate_json(response.content)
         except ValidationError as error:
-            raise self._refuse(f"its answer to {address} has another form than that of grpo serve") from error
+            raise self._refuse(f"its answer to {address} is not in the form of grpo serve") from error
 
     def _check_status(self, response: httpx.Response) -> None:
         """Raise `ServerFault` unless the request succeeded."""

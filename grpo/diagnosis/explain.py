@@ -6,8 +6,8 @@ from statistics import fmean
 
 from grpo.diagnosis import episode_checks, exploration_checks, reward_checks, transfer_checks, update_checks
 from grpo.diagnosis.evidence import Check, RunEvidence, read_evidence, share, success_share
-from grpo.diagnosis.mutual_information import retrieve
 from grpo.evaluation.schema import Diagnosis, Explanation, ReportDocument
+from grpo.rewards.rollout_summary import reply_dependence
 
 CHECKS: tuple[Check, ...] = (
     *episode_checks.CHECKS, *reward_checks.CHECKS, *exploration_checks.CHECKS, *update_checks.CHECKS,
@@ -76,11 +76,8 @@ def measure(evidence: RunEvidence) -> dict[str, str]:
     for name, stop in (("truncated", "truncated"), ("at the turn limit", "turn_limit"), ("failed", "failed")):
         if evidence.last:
             shown[f"episodes {name}"] = f"{share(t.stop == stop for t in evidence.last):.1%} of the last iterations"
-    if (retrieval := retrieve(evidence.last)) is not None:
-        shown["replies assigned to their scenario"] = (
-            f"{retrieval.accuracy:.1%}, by chance {retrieval.chance:.1%}; mutual information at least "
-            f"{retrieval.nats:.2g} nats"
-        )
+    if (dependence := reply_dependence(evidence.last)) is not None:
+        shown["mutual information of scenario and reply"] = f"{dependence.nats:.2g} nats per token"
     if (held_out := success_share(evidence.after)) is not None:
         shown["held-out success"] = f"{held_out:.1%}"
     return shown

@@ -16,8 +16,8 @@ from grpo.diagnosis.evidence import (
     share,
     success_share,
 )
-from grpo.diagnosis.mutual_information import retrieve
 from grpo.evaluation.schema import Diagnosis
+from grpo.rewards.rollout_summary import reply_dependence
 
 HOPELESS = 0.01
 """Least success. At 1 in 100, 92 % of groups of 8 have no success at all, since .99⁸ = .92."""
@@ -37,11 +37,6 @@ GROWN, GROWN_NATS = 2.0, 0.3
 because the policy learns which replies are paid, unless a bonus or too large steps push it up."""
 ALIKE_PROMPTS = 0.8
 """Least share of different prompts. In environments that open all scenarios alike, replies need not differ."""
-CHANCE_ERRORS = 1.0
-"""Standard errors above chance up to which replies do not depend on the scenario: 84 % of such policies are within it.
-Policies that read their scenario are above 3, even where many scenarios have the same right reply."""
-RETRIEVAL_SCENARIOS, RETRIEVAL_REPLIES = 8, 64
-"""Least number of scenarios and of replies for that judgment."""
 
 
 def no_success(evidence: RunEvidence) -> Diagnosis | None:
@@ -164,18 +159,17 @@ def entropy_growth(evidence: RunEvidence) -> Diagnosis | None:
 
 def input_agnostic(evidence: RunEvidence) -> Diagnosis | None:
     """Replies that do not depend on the scenario (RAGEN-2, arXiv 2604.06268)."""
-    retrieval = retrieve(evidence.last)
-    if retrieval is None or evidence.is_solved:
+    dependence = reply_dependence(evidence.last)
+    if dependence is None or evidence.is_solved or not dependence.is_independent:
         return None
     prompts = {t.scenario_id: prompt_of(t) for t in evidence.last}
-    too_few = retrieval.scenarios < RETRIEVAL_SCENARIOS or retrieval.replies < RETRIEVAL_REPLIES
-    if too_few or len(set(prompts.values())) < ALIKE_PROMPTS * len(prompts) or retrieval.is_above_chance(CHANCE_ERRORS):
+    if len(set(prompts.values())) < ALIKE_PROMPTS * len(prompts):
         return None
     return Diagnosis(
         kind="input_agnostic",
         certainty="likely",
-        measured=f"{retrieval.accuracy:.1%} of {retrieval.replies} replies can be assigned to their scenario among "
-        f"{retrieval.scenarios} (chance {retrieval.chance:.1%}); mutual information at least {retrieval.nats:.2g} nats",
+        measured=f"the mutual information of scenario and reply is {dependence.nats:.2g} nats per token, no more than "
+        "if the replies were shuffled among the scenarios (level 5%)",
         meaning="The replies are the same mixture whatever the user asks, although they may look varied.",
         change="check that the scenario reaches the prompt; then train on groups whose rewards differ most "
         "(rollout.informative_groups), and lower training.beta and training.entropy_coefficient",

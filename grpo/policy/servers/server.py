@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=BaseModel)
 
 _CHUNK = 2**20
+_LARGEST_REPLY = 2**25
+"""Bytes of a reply that are read. A turn of 100,000 tokens with their log-probabilities has about 3 MB."""
+_RETRY_AFTER = ("retry-after-ms", "retry-after")
 _ANSWER_S = 600.0
 """Longest wait for an answer. Loading weights may take minutes. Turns have `turn_timeout_s`."""
 _ROUNDING = 1e-6
@@ -169,15 +172,20 @@ class RolloutServer:
         self._check_status(response)
 
     async def _post(self, address: str, body: BaseModel, kind: type[R]) -> R:
+        headers = {"content-type": "application/json"}
         try:
-            response = await self._client.post(
-                address, content=body.model_dump_json(), headers={"content-type": "application/json"}
-            )
+            async with self._client.stream("POST", address, content=body.model_dump_json(), headers=headers) as answer:
+                content = bytearray()
+                async for chunk in answer.aiter_bytes():
+                    content += chunk
+                    if len(content) > _LARGEST_REPLY:
+                        raise self._refuse(f"its answer to {address} has more than {_LARGEST_REPLY >> 20} MiB")
         except httpx.HTTPError as error:
             raise self._failed(_described(error)) from error
-        self._check_status(response)
+        waits = {name: value for name, value in answer.headers.items() if name in _RETRY_AFTER}
+        self._check_status(httpx.Response(answer.status_code, headers=waits, content=bytes(content)))
         try:
-            return kind.model_validate_json(response.content)
+            return kind.model_validate_json(bytes(content))
         except ValidationError as error:
             raise self._refuse(f"its answer to {address} is not in the form of grpo serve") from error
 

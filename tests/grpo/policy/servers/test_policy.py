@@ -203,6 +203,23 @@ def test_a_reply_under_another_version_is_not_used(
     )
 
 
+def test_a_reply_is_read_up_to_a_bound(
+    server: ChatServer,
+    clerk_checkpoint: Stored,
+    config: PipelineConfig,
+    in_process: list[Trajectory],
+    caplog: pytest.LogCaptureFixture,
+):
+    """A server that sends more than 32 MiB is left out."""
+
+    async def long(body: dict[str, Any], forward: Forward) -> Response:
+        return Response(b" " * (2**25 + 1))
+
+    with relay(server.url, long) as liar, relay(server.url) as other, caplog.at_level(logging.WARNING):
+        assert_equal(play(on_servers(clerk_checkpoint, liar.url, other.url), config), in_process)
+    assert f"{liar.url}: its answer to /v1/rollout/turns has more than 32 MiB" in caplog.text
+
+
 def with_weights_of(other: Stored, after: int = 0) -> Any:
     """Answer turns with the weights of another checkpoint under the version that was asked for, after some turns."""
     version, count = load_policy(*other).hash, iter(range(10**6))

@@ -367,7 +367,7 @@ _case(
 )
 _case("home", "not writable", f"train {QUICK}", 1, "GRPO_HOME", environment={"GRPO_HOME": "/proc/home"})
 _case("home", "with markup in its name", "report nothing", 2, "[/x]", environment={"GRPO_HOME": "{folder}/[/x]"})
-_case("store", "not writable", f"train {QUICK} --set store=/proc/store", 1, "set `store`")
+_case("store", "not writable", f"train {QUICK} --set store=/proc/store", 1, "Set `store`")
 _case("store", "a file", f"train {QUICK} --set store={{folder}}/f", 2, "is not a folder", files={"f": ""})
 _case("store", "an address of no kind", f"train {QUICK} --set store=ftpx://host/x", 2, "ftpx://host/x")
 for port in ("abc", "0", "70000", "-1", "4200.5", "²"):

@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo.evaluation.schema import Explanation, ReportDocument
+from grpo.evaluation.explanation import Explanation
+from grpo.evaluation.schema import ReportDocument
 
 _COLOURS = {"certain": "bold red", "likely": "bold yellow", "possible": "bold"}
 

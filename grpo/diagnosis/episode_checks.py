@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from grpo.diagnosis.evidence import ENOUGH, FINE_TUNED, RunEvidence, share, success_share
-from grpo.evaluation.schema import Diagnosis
+from grpo.evaluation.explanation import Diagnosis
 from grpo.rewards.rollout_summary import CallCounts
 from grpo.trajectories import Trajectory
 

@@ -6,7 +6,8 @@ from statistics import fmean
 
 from grpo.diagnosis import episode_checks, exploration_checks, reward_checks, transfer_checks, update_checks
 from grpo.diagnosis.evidence import Check, RunEvidence, read_evidence, share, success_share
-from grpo.evaluation.schema import Diagnosis, Explanation, ReportDocument
+from grpo.evaluation.explanation import Diagnosis, Explanation
+from grpo.evaluation.schema import ReportDocument
 from grpo.rewards.rollout_summary import reply_dependence
 
 CHECKS: tuple[Check, ...] = (

@@ -16,7 +16,7 @@ from grpo.diagnosis.evidence import (
     share,
     success_share,
 )
-from grpo.evaluation.schema import Diagnosis
+from grpo.evaluation.explanation import Diagnosis
 from grpo.rewards.rollout_summary import reply_dependence
 
 HOPELESS = 0.01

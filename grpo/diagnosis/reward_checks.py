@@ -19,7 +19,7 @@ from grpo.diagnosis.evidence import (
     rise_error,
     share,
 )
-from grpo.evaluation.schema import Diagnosis
+from grpo.evaluation.explanation import Diagnosis
 from grpo.rewards.rollout_summary import component_moments
 from grpo.trajectories import Trajectory
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 from grpo.diagnosis.evidence import ENOUGH, RISE_ERRORS, RunEvidence, prompt_of, rise, rise_error, success_share
 from grpo.diagnosis.exploration_checks import ALIKE_PROMPTS
-from grpo.evaluation.schema import Diagnosis
+from grpo.evaluation.explanation import Diagnosis
 
 GAP = 0.15
 """Success in training above held-out success from which the policy has learned its scenarios …"""

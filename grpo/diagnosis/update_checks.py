@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from grpo.diagnosis.evidence import LEAST_ITERATIONS, WINDOW, RunEvidence, share
-from grpo.evaluation.schema import Diagnosis
+from grpo.evaluation.explanation import Diagnosis
 
 ZERO_GRADIENT = 1e-8
 """Gradient norm that is 0 up to rounding. Real ones are above 1e-3, also where the policy hardly errs."""

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.artifacts import Artifact
+from grpo.evaluation.explanation import Explanation
 from grpo.learner.metrics import PreferenceMetrics, UpdateMetrics
 from grpo.rewards.rollout_summary import CallCounts
 from grpo.storage.signing import canonical
@@ -298,42 +299,6 @@ class PreferenceTuning(_Part):
     reference: SliceMetrics
     tuned: SliceMetrics
     candidate: SliceMetrics
-
-
-class Diagnosis(_Part):
-    """One cause that hinders learning, see `grpo.diagnosis`."""
-
-    kind: str
-    """Name of the cause, such as `truncation`."""
-    certainty: Literal["certain", "likely", "possible"]
-    """`certain`: the measurement has no other explanation. `likely`: it rarely has. `possible`: it is worth a try."""
-    measured: str
-    """The measurement, with its number and bound."""
-    meaning: str
-    """Its effect on learning."""
-    change: str
-    """Setting and value, or the part of the reward or the environment to correct."""
-    command: str
-    """Command that tries the change, or that shows the episodes. CONFIG stands for the YAML file of the run."""
-
-
-class Explanation(_Part):
-    """Answer to the question why a run does not learn."""
-
-    diagnoses: tuple[Diagnosis, ...]
-    """The most certain first. Empty if nothing hinders learning."""
-    measurements: dict[str, str]
-    """What was measured, whether or not it is a cause, by name."""
-    unread: tuple[str, ...] = ()
-    """Episodes that could not be read, with the reason. Diagnoses that need them are missing."""
-
-    @property
-    def summary(self) -> str:
-        """The result in one sentence."""
-        if self.diagnoses:
-            count = len(self.diagnoses)
-            return "1 cause hinders learning." if count == 1 else f"{count} causes hinder learning."
-        return "Some episodes could not be read." if self.unread else "Nothing that hinders learning was measured."
 
 
 class ReportDocument(_Part):

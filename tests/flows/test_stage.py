@@ -43,6 +43,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "part": "heldout",
             "round": 0,
             "shard": 1,
+            "curriculum": _artifact("curriculum"),
             **common,
         },
         "train": {

@@ -9,7 +9,8 @@ from typer.testing import CliRunner, Result
 
 from grpo.artifacts import ArtifactStore
 from grpo.diagnosis.explain import explain
-from grpo.evaluation.schema import Explanation, ReportDocument, RolloutRecord
+from grpo.evaluation.explanation import Explanation
+from grpo.evaluation.schema import ReportDocument, RolloutRecord
 from grpo.messages import Message, ToolCall
 from grpo.tables import write_trajectories
 from grpo.trajectories import Outcome, Trajectory, Turn

@@ -17,9 +17,9 @@ import yaml
 
 from grpo.artifacts import store_of
 from grpo.errors import ArtifactError, DataError, StorageError
+from grpo.evaluation.explanation import Diagnosis
 from grpo.evaluation.schema import (
     Decision,
-    Diagnosis,
     Evaluation,
     Ingestion,
     IterationMetrics,

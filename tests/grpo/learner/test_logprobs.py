@@ -162,7 +162,7 @@ def test_samples_beyond_the_tolerance_are_named_the_furthest_first():
         check_ratio(rows, tolerance=1e-4)
     assert str(refusal.value) == (
         "importance ratio before the first step is off by up to 5.00e-01 in 4 of 5 rows (tolerance 1e-04), "
-        "first c, d, a: the rollout was not sampled by these weights, or not at the stored temperature"
+        "first c, d, a, because the rollout was not sampled by these weights, or not at the stored temperature"
     )
     check_ratio(rows[1:2], tolerance=1e-4)
     check_ratio([], tolerance=0.0)

@@ -87,7 +87,9 @@ def test_a_turn_of_another_version_is_noticed_at_once(entries: list[ServedEntry]
         for entry in entries
         if isinstance(entry.record, ServedTurn)
     ]
-    with pytest.raises(RatioError, match=r"has weights 0000000000000000, and the version .*, turn 1 of .*restart"):
+    with pytest.raises(
+        RatioError, match=r"has weights 0000000000000000, and the version .*, turn 1 of .*Restart grpo serve"
+    ):
         check(claimed, right)
 
 

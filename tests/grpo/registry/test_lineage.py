@@ -70,7 +70,7 @@ def test_an_interrupted_promotion_is_in_effect_and_its_alias_is_shown_as_left_be
         lineage = trace_lineage(registry, version)
         assert (lineage.aliases, [change.champion for change in lineage.history]) == (["candidate"], [1, 2])
         assert lineage.moved is not None
-        assert "version 2 was promoted" in lineage.moved
+        assert "Version 2 was promoted" in lineage.moved
 
 
 def test_differences_are_ordered_by_likely_cause():

@@ -57,7 +57,7 @@ def test_a_model_that_attends_to_later_tokens_is_refused():
 
 def test_a_model_that_no_path_computes_is_refused_with_each_reason():
     """Reformer runs without a gradient alone."""
-    with pytest.raises(PolicyError, match=r"no forward path agrees .*; flat \(grpo_flat\): .*; uncached \(eager\): "):
+    with pytest.raises(PolicyError, match=r"no forward path agrees .*: flat \(grpo_flat\): .*; uncached \(eager\): "):
         choose_path(tiny_model("reformer"), "0")
 
 

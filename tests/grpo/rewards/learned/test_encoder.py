@@ -36,7 +36,7 @@ def test_other_weights_are_refused_before_they_are_loaded(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "weights_folder", lambda: tmp_path)
     encoder.cache_clear()
     try:
-        with pytest.raises(ArtifactError, match=r"has the digest [0-9a-f]{64}, expected 53aa5117.*reinstall"):
+        with pytest.raises(ArtifactError, match=r"has the digest [0-9a-f]{64}, expected 53aa5117.*Reinstall"):
             encoder()
     finally:
         encoder.cache_clear()

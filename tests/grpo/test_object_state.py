@@ -80,5 +80,8 @@ def test_values_that_json_cannot_hold_are_named(words):
 
 def test_a_class_inside_a_function_is_refused(words):
     """Rewards could not import it."""
-    with pytest.raises(DataError, match=r"saved_words.nested.<locals>.Inner is defined inside a function"):
+    with pytest.raises(
+        DataError,
+        match=r"saved_words.nested.<locals>.Inner cannot be imported by rewards, because it is defined inside a function",
+    ):
         save_state(words.nested())

@@ -82,6 +82,6 @@ def test_a_class_inside_a_function_is_refused(words):
     """Rewards could not import it."""
     with pytest.raises(
         DataError,
-        match=r"saved_words.nested.<locals>.Inner cannot be imported by rewards, because it is defined inside a function",
+        match=r"<locals>.Inner cannot be imported by rewards, because it is defined inside a function",
     ):
         save_state(words.nested())

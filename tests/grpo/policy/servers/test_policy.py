@@ -276,7 +276,7 @@ def test_a_server_whose_weights_change_later_ends_the_rollout(
 ):
     """The 16th turn is recomputed. The error is a transient one: the stage collects again, and trusts no server yet."""
     with (
-        relay(server.url, with_weights_of(other_checkpoint, after=1)) as liar,
+        relay(server.url, with_weights_of(other_checkpoint, after=SCENARIOS * GROUP)) as liar,
         pytest.raises(WrongWeights, match=rf"rollout server {liar.url}: it says .*\. The rollout is collected again"),
     ):
         play(on_servers(clerk_checkpoint, liar.url), config)

@@ -73,6 +73,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, Any]:
         "part": 0,
         "round": 0,
         "shard": 0,
+        "curriculum": None,
         "seed": 3,
         "store": config.store,
     }

@@ -43,8 +43,8 @@ def group_advantages(
 def maximum_likelihood_advantages(rewards: Rewards) -> Rewards:
     """Advantages of a group of G under maximum likelihood (MaxRL, arXiv 2602.02710): A_i = (R_i − mean R) / mean R.
 
-    For rewards of 0 and 1 the expected gradient of the group is that of the success probability p, weighted by a part
-    of the series of 1/p, which is the weight of log p:
+    For rewards of 0 and 1 the expected gradient of the group is the gradient of the success probability p, weighted by
+    a part of the series of 1/p, which is the weight of log p:
 
         E[1/G Σ A_i ∇log π_i] = Σ_{k=0}^{G−2} (1 − p)^k ∇p        G = 2: ∇p as in RLOO,  G → ∞: ∇log p
         [1 0 0 0] → [3 −1 −1 −1],  [1 1 1 0] → [⅓ ⅓ ⅓ −1],  [0 0 0 0] → zeros

@@ -34,13 +34,13 @@ from grpo.serving.requests.feedback import FeedbackRequest, Receipt, log_feedbac
 from grpo.serving.requests.request_body import RequestT, read_request, read_small_request
 from grpo.serving.requests.service import Service
 from grpo.serving.routes.chat_socket import serve_chat_socket
-from grpo.serving.routes.completions import begin_completion
+from grpo.serving.routes.completions import CompletionHandler, begin_completion
 from grpo.serving.routes.events import serve_event_socket
 from grpo.serving.routes.openapi import describe_bodies
 from grpo.serving.routes.operations import Orchestrator, ScaleRequest, TrainRequest, add_operations
 from grpo.serving.routes.page import page_response
 from grpo.serving.routes.responses import ResponseWriter
-from grpo.serving.routes.rollout_turns import begin_turn
+from grpo.serving.routes.rollout_turns import RolloutTurn, begin_turn
 from grpo.serving.routes.streams import (
     AdmittedT,
     EventStream,
@@ -285,14 +285,19 @@ def _add_completions(app: FastAPI, parts: ServerState) -> None:
         """Continue a prompt of text or token ids."""
         begin = partial(begin_completion, parts.service)
         handler = await _admit(CompletionRequest, begin, request, caller, parts)
-        if handler is None:
-            return Response(status_code=499)
-        try:
-            answered = await unless_disconnected(request, handler.body())
-        finally:
-            handler.admission.release()
-        headers = handler.admission.headers
-        return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
+        return await _whole_document(request, handler)
+
+
+async def _whole_document(request: Request, handler: CompletionHandler | RolloutTurn | None) -> Response:
+    """Reply of a handler as one JSON document. If the client went away, before or while it was generated, 499."""
+    if handler is None:
+        return Response(status_code=499)
+    try:
+        answered = await unless_disconnected(request, handler.body())
+    finally:
+        handler.admission.release()
+    headers = handler.admission.headers
+    return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
 
 
 def _add_sockets(app: FastAPI, parts: ServerState) -> None:
@@ -348,14 +353,7 @@ def _add_rollouts(app: FastAPI, parts: ServerState, rollouts: Rollouts) -> None:
         """Generate a turn with a loaded version. It is not logged."""
         begin = partial(begin_turn, service, rollouts)
         handler = await _admit(TurnRequest, begin, request, caller, parts, most_ids=rollouts.max_context)
-        if handler is None:
-            return Response(status_code=499)
-        try:
-            answered = await unless_disconnected(request, handler.body())
-        finally:
-            handler.admission.release()
-        headers = handler.admission.headers
-        return Response(status_code=499) if answered is None else JSONResponse(answered, headers=headers)
+        return await _whole_document(request, handler)
 
 
 def _add_metrics(app: FastAPI, parts: ServerState) -> None:

@@ -34,7 +34,7 @@ from grpo.trajectories import Turn
 
 
 class ContextLengthExceeded(PolicyError):
-    """The conversation leaves no room for a reply within max_context. `remedy` is for the person who sets that limit."""
+    """The conversation leaves no room for a reply within max_context. `remedy` is for the person who sets it."""
 
     def __init__(self, counts: str, remedy: str) -> None:
         super().__init__(counts, remedy)

@@ -55,13 +55,13 @@ def overfitting(evidence: RunEvidence) -> Diagnosis | None:
 
 
 def contamination(evidence: RunEvidence) -> Diagnosis | None:
-    """Held-out scenarios with a prompt that is also trained on."""
-    trained = {t.scenario_id: prompt_of(t) for t in evidence.episodes}
-    held_out = {t.scenario_id: prompt_of(t) for t in evidence.after}
-    prompts = set(trained.values())
-    if len(held_out) < ENOUGH or len(prompts) < ALIKE_PROMPTS * len(trained):
+    """Held-out scenarios with a prompt that is also trained on, in the same state of the world if that is recorded."""
+    trained = {t.scenario_id: (prompt_of(t), t.turn_states[:1]) for t in evidence.episodes}
+    held_out = {t.scenario_id: (prompt_of(t), t.turn_states[:1]) for t in evidence.after}
+    starts = set(trained.values())
+    if len(held_out) < ENOUGH or len(starts) < ALIKE_PROMPTS * len(trained):
         return None
-    shared = [name for name, prompt in held_out.items() if prompt in prompts]
+    shared = [name for name, start in held_out.items() if start in starts]
     value = len(shared) / len(held_out)
     if value <= SHARED_PROMPTS:
         return None

@@ -202,8 +202,15 @@ def _long_ways(place: Place, success: bool) -> dict[str, Any]:
     return {} if success else {"stop": "turn_limit"}
 
 
+def _first_views(place: Place, success: bool) -> dict[str, Any]:
+    """Generated worlds that look alike at first, so that held-out scenarios have prompts of the training."""
+    world = f"{'held-out' if place.part == 'after' else 'train'}-{place.scenario}"
+    return {**_copied_prompt(place, success), "turn_states": (world, f"{world}-moved")}
+
+
 HEALTHY: dict[str, Plant] = {
     "it learns": Plant(document=TRAINED),
+    "other worlds have the prompt of a training world": Plant(change=_first_views, document=TRAINED),
     "it solves the task": Plant(success=lambda p: min(0.97, 0.3 + 1.4 * p.share), metrics=_settled, document=TRAINED),
     "it learns with noise and KL spikes": Plant(
         success=lambda p: 0.35 + 0.45 * p.share + (0.12 if isinstance(p.part, int) and p.part % 2 else -0.12),

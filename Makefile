@@ -122,9 +122,9 @@ $(VLLM)/.ready: pyproject.toml Makefile
 # pip takes long to choose among all of them at once.
 $(CLIENTS)/.ready: tests/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r $<
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps -r $<
 	touch $@
 
-tests/clients/npm/node_modules: tests/clients/npm/package.json
-	npm install --prefix tests/clients/npm --no-audit --no-fund --ignore-scripts --silent
+tests/clients/npm/node_modules: tests/clients/npm/package-lock.json
+	npm ci --prefix tests/clients/npm --no-audit --no-fund --ignore-scripts --silent
 	touch $@

@@ -40,7 +40,7 @@ def create(
     scope: Annotated[
         list[str],
         typer.Option(
-            "--scope", help="What the key may do: chat, feedback, outcomes, metrics, rollout or admin. Repeatable."
+            "--scope", help="What the key may do: chat, feedback, outcomes, log, metrics, rollout or admin. Repeatable."
         ),
     ],
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Most requests in any 60 seconds.")] = None,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from grpo.artifacts import ArtifactStore
 from grpo.config.environments import PythonEnvironmentSettings
 from grpo.config.pipeline import PipelineConfig
+from grpo.config.served_log import ServedLogSettings
 from grpo.identity.code import external_digests
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
 from grpo.learner.model_sizes import ModelSizes
@@ -28,6 +29,7 @@ from grpo_flows.pipeline import (
     starting_policies,
     training_steps,
 )
+from grpo_flows.served_data import with_written_data
 from grpo_local import preflight
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
 from grpo_tasks.results import StageResult, stages_with_results
@@ -235,6 +237,7 @@ def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]
     except NotCached as miss:
         missing.append(miss.stage)
     try:
+        config = with_written_data(config)
         base = starting_policies(config, base_policy(config.policy, config.store))[-1]
     except NotCached as miss:
         missing.append(miss.stage)
@@ -279,6 +282,12 @@ def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
     return min(most, rollout.concurrency * min(rollout.shards, rollout.workers))
 
 
+def _served(config: PipelineConfig) -> int:
+    """Number of serving logs that `sft` and `dpo` read."""
+    data = (config.sft and config.sft.demonstrations, config.dpo and config.dpo.pairs)
+    return sum(isinstance(source, ServedLogSettings) for source in data)
+
+
 def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...]) -> tuple[PlannedStage, ...]:
     iterations, tuning = config.training.iterations, _stages_before_grpo(config)
     rollouts = iterations * (config.rollout.max_rounds if config.rollout.informative_groups else 1)
@@ -289,6 +298,7 @@ def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...
         "score": rollouts,
         **({"curriculum": iterations - 1} if config.rollout.curriculum is not None and iterations > 1 else {}),
         "train": iterations,
+        **({"write_served": served} if (served := _served(config)) else {}),
         **dict.fromkeys(tuning, 1),
         **({"evaluate_policy": _heldout_rollouts(config)} if tuning else {}),
         **dict.fromkeys(_ONCE, 1),

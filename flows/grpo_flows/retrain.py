@@ -24,10 +24,10 @@ from grpo.errors import GRPOError
 from grpo.identity.cache_identity import short_digest
 from grpo.identity.code import code_digest, external_digests
 from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
-from grpo.retraining.corrections import CorrectionCounts
 from grpo.retraining.curation import ACCEPTED, CONVERSATIONS
 from grpo.retraining.data_lineage import STARTED_FROM
 from grpo.retraining.reports import PendingRetraining, RetrainingReport, TriggerReport
+from grpo.scenarios.served_tuning import CorrectionCounts
 from grpo.scenarios.sources import content_hash, pin_sources, snapshot
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
@@ -176,7 +176,7 @@ def check(config: RetrainConfig, pipeline: PipelineConfig) -> Checked:
     asked = any(trigger.kind == "heldout_reward" for trigger in config.triggers) and challenger is None
     in_flow_run = flow_run.get_id() is not None
     results = (check_triggers if in_flow_run else check_triggers.fn)(
-        config=config.model_copy(update={"conversations": sources}),
+        config=config,
         conversations=curated.conversations,
         champion=serving,
         challenger=challenger,

@@ -54,6 +54,7 @@ from grpo_flows.pipeline import (
     starting_policies,
     training_steps,
 )
+from grpo_flows.served_data import with_written_data
 from grpo_local import preflight, settings
 from grpo_tasks.evaluate import evaluate
 from grpo_tasks.executor import StageExecutor, one_thread, stage_executor
@@ -101,8 +102,9 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
     """
     started_at = settings.started_at()
     config = preflight.check(apply_overrides(config, overrides))
-    run = RunInputs.of(config)
     with stage_executor(config.rollout, config.compute) as executor:
+        config = with_written_data(config)
+        run = RunInputs.of(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         config = settle_gates(config, data)
         base = base_policy(config.policy, config.store)

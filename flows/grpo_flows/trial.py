@@ -12,6 +12,7 @@ from grpo.config.tuning import TuneConfig
 from grpo.errors import PolicyError
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
 from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policies, training_steps
+from grpo_flows.served_data import with_written_data
 from grpo_local import preflight
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.validation_split import validation_split
@@ -35,6 +36,7 @@ def trial(
     """
     config = preflight.check(plan.trial(values), purpose="trial")
     with stage_executor(config.rollout) as executor:
+        config = with_written_data(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         base = starting_policies(config, base_policy(config.policy, config.store))[-1]
         if base.policy != start:

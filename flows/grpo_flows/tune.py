@@ -34,6 +34,7 @@ from grpo.tuning.study import search as search_study
 from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies
+from grpo_flows.served_data import with_written_data
 from grpo_local import preflight
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.split import SplitResult
@@ -107,7 +108,7 @@ def shared_stages(config: TuneConfig) -> tuple[str, SplitResult]:
 
     Returns the hash of their first policy, and the split into training and validation scenarios.
     """
-    base = config.base
+    base = with_written_data(config.base)
     data = prepare_scenarios(base.scenarios, store=base.store, environment=base.environment)
     split = validation_split(
         scenarios=data.artifact, split=data.split.split, share=config.validation_fraction, store=base.store

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from grpo.config.base import LocalPath, Settings
+from grpo.config.served_log import AllowedUse, ServedLogSettings
 
 
 class WrittenPairs(Settings):
@@ -20,6 +21,16 @@ class WrittenPairs(Settings):
     """Pairs as JSON, one per line."""
     path: LocalPath
     """File to read."""
+
+
+class ServedPairs(AllowedUse, ServedLogSettings):
+    """Corrections in a serving log: each correction is preferred to the reply that was served.
+
+    Personal data is redacted.
+    """
+
+
+PairSettings = Annotated[WrittenPairs | ServedPairs, Field(discriminator="kind")]
 
 
 class PreferenceSettings(Settings):
@@ -41,6 +52,6 @@ class PreferenceSettings(Settings):
 class DPOSettings(PreferenceSettings):
     """DPO on preference pairs, after supervised fine-tuning if the run has one."""
 
-    pairs: WrittenPairs
+    pairs: PairSettings
     """Pairs of a preferred and a rejected reply. If a prompt has no system message, it gets the system prompt of the
     agent and environment."""

@@ -12,6 +12,7 @@ from grpo.config.environments import VerifiersSettings
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.config.python_object import import_folder
 from grpo.config.scenarios import PythonSource, ServedSource, Source, VerifiersSource
+from grpo.config.served_log import AllowedUse
 from grpo.config.sft import FineTuningSettings
 from grpo.errors import ConfigError
 
@@ -46,7 +47,7 @@ class LiveRewardSettings(Settings):
     kind: Literal["live_reward"]
     """Trigger."""
     metric: Literal["reward", "rating"] = "reward"
-    """Column of the conversation log."""
+    """Verified outcome of a conversation (0 or 1), or the user's rating."""
     drop: float = Field(default=0.05, gt=0)
     """Drop of the mean from the older to the newer half of its conversations."""
     significance_level: Level = 0.01
@@ -83,13 +84,9 @@ TriggerSettings = Annotated[
 ]
 
 
-class CurationSettings(Settings):
+class CurationSettings(AllowedUse):
     """Filters of the conversations that are trained on."""
 
-    licences: tuple[str, ...] = Field(min_length=1)
-    """Allowed values of `metadata.licence`."""
-    consents: tuple[str, ...] = Field(default=("training",), min_length=1)
-    """Allowed values of `metadata.consent`. A conversation without consent is always rejected."""
     required_fields: tuple[Literal["user_responses", "goal", "tools", "world", "expected"], ...] = ()
     """Fields that must not be empty, because the environment or its rewards need them."""
     near_duplicate_threshold: float = Field(default=0.8, ge=0.6, le=1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from grpo.config.base import LocalPath, LocalPlace, Settings
+from grpo.config.base import LocalPath, Settings
 from grpo.config.chats import ChatColumns, ChatFormatName, ChatSettings, LoggedUsers, MessageRows
 from grpo.config.csv_format import CsvFormat
 from grpo.config.python_object import Options, PythonObject
+from grpo.config.served_log import ServedLogSettings, refuse_removed_log
 from grpo.config.tasksets import taskset_reference
-from grpo.storage.home import home
 
 ScenarioField = Annotated[str, StringConstraints(pattern=r"^[a-z_]+(\.[a-z_]+)?$")]
 """Name of a field of a scenario, such as `id` or `metadata.category`."""
@@ -186,26 +186,9 @@ class Tau2Source(Settings):
     """File of tasks in the domain's folder, such as `tasks_small.json`."""
 
 
-class ConversationLogSource(Settings):
-    """Conversation log of serving: each conversation is a scenario with the same user turns."""
+class ServedSource(ServedLogSettings):
+    """Log of `grpo serve`, or of another server that appends to it: each conversation is a scenario."""
 
-    kind: Literal["conversation_log"]
-    """Conversations that were logged in service."""
-    path: LocalPlace = Field(default_factory=lambda: str(home() / "conversations"))
-    """Folder of the log, by default `conversations` in GRPO_HOME. A missing folder is an empty log."""
-    files: tuple[str, ...] | None = None
-    """Files of the log to read, relative to the folder. None reads all."""
-
-
-class ServedSource(Settings):
-    """Log of `grpo serve`: each conversation is a scenario with the same user turns."""
-
-    kind: Literal["served"]
-    """Turns that were served, and the feedback on them."""
-    path: LocalPlace = Field(default_factory=lambda: str(home() / "served"))
-    """Folder of the log, by default `served` in GRPO_HOME. A missing folder is an empty log."""
-    segments: tuple[str, ...] | None = None
-    """Segments to read. If one may grow, add its end in bytes (`20261122T030000-3fa1:81920`). None reads all."""
     users: LoggedUsers = "script"
     """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
 
@@ -261,11 +244,11 @@ Source = Annotated[
     | PythonSource
     | MultiDoGOSource
     | Tau2Source
-    | ConversationLogSource
     | ServedSource
     | PublishedSource
     | VerifiersSource,
     Field(discriminator="kind"),
+    BeforeValidator(refuse_removed_log),
 ]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from grpo.config.base import LocalPath, Settings
 from grpo.config.python_object import PythonObject
+from grpo.config.served_log import AllowedUse, ServedLogSettings, refuse_removed_log
 
 
 class WrittenDemonstrations(Settings):
@@ -22,15 +23,16 @@ class WrittenDemonstrations(Settings):
     """File to read."""
 
 
-class LoggedDemonstrations(Settings):
-    """Conversations of a conversation log with a reward of at least `min_reward`."""
+class ServedDemonstrations(AllowedUse, ServedLogSettings):
+    """Conversations of a serving log that were verified as successes, and corrected replies.
 
-    kind: Literal["conversation_log"]
-    """Conversations that were logged in service."""
-    path: LocalPath
-    """Folder of the log."""
-    min_reward: float = 1.0
-    """Least reward of a conversation that is used as a demonstration. Conversations without a reward are left out."""
+    If a reply was corrected, the conversation until this reply is a demonstration, with the correction at its end.
+    Personal data is redacted.
+    """
+
+    min_rating: float | None = Field(default=None, ge=0, le=1)
+    """Least rating of a conversation that is a demonstration although its outcome was not verified. None uses only
+    verified successes and corrections."""
 
 
 class GeneratedDemonstrations(PythonObject):
@@ -57,7 +59,9 @@ class FineTuningSettings(Settings):
 
 
 DemonstrationSettings = Annotated[
-    WrittenDemonstrations | LoggedDemonstrations | GeneratedDemonstrations, Field(discriminator="kind")
+    WrittenDemonstrations | ServedDemonstrations | GeneratedDemonstrations,
+    Field(discriminator="kind"),
+    BeforeValidator(refuse_removed_log),
 ]
 
 

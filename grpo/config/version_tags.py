@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 SIGNATURE = "signature"
 SIGNED = (
-    *("run_key", "policy", "merged", "parent", "verdict", "scenarios", "code", "conversations", "started_from"),
+    *("run_key", "policy", "merged", "parent", "verdict", "scenarios", "tuned_on", "code"),
+    *("conversations", "started_from"),
     *("checkpoint_uri", "checkpoint_sha256", "champion_uri", "champion_sha256"),
     *("model_sha256", "mlmodel_sha256", "evaluation_sha256", "heldout", "admitted"),
 )

@@ -11,11 +11,14 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.artifacts import Artifact
 from grpo.config.base import without_paths
+from grpo.config.dpo import ServedPairs
 from grpo.config.pipeline import PipelineConfig, PolicySettings
+from grpo.config.sft import ServedDemonstrations
 from grpo.identity.code import code_digest, external_digests
 from grpo.policy.catalog import check_trainable, pinned
 from grpo.policy.weights.sources import model_identity
 from grpo.reads.names import ABSENT, shown
+from grpo.scenarios.readers.served import served_snapshot
 from grpo.scenarios.sources import content_hash, pin_sources
 
 
@@ -90,7 +93,7 @@ def _contents(digests: Mapping[str, str]) -> list[tuple[str, str]]:
 
     Because of the order, the result changes if two files exchange their content.
     """
-    kinds = ("file", "model", "exists", "stat")
+    kinds = ("file", "log", "model", "exists", "stat")
     named = ((name.partition(" ")[0], name, digest) for name, digest in sorted(digests.items()))
     return [(kind if kind in kinds else name, digest) for kind, name, digest in named]
 
@@ -112,7 +115,9 @@ def model_digest(policy: PolicySettings) -> str:
 
 
 def pin_models(config: PipelineConfig) -> PipelineConfig:
-    """Config with models and data sets pinned: a hub branch to its commit, a registry alias to its version.
+    """Config with models and data pinned: a hub branch to its commit, a registry alias to its version.
+
+    The serving logs that SFT and DPO read are pinned to their present entries.
 
     Raises like `model_source` if a model does not exist, and `DataError` if a data set does not exist.
     """
@@ -121,5 +126,14 @@ def pin_models(config: PipelineConfig) -> PipelineConfig:
     environment, user = config.environment, getattr(config.environment, "model", None)
     if user is not None:
         environment = environment.model_copy(update={"model": pinned(user)})
-    scenarios = pin_sources(config.scenarios)
-    return config.model_copy(update={"policy": policy, "environment": environment, "scenarios": scenarios})
+    pinned_parts: dict[str, Any] = {
+        "policy": policy,
+        "environment": environment,
+        "scenarios": pin_sources(config.scenarios),
+    }
+    if config.sft is not None and isinstance(config.sft.demonstrations, ServedDemonstrations):
+        demonstrations = served_snapshot(config.sft.demonstrations)
+        pinned_parts["sft"] = config.sft.model_copy(update={"demonstrations": demonstrations})
+    if config.dpo is not None and isinstance(config.dpo.pairs, ServedPairs):
+        pinned_parts["dpo"] = config.dpo.model_copy(update={"pairs": served_snapshot(config.dpo.pairs)})
+    return config.model_copy(update=pinned_parts)

@@ -22,13 +22,14 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.artifacts import local_path
+from grpo.config.dpo import ServedPairs, WrittenPairs
 from grpo.config.environments import PackageSettings, SimulatedUserSettings, TaskSettings, VerifiersSettings
 from grpo.config.gates import SafetyGate
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.python_object import VARIABLE, UserObject
 from grpo.config.rewards import RewardComponent
 from grpo.config.scenarios import VerifiersSource
-from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
+from grpo.config.sft import ServedDemonstrations, WrittenDemonstrations
 from grpo.errors import ConfigError, install_command
 from grpo.identity.user_code import module_files, source_texts, user_code_digests, user_modules
 from grpo.policy.catalog import STUB, VLLM, is_weights
@@ -37,6 +38,7 @@ from grpo.reads.names import ABSENT, variable_digest
 from grpo.rewards.catalog import reward_files
 from grpo.rewards.judge.rubrics import RUBRICS
 from grpo.rewards.learned.safety import SHIPPED
+from grpo.scenarios.readers.served import served_digest
 from grpo.storage.files import stamped_digest
 from grpo.storage.shipped import package_folder, shipped_folder
 
@@ -144,6 +146,8 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
             identity |= {f"package {package}": _version(package, part.extra) for package in part.packages}
         for path in _files(part):
             identity[f"file {_shown(path)}"] = _digest(path, part)
+        if isinstance(part, (ServedDemonstrations, ServedPairs)):
+            identity[f"log {_shown(local_path(part.path))}"] = served_digest(part)
         for variable in _variables(part):
             identity[f"variable {variable}"] = variable_digest(variable, os.environ.get(variable)) or ABSENT
         if (model := _user_model(part)) is not None:
@@ -180,7 +184,7 @@ def _files(part: BaseModel) -> Iterator[Path]:
         yield from (local_path(name) for name in part.reads if not name.startswith(VARIABLE))
     if isinstance(part, RewardComponent):
         yield from (local_path(str(path)) for path in reward_files(part))
-    elif isinstance(part, (WrittenDemonstrations, LoggedDemonstrations)):
+    elif isinstance(part, (WrittenDemonstrations, WrittenPairs)):
         yield local_path(part.path)
     elif isinstance(part, SafetyGate):
         yield SHIPPED if part.model is None else local_path(part.model)

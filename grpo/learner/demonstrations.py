@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning: conversations from a file or from a conversation log."""
+"""Demonstrations for supervised fine-tuning: conversations of a file, of a serving log, or of a function."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
-from grpo.config.sft import DemonstrationSettings, GeneratedDemonstrations, LoggedDemonstrations, WrittenDemonstrations
+from grpo.config.sft import DemonstrationSettings, GeneratedDemonstrations, ServedDemonstrations
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.training_lines import parse_record, read_lines
-from grpo.log.folder import ServedLog
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.logged_chat import LoggedMessage, order_results
 from grpo.scenarios.readers.openai_format import parse_messages
 from grpo.scenarios.readers.python_function import read_python
+from grpo.scenarios.readers.served import join_served
+from grpo.scenarios.served_tuning import Demonstrations, collect_demonstrations
 
 if TYPE_CHECKING:
     import torch
@@ -57,18 +57,31 @@ def read_demonstrations(source: DemonstrationSettings) -> list[tuple[Message, ..
     """Read all demonstrations, in the order of the source.
 
     Raises `DataError` if the source is missing or empty, if a line or record is not a conversation, or if a
-    conversation has no turn of the agent, and `ConfigError` if a function cannot be called.
+    conversation has no turn of the agent, and `ConfigError` if a function cannot be called. Conversations of a serving
+    log that cannot be used are left out.
     """
+    if isinstance(source, ServedDemonstrations):
+        return [item.messages for item in read_served(source).used]
     if isinstance(source, GeneratedDemonstrations):
         conversations = list(_generate(source))
-    elif isinstance(source, WrittenDemonstrations):
+    else:
         path, setting = local_path(source.path), "sft.demonstrations.path"
         conversations = list(read_lines(path, _parse, noun="a conversation", form=_FORM, setting=setting))
-    else:
-        conversations = list(_read_log(source))
     if not conversations:
         raise DataError(f"no demonstration in {source_place(source)}. Add some, or leave sft out")
     return conversations
+
+
+def read_served(source: ServedDemonstrations) -> Demonstrations:
+    """Demonstrations of a serving log. Raises `DataError` if it has none, with the reasons."""
+    collected = collect_demonstrations(join_served(source), source)
+    if not collected.used:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(collected.rejected.items()))
+        raise DataError(
+            f"no demonstration in the serving log {source.path}: {counts or 'it has no conversation'}. Give feedback "
+            "with success or corrections, allow more licences or consents, or leave sft out"
+        )
+    return collected
 
 
 def source_place(source: DemonstrationSettings) -> str:
@@ -120,24 +133,6 @@ def _to_message(logged: LoggedMessage, number: int) -> Message:
         tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.calls),
         reasoning=logged.reasoning,
     )
-
-
-def _read_log(source: LoggedDemonstrations) -> Iterator[tuple[Message, ...]]:
-    folder = local_path(source.path)
-    if ServedLog(folder).snapshot():
-        raise DataError(
-            f"sft.demonstrations.path {folder} is the log of grpo serve, which grows. Write its conversations to a "
-            "conversation log, see docs/guide.md, and set that folder"
-        )
-    for entry in ConversationLog(folder).read():
-        conversation = entry.conversation
-        if conversation is None:
-            raise DataError(f"{entry.source}, row {entry.line}: {entry.problem}. Repair the log or leave the file out")
-        if conversation.reward is not None and conversation.reward >= source.min_reward:
-            try:
-                yield _checked(conversation.messages)
-            except DataError as error:
-                raise DataError(f"{entry.source}, row {entry.line}: {error}") from error
 
 
 def _checked(conversation: tuple[Message, ...]) -> tuple[Message, ...]:

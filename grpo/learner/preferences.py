@@ -16,13 +16,15 @@ from numpy.typing import NDArray
 
 from grpo.agents.agent import to_message, to_messages
 from grpo.artifacts import local_path
-from grpo.config.dpo import WrittenPairs
+from grpo.config.dpo import PairSettings, ServedPairs
 from grpo.errors import DataError
 from grpo.learner.metrics import PreferenceMetrics
 from grpo.learner.read_back import check_read_back
 from grpo.learner.training_lines import read_lines
 from grpo.messages import Message, Tool
 from grpo.renderers.chat_template import Renderer
+from grpo.scenarios.readers.served import join_served
+from grpo.scenarios.served_tuning import Corrections, RedactedCorrection, collect_corrections
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,17 +47,36 @@ class WrittenPair:
     place: str
 
 
-def read_pairs(source: WrittenPairs) -> list[WrittenPair]:
-    """Read all pairs, in the order of the file.
+def read_pairs(source: PairSettings) -> list[WrittenPair]:
+    """Read all pairs, in the order of the source.
 
-    Raises `DataError` if the file is missing or empty, or if a line is not a pair of two different replies.
+    Raises `DataError` if the source is missing or empty, or if a line is not a pair of two different replies.
     """
+    if isinstance(source, ServedPairs):
+        return [_served_pair(item) for item in read_served_pairs(source).used]
     pairs = list(
         read_lines(local_path(source.path), _parse, noun="a preference pair", form=_FORM, setting="dpo.pairs.path")
     )
     if not pairs:
         raise DataError(f"no preference pair in {source.path}. Add some, or leave dpo out")
     return pairs
+
+
+def read_served_pairs(source: ServedPairs) -> Corrections:
+    """Corrections in a serving log. Raises `DataError` if none can be used, with the reasons."""
+    collected = collect_corrections([join_served(source)], source)
+    if not collected.used:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(collected.rejected.items()))
+        raise DataError(
+            f"no preference pair in the serving log {source.path}: {counts or 'it has no correction'}. Give feedback "
+            "with corrections, allow more licences or consents, or leave dpo out"
+        )
+    return collected
+
+
+def _served_pair(item: RedactedCorrection) -> WrittenPair:
+    pair = item.pair
+    return WrittenPair(prompt=pair.prompt, chosen=pair.chosen, rejected=pair.rejected, tools=item.tools, place=pair.id)
 
 
 def _parse(record: Any, place: str) -> WrittenPair:

@@ -3,7 +3,7 @@
     turns          S U1 A1 U2 A2, correction C of A2
     correction     prompt S U1 A1 U2, reply A2, corrected C
 
-A correction of a whole conversation is taken as a correction of its last reply. `grpo.retraining.corrections` makes
+A correction of a whole conversation is taken as a correction of its last reply. `grpo.scenarios.served_tuning` makes
 training data from them.
 """
 

@@ -40,6 +40,8 @@ from grpo.tables import open_checked
 
 SEGMENTS, ERASURES = "segments", "erasures"
 SEGMENT_SUFFIX = ".log"
+_OTHER_FORMAT = "[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]/*.parquet"
+"""Tables of whole conversations, one folder per day, which other servers have written. The log has no such folders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,11 @@ class ServedLog:
                 end = content.rfind(b"\n") + 1
                 growing[name] = f"{name}:{end}"
         compacted = {table.name for table in self.tables()} - growing.keys()
+        if not growing and not compacted and any(self.folder.glob(_OTHER_FORMAT)):
+            raise DataError(
+                f"{self.folder} has tables of conversations in a format that is not read. Append them to a serving log "
+                "in another folder by grpo.log.append, see docs/retraining.md"
+            )
         return tuple(sorted([*growing.values(), *compacted]))
 
     def read(self, snapshot: Sequence[str] | None = None) -> Iterator[ServedEntry]:

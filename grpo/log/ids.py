@@ -25,15 +25,21 @@ class ServingIds:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def new_conversation(self, owner: str) -> str:
-        """Make an id for a conversation of the caller with this key hash."""
-        nonce = secrets.token_bytes(_NONCE)
+    def new_conversation(self, owner: str, name: str | None = None) -> str:
+        """Make an id for a conversation of the caller with this key hash.
+
+        If the caller has a name for the conversation, the id is always the same for this name.
+        """
+        nonce = self._nonce("named", f"{owner}\0{name}") if name is not None else secrets.token_bytes(_NONCE)
         tagged = nonce + self._tag("owner", nonce, owner)
         return _encode(tagged + self._tag("seal", tagged, "")[:_SEAL])
 
-    def new_turn(self, conversation_id: str) -> str:
-        """Make an id for a turn of a conversation, to which the index of a choice may be appended."""
-        nonce = secrets.token_bytes(_NONCE)
+    def new_turn(self, conversation_id: str, name: str | None = None) -> str:
+        """Make an id for a turn of a conversation, to which the index of a choice may be appended.
+
+        If the turn has a name in the conversation, the id is always the same for this name.
+        """
+        nonce = self._nonce("turn", f"{conversation_id}\0{name}") if name is not None else secrets.token_bytes(_NONCE)
         return _encode(nonce + self._tag("turn", nonce, conversation_id))
 
     def is_conversation(self, id: str) -> bool:
@@ -56,8 +62,14 @@ class ServingIds:
         return bool(content) and hmac.compare_digest(tag, self._tag("turn", nonce, conversation_id))
 
     def _tag(self, kind: str, nonce: bytes, of: str) -> bytes:
-        content = nonce + of.encode(errors="surrogatepass")
-        return hashlib.blake2b(content, key=self._secret, person=kind.encode(), digest_size=_TAG).digest()
+        return self._digest(kind, nonce + of.encode(errors="surrogatepass"), _TAG)
+
+    def _nonce(self, kind: str, name: str) -> bytes:
+        """Nonce of a name, which differs between logs, so that it does not tell the name."""
+        return self._digest(f"{kind} nonce", name.encode(errors="surrogatepass"), _NONCE)
+
+    def _digest(self, kind: str, content: bytes, size: int) -> bytes:
+        return hashlib.blake2b(content, key=self._secret, person=kind.encode(), digest_size=size).digest()
 
 
 def turn_of(response_id: str) -> str:

@@ -24,16 +24,11 @@ from datetime import datetime
 from statistics import fmean
 from typing import Any, TypeVar
 
-import numpy as np
-
-from grpo.errors import DataError
-from grpo.log.conversation import LoggedConversation
 from grpo.log.folder import ServedEntry
 from grpo.log.lines import encode
 from grpo.log.records import Feedback, ServedTurn
 from grpo.messages import Message
 from grpo.scenario import Expected
-from grpo.trajectories import Outcome, Trajectory
 
 RecordT = TypeVar("RecordT", ServedTurn, Feedback)
 _FIELDS = ("rating", "comment", "correction", "success", "expected", "world")
@@ -81,73 +76,35 @@ class ServedConversation:
         """1 for a verified success, 0 for a verified failure, None if the outcome was not verified."""
         return None if self.judgement.success is None else float(self.judgement.success)
 
-    def logged(self) -> LoggedConversation:
-        """The conversation with its messages.
+    @property
+    def model(self) -> str:
+        """Name and version of the model that gave the last reply."""
+        return self.turns[-1].model
 
-        If labels changed within it, the last turn's labels hold. Consent holds only if all turns have the same.
-        Raises `ValidationError` for labels that a conversation cannot have.
-        """
-        first, last = self.turns[0], self.turns[-1]
-        labels = {name: last.metadata[name] for name in ("category", "domain") if name in last.metadata}
-        return LoggedConversation.model_validate(
-            {
-                **labels,
-                "id": self.id,
-                "time": first.time,
-                "model": last.model,
-                "messages": self.messages,
-                "reward": self.reward,
-                "rating": self.judgement.rating,
-                "tools": tuple({tool["name"]: dict(tool) for turn in self.turns for tool in turn.tools}.values()),
-                "world": dict(self.judgement.world or {}),
-                "expected": self.judgement.expected or Expected(),
-                "consent": _common(turn.consent for turn in self.turns),
-                "licence": _common(turn.licence for turn in self.turns),
-            }
-        )
+    @property
+    def category(self) -> str:
+        """Category. If it changed within the conversation, the last turn's one."""
+        return self.turns[-1].metadata.get("category", "general")
 
-    def trajectory(self) -> Trajectory:
-        """The conversation's tokens as the policy read and generated them.
+    @property
+    def domain(self) -> str:
+        """Domain as the client named it, which may be a word that no scenario has."""
+        return self.turns[-1].metadata.get("domain", "general")
 
-        Raises `DataError` if a turn's spans do not continue the spans before them, or if turns have different policies,
-        renderers or temperatures, because then their tokens do not form one trajectory. A constrained turn raises it
-        too, because its log-probabilities are not the policy's own.
-        """
-        first, position = self.turns[0], 0
-        for turn in self.turns:
-            if turn.constrained:
-                raise DataError(
-                    f"turn {turn.id} is constrained ({turn.constrained}): no ratio follows from its log-probabilities, "
-                    "because they are only of the tokens that a grammar allows. Leave the conversation out"
-                )
-            for name in ("policy_hash", "renderer_hash", "temperature"):
-                if getattr(turn, name) != getattr(first, name):
-                    raise DataError(f"several values of {name}: in turns {first.id} and {turn.id}")
-            end = position + len(turn.token_ids)
-            if any(not position <= part.start <= part.stop <= end for part in turn.turns):
-                raise DataError(
-                    f"spans do not continue: the spans of turn {turn.id} are outside of tokens {position} to {end}"
-                )
-            position = end
-        success, reward = self.judgement.success, self.reward
-        return Trajectory(
-            scenario_id=scenario_id(self.id),
-            scenario_hash="",
-            category=self.turns[-1].metadata.get("category", "general"),
-            difficulty="unknown",
-            sample=0,
-            seed=first.seed,
-            policy_hash=first.policy_hash,
-            renderer_hash=first.renderer_hash,
-            temperature=first.temperature,
-            turns=tuple(part for turn in self.turns for part in turn.turns),
-            token_ids=np.concatenate([turn.token_ids for turn in self.turns]),
-            loss_mask=np.concatenate([turn.loss_mask for turn in self.turns]),
-            sampler_logprobs=np.concatenate([turn.sampler_logprobs for turn in self.turns]),
-            stop="truncated" if self.turns[-1].reason == "length" else "terminated",
-            outcome=None if success is None else Outcome(success=success),
-            terminal_reward=reward,
-        )
+    @property
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """Tools that the client offered in any turn."""
+        return tuple({tool["name"]: tool for turn in self.turns for tool in turn.tools}.values())
+
+    @property
+    def consent(self) -> str:
+        """Consent of the user. Empty if the turns differ, because then it does not hold for the whole conversation."""
+        return _common(turn.consent for turn in self.turns)
+
+    @property
+    def licence(self) -> str:
+        """Licence. Empty if the turns differ."""
+        return _common(turn.licence for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

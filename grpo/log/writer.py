@@ -18,6 +18,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -90,7 +91,7 @@ class ServingLog:
         self.folder = folder
         self.on_erasure: Callable[[Erasure], object] = lambda erasure: None
         """Called on the event loop with each erasure, also of another process, once its document is in the folder."""
-        self._known_erasures: set[str] = set()
+        self._known_erasures: dict[str, Erasure] = {}
         self._retention_days = retention_days
         self._segment_bytes, self._segment_s = segment_bytes, segment_s
         self._sync = sync
@@ -149,14 +150,19 @@ class ServingLog:
         """HMAC-SHA256 of a user's name, keyed by the salt. Raises `StorageError` if the log was not opened yet."""
         return hash_user(self._secret, name)
 
-    def is_conversation_erased(self, conversation_id: str) -> bool:
+    def is_conversation_erased(self, conversation_id: str, *, user: str = "", time: datetime | None = None) -> bool:
         """True if this process erased the conversation, or another process did so at least a moment ago.
 
+        With the hash of its user and the time of its start, it is also true if the user was erased after that time.
         While the document of an erasure cannot be read, any other conversation raises `DataError`, because the document
         may name it.
         """
         if name_digest(conversation_id) in self._erased:
             return True
+        if user and time is not None:
+            digest, erasures = name_digest(user), list(self._known_erasures.values())
+            if any(time <= erasure.time and digest in erasure.users for erasure in erasures):
+                return True
         if self._damaged_erasure is not None:
             raise self._damaged_erasure
         return False
@@ -265,7 +271,7 @@ class ServingLog:
                     logger.error("turns in progress go on, and feedback is refused: %s", error)
                     damage = error
                 else:
-                    self._known_erasures.add(path.stem)
+                    self._known_erasures[path.stem] = erasure
                     self._erased |= erasure.conversations
                     erasures.append(erasure)
             self._damaged_erasure = damage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,19 +12,16 @@ import pyarrow.compute as pc
 from mlflow.exceptions import MlflowException
 from pydantic import Field
 
-from grpo.artifacts import Artifact, ArtifactStore, local_path
-from grpo.config.scenarios import ConversationLogSource, Source
+from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import SignatureError
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Evaluation
-from grpo.log.conversation import LoggedConversation
 from grpo.log.record_index import microseconds
 from grpo.policy.weights.registered import EVALUATION_DIGEST
 from grpo.registry import ModelVersion, Registry
-from grpo.retraining.curation import CONVERSATIONS, LIVE_SCHEMA, REDACTED
+from grpo.retraining.curation import CONVERSATIONS, REDACTED
 from grpo.retraining.data_lineage import TrainingData, data_lineage
 from grpo.retraining.table_texts import TableTexts
-from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.storage.documents import Document
 from grpo.tables import open_parquet
@@ -133,34 +130,17 @@ def known_topics(
     return TableTexts(_scenarios(artifacts, champion))
 
 
-def production_metrics(
-    sources: Iterable[Source], model: str, since: datetime | None = None, *, live: Path
-) -> dict[str, list[float]]:
-    """Values of each metric in the logged conversations of a version (`support-desk/3`), oldest first.
+def production_metrics(live: Path, model: str, since: datetime | None = None) -> dict[str, list[float]]:
+    """Values of each metric in the served conversations of a version (`support-desk/3`), oldest first.
 
-    Curation has written the conversations of serving logs into the table `live`. Conversation logs are read from
-    `sources`. Damaged files are skipped here, because curation counts them.
+    `live` is the table that curation has written of all conversations of serving logs.
     """
-    logged = [
-        {"id": f"conversation-{item.id}", "time": microseconds(item.time), "reward": item.reward, "rating": item.rating}
-        for source in sources
-        if isinstance(source, ConversationLogSource)
-        for item in _logged(source)
-        if item.model == model
-    ]
-    columns = pa.schema([field for field in LIVE_SCHEMA if field.name != "model"])
-    served = open_parquet(live).read()
-    served = served.filter(pc.equal(served.column("model"), model)).select(columns.names)
-    table = pa.concat_tables([served, pa.Table.from_pylist(logged, columns)])
+    table = open_parquet(live).read()
+    table = table.filter(pc.equal(table.column("model"), model))
     if since is not None:
         table = table.filter(pc.greater_equal(table.column("time"), microseconds(since)))
     table = table.sort_by([("time", "ascending"), ("id", "ascending")])
     return {name: table.column(name).drop_null().to_pylist() for name in ("reward", "rating")}
-
-
-def _logged(source: ConversationLogSource) -> Iterator[LoggedConversation]:
-    entries = ConversationLog(local_path(source.path)).read(source.files)
-    yield from (entry.conversation for entry in entries if entry.conversation is not None)
 
 
 def _scenarios(artifacts: ArtifactStore, champion: Champion) -> Path:

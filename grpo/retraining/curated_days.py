@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource
-from grpo.data_errors import excerpt, try_call
+from grpo.data_errors import excerpt
 from grpo.log.join import Joined, ServedConversation, scenario_id
 from grpo.log.record_index import microseconds
 from grpo.retraining.filters import (
@@ -125,7 +125,7 @@ def _row(conversation: Conversation, filters: Iterable[Filter]) -> dict[str, Any
     else:
         first = served.turns[0]
         row |= {"id": scenario_id(served.id), "time": microseconds(first.time), "sender": first.key, "user": first.user}
-        row |= _live(served)
+        row |= {"model": served.model, "reward": served.reward, "rating": served.judgement.rating}
     item = parse_record(record, Scenario)
     if isinstance(item, QuarantineReason):
         return {**row, "is_scenario": False, "filter": "schema", "reason": item.kind, "message": item.message}
@@ -138,13 +138,6 @@ def _row(conversation: Conversation, filters: Iterable[Filter]) -> dict[str, Any
             return row | _redacted(clean, masked, Origin(keys=(row["sender"],), user=row["user"]))
         rejection = clean
     return {**row, "filter": rejection[0], "reason": rejection[1]}
-
-
-def _live(served: ServedConversation) -> dict[str, Any]:
-    logged = try_call(served.logged)
-    if isinstance(logged, Exception):
-        return {}
-    return {"model": logged.model, "reward": logged.reward, "rating": logged.rating}
 
 
 def _redact(item: Scenario) -> Redacted | tuple[str, str]:

@@ -7,10 +7,10 @@ from typing import Literal
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.log.logged_logprobs import ServedCheck
-from grpo.retraining.corrections import CorrectionCounts
 from grpo.retraining.curation import CurationCounts
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.triggers import TriggerResult
+from grpo.scenarios.served_tuning import CorrectionCounts
 from grpo.storage.documents import Document
 
 RetrainingVerdict = Literal["running", "nothing to do", "promote", "refuse", "failed"]

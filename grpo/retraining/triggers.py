@@ -39,7 +39,7 @@ class ServedVersion:
     """Metrics of the champion that triggers read."""
 
     name: str
-    """Name and version, as in the conversation log: `support-desk/3`."""
+    """Name and version, as in the serving log: `support-desk/3`."""
     registered: datetime
     heldout: float | None = None
     """Held-out mean at its registration. None if it has no report."""

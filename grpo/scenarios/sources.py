@@ -17,7 +17,6 @@ from typing import Any
 from grpo.artifacts import local_path
 from grpo.config.scenarios import (
     ChatSource,
-    ConversationLogSource,
     CsvSource,
     FileSource,
     HelpDeskSource,
@@ -35,19 +34,16 @@ from grpo.config.scenarios import (
 )
 from grpo.data_errors import read_guarded
 from grpo.errors import DataError
-from grpo.log.folder import ServedLog
-from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.datasets.multidogo import find_multidogo, read_multidogo
 from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
 from grpo.scenarios.hub_dataset import FORMATS, fetch_split, pin_source
 from grpo.scenarios.readers.chat_records import read_chats
-from grpo.scenarios.readers.conversation_log import read_conversation_log
 from grpo.scenarios.readers.help_desks import read_help_desk
 from grpo.scenarios.readers.huggingface import read_huggingface
 from grpo.scenarios.readers.langfuse import read_langfuse
 from grpo.scenarios.readers.langsmith import read_langsmith
 from grpo.scenarios.readers.python_function import read_python
-from grpo.scenarios.readers.served import join_served, served_records
+from grpo.scenarios.readers.served import join_served, served_digest, served_records, served_snapshot
 from grpo.scenarios.readers.table_rows import interpret, read_table_cells, read_table_file
 from grpo.scenarios.records import SourceRecord
 
@@ -200,28 +196,6 @@ def _hub_identity(source: HubDataSource) -> str:
     return pin_source(source).model_dump_json(include={"id", "revision", "subset", "split"})
 
 
-def _served_identity(source: ServedSource) -> str:
-    log = ServedLog(local_path(source.path))
-    return log.digest(log.snapshot() if source.segments is None else source.segments)
-
-
-def _served_snapshot(source: ServedSource) -> ServedSource:
-    if source.segments is not None:
-        return source
-    return source.model_copy(update={"segments": ServedLog(local_path(source.path)).snapshot()})
-
-
-def _logged_files(source: ConversationLogSource) -> list[Path]:
-    root = local_path(source.path)
-    return [root / name for name in (_logged_snapshot(source).files or ())]
-
-
-def _logged_snapshot(source: ConversationLogSource) -> ConversationLogSource:
-    if source.files is not None:
-        return source
-    return source.model_copy(update={"files": ConversationLog(local_path(source.path)).files()})
-
-
 SOURCES: dict[type[Any], Reader] = {
     FileSource: _file(lambda source, path: read_table_file(source, source.kind, path)),
     CsvSource: _file(lambda source, path: read_table_file(source, source.kind, path, source)),
@@ -244,14 +218,8 @@ SOURCES: dict[type[Any], Reader] = {
     ),
     ServedSource: Reader(
         read=lambda source: served_records(join_served(source), source),
-        identity=_served_identity,
-        snapshot=_served_snapshot,
-        may_be_empty=True,
-    ),
-    ConversationLogSource: Reader(
-        read=lambda source: read_conversation_log(local_path(source.path), source.files),
-        files=_logged_files,
-        snapshot=_logged_snapshot,
+        identity=served_digest,
+        snapshot=served_snapshot,
         may_be_empty=True,
     ),
 }

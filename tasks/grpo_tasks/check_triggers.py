@@ -38,7 +38,7 @@ def check_triggers(
     at = challenger.registered if challenger is not None else None
     folder, live = artifacts.path(conversations), dict[str, list[float]]()
     if champion is not None:
-        live = production_metrics(config.conversations, champion.name, at, live=folder / LIVE)
+        live = production_metrics(folder / LIVE, champion.name, at)
     inputs = TriggerInputs(
         serving=serving,
         now=datetime.now(UTC),

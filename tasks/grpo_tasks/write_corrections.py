@@ -7,8 +7,8 @@ from typing import Literal
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource
-from grpo.retraining.corrections import CorrectionCounts, collect_corrections, write_demonstrations, write_pairs
 from grpo.scenarios.readers.served import join_served
+from grpo.scenarios.served_tuning import CorrectionCounts, collect_corrections, write_demonstrations, write_pairs
 from grpo.scenarios.table import read_scenarios
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import stage
@@ -42,5 +42,8 @@ def write_corrections(
         map(join_served, sources), settings, trained=trained, max_corrections=max_corrections
     )
     with artifacts.new_file("corrections", ".jsonl") as new:
-        (write_demonstrations if method == "sft" else write_pairs)(new.path, collected.used)
+        if method == "sft":
+            write_demonstrations(new.path, (item.demonstration for item in collected.used))
+        else:
+            write_pairs(new.path, collected.used)
     return CorrectionsResult(written=new.artifact, counts=collected.counts)

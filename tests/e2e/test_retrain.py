@@ -23,10 +23,9 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
 from grpo.evaluation.report import read_report
-from grpo.log.conversation import LoggedConversation
+from grpo.log import LoggedConversation, append
 from grpo.messages import Message
 from grpo.retraining.reports import RetrainingReport
-from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.table import read_scenarios
 from grpo.storage.signing import KEY, key_file
 from tests.doubles import short_run
@@ -53,10 +52,10 @@ class Desk:
     config: Path
     champion_policy: str
 
-    @property
-    def log(self) -> ConversationLog:
-        """Texts of its customers."""
-        return ConversationLog(self.home / "conversations")
+    def log(self, conversations: list[LoggedConversation]) -> set[str]:
+        """Append what its customers said, and return the ids of the scenarios."""
+        logged = append(self.home / "appended", conversations)
+        return {f"conversation-{ids.conversation_id}" for ids in logged if ids is not None}
 
     @property
     def settings(self) -> RetrainConfig:
@@ -88,7 +87,7 @@ def desk(home: Path, server: str) -> Desk:
     retraining = {
         "name": "again",
         "pipeline": str(home / "first.yaml"),
-        "conversations": [{"kind": "conversation_log", "path": str(home / "conversations")}],
+        "conversations": [{"kind": "served", "path": str(home / "appended")}],
         "curation": {"licences": ["own"], "required_fields": ["world", "expected"]},
         "triggers": [
             {"kind": "new_conversations", "min_conversations": 1000},
@@ -111,9 +110,13 @@ def conversations(prefix: str, count: int, *, seed: int) -> list[LoggedConversat
     return [
         LoggedConversation(
             id=case.id,
-            time=datetime(2026, 11, 20, 8, tzinfo=UTC) + timedelta(minutes=k),
+            time=datetime(2021, 11, 20, 8, tzinfo=UTC) + timedelta(minutes=k),
             model=f"{MODEL}/1",
-            messages=tuple(Message(role="user", content=line) for line in case.user_responses),
+            messages=tuple(
+                message
+                for line in case.user_responses
+                for message in (Message(role="user", content=line), Message(role="assistant", content="One moment."))
+            ),
             domain=case.domain,
             category=case.metadata.category,
             world=case.world,
@@ -207,9 +210,9 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     """
     from grpo_tasks.registry import registry
 
-    desk.log.write(conversations("live", 60, seed=5))
+    live = desk.log(conversations("live", 60, seed=5))
     run_until("score 0/", desk, server)
-    desk.log.write(conversations("late", 5, seed=6))
+    desk.log(conversations("late", 5, seed=6))
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     both = [subprocess.Popen(command(desk), env=debug(server), cwd=ROOT, **piped) for _ in range(2)]
     for process in both:
@@ -237,7 +240,7 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     before, after = ids_of(desk, version="1"), ids_of(desk, version=str(version.version))
     assert before["heldout"] <= after["heldout"]
     assert not before["heldout"] & after["train"]
-    assert any(one.startswith("conversation-live") for one in after["train"])
+    assert live & after["train"]
 
 
 def test_what_was_tried_is_not_tried_again_the_next_night(desk: Desk, server: str):
@@ -274,7 +277,7 @@ def test_an_event_starts_a_retraining_by_itself(desk: Desk, server: str):
 
     from grpo_flows.retrain import retrain
 
-    desk.log.write(conversations("fourth", 40, seed=8))
+    desk.log(conversations("fourth", 40, seed=8))
     settings = {**yaml.safe_load(desk.config.read_text()), "name": "told"}
     told = {**settings, "triggers": [{"kind": "age", "days": 30}]}  # the run itself has nothing to do, and is quick
     prefect("work-pool", "create", "retraining", "--type", "process", server=server)

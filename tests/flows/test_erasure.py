@@ -22,6 +22,7 @@ from grpo.config.retraining import CurationSettings, MixtureSettings
 from grpo.config.scenarios import FileSource, ServedSource
 from grpo.errors import ConfigError, ErasedError, ReproductionError, StorageError
 from grpo.log.folder import ServedLog
+from grpo.log.join import scenario_id
 from grpo.log.receipt import ErasureReceipt
 from grpo.log.writer import ServingLog
 from grpo.registry.store import Registry
@@ -44,7 +45,7 @@ from grpo_tasks.ingest import ingest
 from grpo_tasks.split import split
 from grpo_tasks.validate import validate
 from grpo_tasks.write_corrections import write_corrections
-from tests.doubles import put_folder
+from tests.doubles import make_trajectory, put_folder
 from tests.grpo.log.fixtures import feedback, turn
 
 pytestmark = pytest.mark.filterwarnings(
@@ -162,7 +163,13 @@ def retrained(
     validate.fn(scenarios=again.scenarios, validation_fraction=0.2, store=store)
     for kind in ("rollout", "scored"):
         with artifacts.new_file(kind, ".parquet") as new:
-            played = [item.trajectory() for item in join_served(source).conversations]
+            played = [
+                make_trajectory(
+                    scenario_id=scenario_id(item.id),
+                    turns=tuple(part for served in item.turns for part in served.turns),
+                )
+                for item in join_served(source).conversations
+            ]
             write_trajectories(new.path, played, provenance={"kind": kind})
     run = home / "nightly"
     run.mkdir()

@@ -83,12 +83,11 @@ class _Killed(Exception):
 def _retraining(pipeline: dict[str, Any], folder: Path) -> RetrainConfig:
     """A retraining of this run on an empty log."""
     (folder / "short.yaml").write_text(yaml.safe_dump(pipeline))
-    (folder / "conversations").mkdir()
     return RetrainConfig.model_validate(
         {
             "name": f"again-{folder.name}",
             "pipeline": str(folder / "short.yaml"),
-            "conversations": [{"kind": "conversation_log", "path": str(folder / "conversations")}],
+            "conversations": [{"kind": "served", "path": str(folder / "served")}],
             "curation": {"licences": ["own"]},
             "triggers": [{"kind": "age"}],
         }

@@ -3,7 +3,7 @@
 records = used + quarantined, in the counts and in both tables; every scenario is read back
 a mutated record costs itself alone: the number of records is the same, and every other one is used as before
 a mutated file or companion is read, or refused with a `GRPOError`
-of a conversation log or serving log no file is refused: what is damaged is quarantined, the other files are used whole
+of a serving log no file is refused: what is damaged is quarantined, the other files are used whole
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pydantic_core import from_json
 
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import (
-    ConversationLogSource,
     FileSource,
     HuggingFaceSource,
     PythonSource,
@@ -36,11 +35,10 @@ from grpo.config.scenarios import (
 )
 from grpo.data_errors import try_call
 from grpo.errors import GRPOError
-from grpo.retraining.champion import production_metrics
-from grpo.retraining.corrections import collect_corrections
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.reward_data import read_labels, read_pairs
+from grpo.scenarios.served_tuning import collect_corrections
 from grpo.scenarios.table import read_scenarios
 from tests.fuzz import served, tables
 from tests.fuzz.mutate import flip_byte, json_value, mutate_bytes, mutate_cells, mutate_json, python_object
@@ -91,7 +89,7 @@ def objects() -> Iterator[Any]:
 
 def targets() -> list[str]:
     """Names of everything that is fuzzed."""
-    return [*(sample.name for sample in samples()), "parquet", "huggingface", "conversation_log", "served", "python"]
+    return [*(sample.name for sample in samples()), "parquet", "huggingface", "served", "python"]
 
 
 def fuzz(name: str, *, records: int, seed: int) -> Tally:
@@ -141,8 +139,6 @@ def _cases(name: str, folder: Path, draw: random.Random) -> Iterator[Case]:
         return _parquet_cases(folder, draw)
     if name == "huggingface":
         return _huggingface_cases(folder, draw)
-    if name == "conversation_log":
-        return _log_cases(folder, draw)
     if name == "served":
         return _served_cases(folder, draw)
     if name == "python":
@@ -315,34 +311,6 @@ def _huggingface_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
         path = draw.choice(paths)
         mutate = draw.choice((flip_byte, flip_byte, mutate_bytes))
         yield partial(case, path, mutate(path.read_bytes(), draw))
-
-
-def _log_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    log = folder / "log"
-    first, _ = tables.conversations(log)
-    source = ConversationLogSource(kind="conversation_log", path=str(log))
-
-    def case(content: bytes, *, flipped: bool) -> int:
-        with _instead(first, content):
-            read = _expected(lambda: _ingest(source, folder))
-            production_metrics([source], "desk/1", live=tables.no_live_conversations(folder))
-        spared = sum(name.startswith("conversation-21-") for name in read.used)
-        if spared < tables.ROWS:
-            raise Wrong(f"{spared} of {tables.ROWS} conversations of the other file are used")
-        if not tables.ROWS < read.records <= 2 * tables.ROWS + flipped or (not flipped and len(read.used) < 11):
-            raise Wrong(f"{read.records} records, {len(read.used)} used")
-        return read.records
-
-    whole = first.read_bytes()
-    for _ in itertools.count():
-        if draw.random() < 0.3:
-            tables.change_row(first, draw)
-            content = first.read_bytes()
-            first.write_bytes(whole)
-            yield partial(case, content, flipped=False)
-        else:
-            mutate = draw.choice((flip_byte, flip_byte, mutate_bytes))
-            yield partial(case, mutate(whole, draw), flipped=True)
 
 
 def _served_cases(folder: Path, draw: random.Random) -> Iterator[Case]:

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from grpo.artifacts import local_path
 from grpo.config.chats import LoggedUsers
 from grpo.config.scenarios import ServedSource
+from grpo.config.served_log import ServedLogSettings
 from grpo.data_errors import problem_text, try_call
 from grpo.log.folder import ServedLog
 from grpo.log.join import Joined, ServedConversation, join, scenario_id
 from grpo.messages import Message
+from grpo.scenario import Expected
 from grpo.scenarios.logged_chat import LoggedCall, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.records import SourceRecord
 
 SOURCE = "served"
 """`metadata.source` of these scenarios."""
+ServedT = TypeVar("ServedT", bound=ServedLogSettings)
 
 
-def join_served(source: ServedSource) -> Joined:
+def join_served(source: ServedLogSettings) -> Joined:
     """Join the conversations of the log, or of the snapshot that the settings name."""
     return join(ServedLog(local_path(source.path)).read(source.segments))
+
+
+def served_digest(source: ServedLogSettings) -> str:
+    """Digest of the log as it is now, or of the snapshot that the settings name."""
+    log = ServedLog(local_path(source.path))
+    return log.digest(log.snapshot() if source.segments is None else source.segments)
+
+
+def served_snapshot(source: ServedT) -> ServedT:
+    """Settings that name the entries that the log has now, unless they name a snapshot already."""
+    if source.segments is not None:
+        return source
+    return source.model_copy(update={"segments": ServedLog(local_path(source.path)).snapshot()})
 
 
 def served_records(joined: Joined, source: ServedSource) -> Iterator[SourceRecord]:
@@ -51,21 +67,22 @@ def served_place(source: ServedSource) -> str:
 
 
 def _fields(conversation: ServedConversation, users: LoggedUsers) -> dict[str, Any]:
-    logged = conversation.logged()
-    messages = logged.messages[:-1] if logged.messages[-1].tool_calls else logged.messages
-    chat = LoggedChat(messages=tuple(map(_message, messages)), tools=logged.tools)
+    messages, judgement = conversation.messages, conversation.judgement
+    if messages[-1].tool_calls:
+        messages = messages[:-1]
+    chat = LoggedChat(messages=tuple(map(_message, messages)), tools=conversation.tools)
     return {
-        "id": scenario_id(logged.id),
-        "topic": logged.category,
+        "id": scenario_id(conversation.id),
+        "topic": conversation.category,
         **chat_fields(chat, users=users),
-        "domain": logged.domain,
-        **({"world": logged.world} if logged.world else {}),
-        "expected": logged.expected.model_dump(),
+        "domain": conversation.domain,
+        **({"world": dict(judgement.world)} if judgement.world else {}),
+        "expected": (judgement.expected or Expected()).model_dump(),
         "metadata": {
-            "category": logged.category,
+            "category": conversation.category,
             "source": SOURCE,
-            "licence": logged.licence,
-            "consent": logged.consent,
+            "licence": conversation.licence,
+            "consent": conversation.consent,
         },
     }
 

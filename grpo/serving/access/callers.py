@@ -8,8 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Scope = Literal["chat", "feedback", "outcomes", "metrics", "rollout", "admin"]
-SCOPES: tuple[Scope, ...] = ("chat", "feedback", "outcomes", "metrics", "rollout", "admin")
+Scope = Literal["chat", "feedback", "outcomes", "log", "metrics", "rollout", "admin"]
+SCOPES: tuple[Scope, ...] = ("chat", "feedback", "outcomes", "log", "metrics", "rollout", "admin")
 
 
 class CallerLimits(BaseModel):

@@ -16,6 +16,7 @@ import httpx
 from grpo.errors import DataError, RegistryError
 from grpo.log.copies import ErasedCopy, Mentions
 from grpo.policy.weights.registered import fault_of
+from grpo.registry.erased_data import is_tuned_on
 from grpo.registry.store import Registry, verified
 from grpo.serving.mirror.trace_store import TraceStore
 from grpo.serving.mirror.traces import CONVERSATION_TAG
@@ -86,10 +87,17 @@ def registered_stores(tracking_uri: str) -> tuple[set[str], list[str]]:
     return {uri.rsplit("/", 2)[0] for uri in uris if uri.count("/") > 2}, skipped
 
 
-def versions_trained_on(tracking_uri: str, tables: Collection[str]) -> list[str]:
-    """Signed versions, e.g. `support-desk/3`, that were trained on one of the scenario tables with these digests."""
+def versions_trained_on(tracking_uri: str, artifacts: Collection[str]) -> list[str]:
+    """Signed versions, e.g. `support-desk/3`, that were trained on one of the artifacts with these digests.
+
+    An artifact is a table of scenarios, or a file of demonstrations or pairs.
+    """
     versions = verified(Registry(tracking_uri).client.search_model_versions(max_results=10_000))
-    return sorted(f"{item.name}/{item.version}" for item in versions if item.tags.get("scenarios") in tables)
+    return sorted(
+        f"{item.name}/{item.version}"
+        for item in versions
+        if item.tags.get("scenarios") in artifacts or is_tuned_on(item.tags, artifacts)
+    )
 
 
 def _erase_from_run(client: MlflowClient, run: Run, mentions: Mentions) -> Iterator[ErasedCopy]:

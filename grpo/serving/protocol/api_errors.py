@@ -23,8 +23,8 @@ from grpo.serving.protocol.request_parts import TAG, Fault
 INVALID_REQUEST, SERVER_ERROR = "invalid_request_error", "server_error"
 _LONGEST_WAIT_S = 120.0
 """OpenAI's clients do not wait longer."""
-_SERVED = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/models", "/v1/feedback")
-"""Paths of OpenAI's API and of feedback, which an error lists if no route has the caller's path."""
+_SERVED = ("/v1/chat/completions", "/v1/responses", "/v1/completions", "/v1/models", "/v1/feedback", "/v1/log")
+"""Paths of OpenAI's API, of feedback and of the log, which an error lists if no route has the caller's path."""
 _NAME_SHOWN = 64
 """Most characters of each name in the path of a parameter."""
 _CODES = {"extra_forbidden": "unknown_parameter", "missing": "missing_required_parameter"}

@@ -90,6 +90,28 @@ def to_messages(parts: Sequence[ChatMessage], open_calls: Sequence[str] = ()) ->
     Results of several calls become one message with a list of the results, in the order of the calls. System messages
     at the front become one. Raises `APIError` if a message is of the wrong kind, or a result is not of an open call.
     """
+    reader, front = _read(parts, open_calls)
+    if reader.calls or front == len(parts) or reader.messages[-1].role == "assistant":
+        message = "the last message is one of the user or the system, or the result of a call"
+        raise invalid_request(message, param="messages")
+    return tuple(reader.messages)
+
+
+def to_logged_messages(parts: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """Messages of a whole conversation, which may end with any message. Raises like `to_messages`.
+
+    It is refused as well if it has no reply, or ends with only a part of the results of its last calls.
+    """
+    reader, _ = _read(parts, ())
+    if all(message.role != "assistant" for message in reader.messages):
+        raise invalid_request("the conversation has no reply of the assistant", param="messages")
+    if reader.has_some_results:
+        raise invalid_request("the last calls do not have all of their results", param="messages")
+    return tuple(reader.messages)
+
+
+def _read(parts: Sequence[ChatMessage], open_calls: Sequence[str]) -> tuple[_Reader, int]:
+    """Reader that has read the messages, and the number of system messages at the front."""
     front = next((index for index, part in enumerate(parts) if part.role not in _SYSTEM), len(parts))
     reader = _Reader(open_calls if parts[0].role == "tool" else ())
     for index, part in enumerate(parts[:front]):
@@ -98,10 +120,7 @@ def to_messages(parts: Sequence[ChatMessage], open_calls: Sequence[str] = ()) ->
         reader.messages.append(Message(role="system", content="\n\n".join(part.text for part in parts[:front])))
     for index, part in enumerate(parts[front:], front):
         reader.read(part, f"messages[{index}]")
-    if reader.calls or front == len(parts) or reader.messages[-1].role == "assistant":
-        message = "the last message is one of the user or the system, or the result of a call"
-        raise invalid_request(message, param="messages")
-    return tuple(reader.messages)
+    return reader, front
 
 
 def _check_text(part: ChatMessage, place: str) -> None:
@@ -119,6 +138,11 @@ class _Reader:
         self._results: dict[str, str] = {}
         self._waiting = {*open_calls}
         self._values = _Values()
+
+    @property
+    def has_some_results(self) -> bool:
+        """True if some of the pending calls have their result, and others do not."""
+        return bool(self._results)
 
     def read(self, part: ChatMessage, place: str) -> None:
         """Add a message. Results are collected until all calls have one, and then become one message."""

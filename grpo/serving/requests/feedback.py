@@ -29,11 +29,11 @@ from grpo.serving.requests.turn_log import TurnLog
 
 _MOST_BYTES = 64 * 2**10
 _MOST_LEVELS = 16
-_BYTES_OF_A_TOKEN = 4
-_REPAIR_S = 60.0
+BYTES_OF_A_TOKEN = 4
+REPAIR_S = 60.0
 
 
-def _bounded(value: Any) -> Any:
+def bounded(value: Any) -> Any:
     """Return the value. Raises `ValueError` if its JSON has more than `_MOST_BYTES` bytes or `_MOST_LEVELS` levels."""
     level: Sequence[Any] = [value.model_dump() if isinstance(value, BaseModel) else value]
     for _ in range(_MOST_LEVELS):
@@ -53,7 +53,7 @@ def _items(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-_Text = Annotated[str, StringConstraints(max_length=20_000)]
+FeedbackText = Annotated[str, StringConstraints(max_length=20_000)]
 _Id = Annotated[str, StringConstraints(pattern=r"^[\w-]{1,80}$")]
 
 
@@ -63,7 +63,7 @@ class CorrectedCall(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     name: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,64}$")]
-    arguments: Annotated[dict[str, Any], AfterValidator(_bounded)]
+    arguments: Annotated[dict[str, Any], AfterValidator(bounded)]
 
 
 class CorrectedReply(BaseModel):
@@ -71,7 +71,7 @@ class CorrectedReply(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    content: _Text = ""
+    content: FeedbackText = ""
     tool_calls: Annotated[list[CorrectedCall], Field(fail_fast=True)] = Field(min_length=1, max_length=16)
 
     @classmethod
@@ -105,14 +105,14 @@ class FeedbackRequest(BoundedFields):
     """`id` of the response, with or without `chatcmpl-` or `resp_`."""
     rating: float | None = Field(default=None, ge=0, le=1)
     """0 worst, 1 best."""
-    comment: _Text | None = None
-    correction: _Text | CorrectedReply | None = None
+    comment: FeedbackText | None = None
+    correction: FeedbackText | CorrectedReply | None = None
     """Reply that the turn should have been: a text, or `content` and `tool_calls`. Needs `turn_id`."""
     success: bool | None = None
     """Verified outcome of the conversation."""
-    expected: Annotated[Expected, AfterValidator(_bounded)] | None = None
+    expected: Annotated[Expected, AfterValidator(bounded)] | None = None
     """Expected outcome, for rewards."""
-    world: Annotated[dict[str, Any], AfterValidator(_bounded)] | None = None
+    world: Annotated[dict[str, Any], AfterValidator(bounded)] | None = None
     """Records that the agent's tools read and changed, as they were at the start of the conversation."""
 
     @model_validator(mode="after")
@@ -157,10 +157,10 @@ async def log_feedback(
     turn, and 503 if it is not known whether the conversation was erased. Errors of the limiter and the log are passed
     on.
     """
-    tokens = 1 + len(body.model_dump_json()) // _BYTES_OF_A_TOKEN
+    tokens = 1 + len(body.model_dump_json()) // BYTES_OF_A_TOKEN
     reservation = await limiter.reserve(caller, tokens)
     try:
-        _refuse_outcomes(body, caller)
+        refuse_outcomes(body, caller)
         _refuse_unknown(body, caller, log)
         record = body.to_record(caller, now=now)
         await log.append(record)
@@ -173,7 +173,8 @@ async def log_feedback(
     return record
 
 
-def _refuse_outcomes(body: FeedbackRequest, caller: Caller) -> None:
+def refuse_outcomes(body: BaseModel, caller: Caller) -> None:
+    """Raise `APIError` 403 if a request gives an outcome but the key does not have the scope for it."""
     given = [name for name in OUTCOMES if getattr(body, name) is not None]
     if given and "outcomes" not in caller.scopes:
         message = f"{', '.join(given)}: needs the scope outcomes. Key {caller.name} has {caller.listed}"
@@ -188,7 +189,7 @@ def _refuse_unknown(body: FeedbackRequest, caller: Caller, log: TurnLog) -> None
         erased = known and log.is_conversation_erased(name)
     except DataError as error:
         message = "feedback is refused until the log is repaired, because an erasure in it cannot be read"
-        raise overloaded(message, retry_after_s=_REPAIR_S) from error
+        raise overloaded(message, retry_after_s=REPAIR_S) from error
     if not known or erased:
         message = f"key {caller.name} has no conversation {name!r}"
         raise APIError(404, message, param="conversation_id", code="conversation_not_found")

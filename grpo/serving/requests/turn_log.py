@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Protocol
 
 from grpo.log.ids import ServingIds
@@ -37,6 +38,9 @@ class TurnLog(Protocol):
         """Ids of conversations and turns."""
         ...
 
-    def is_conversation_erased(self, conversation_id: str) -> bool:
-        """True if a conversation was erased. Raises `DataError` if the log cannot tell."""
+    def is_conversation_erased(self, conversation_id: str, *, user: str = "", time: datetime | None = None) -> bool:
+        """True if a conversation was erased, or its user (by the hash) after the conversation began.
+
+        Raises `DataError` if the log cannot tell.
+        """
         ...

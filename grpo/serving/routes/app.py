@@ -1,4 +1,4 @@
-"""HTTP application of a served model: OpenAI's chat API, feedback, probes and metrics, behind the guard."""
+"""HTTP application of a served model: OpenAI's chat API, feedback, the log, probes and metrics, behind the guard."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from grpo.serving.protocol.responses_request import ResponsesRequest, renamed
 from grpo.serving.requests.admission import Admission
 from grpo.serving.requests.chat_handler import ChatHandler
 from grpo.serving.requests.feedback import FeedbackRequest, Receipt, log_feedback
+from grpo.serving.requests.logged_conversation import LogReceipt, LogRequest, log_conversation
 from grpo.serving.requests.request_body import RequestT, read_request, read_small_request
 from grpo.serving.requests.service import Service
 from grpo.serving.routes.chat_socket import serve_chat_socket
@@ -59,6 +60,7 @@ SCOPES: dict[str, Scope] = {
     "/v1/responses": "chat",
     "/v1/models": "chat",
     "/v1/feedback": "feedback",
+    "/v1/log": "log",
     "/metrics": "metrics",
     "/v1/metrics": "metrics",
     PREFIX: "rollout",
@@ -73,6 +75,7 @@ BODIES: dict[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/feedback": FeedbackRequest,
+    "/v1/log": LogRequest,
     "/v1/train": TrainRequest,
     "/v1/scale": ScaleRequest,
 }
@@ -326,6 +329,17 @@ def _add_feedback(app: FastAPI, parts: ServerState) -> None:
         parts.metrics.observe_feedback(record)
         response.headers.update(await parts.limiter.headers(caller))
         return Receipt(id=record.id)
+
+    @app.post("/v1/log")
+    async def log(request: Request, caller: Authenticated, response: Response) -> LogReceipt:
+        """Log a conversation that another server had, so that retraining reads it like a conversation of this one."""
+        body = await read_small_request(LogRequest, request, preparation=service.preparation)
+        try:
+            receipt = await log_conversation(body, caller, service.log, parts.limiter, now=service.now())
+        except StorageError as error:
+            raise overloaded("the conversation cannot be logged now. Try again", retry_after_s=10.0) from error
+        response.headers.update(await parts.limiter.headers(caller))
+        return receipt
 
 
 def _add_rollouts(app: FastAPI, parts: ServerState, rollouts: Rollouts) -> None:

@@ -157,7 +157,7 @@ def test_a_wrong_option_of_an_own_object_is_refused_before_anything_starts(
         "retrain": {
             "name": "again",
             "pipeline": "run.yaml",
-            "conversations": [{"kind": "conversation_log", "path": "log"}],
+            "conversations": [{"kind": "served", "path": "log"}],
             "curation": {"licences": ["own"]},
         },
     }

@@ -107,7 +107,7 @@ def test_overrides_of_a_retraining_count_from_a_config(project: Path):
     write(project)
     (project / "retrain.yaml").write_text(
         "name: weekly\npipeline: run.yaml\noverrides: [policy.model=./elsewhere]\n"
-        "conversations: [{kind: conversation_log, path: log}]\ncuration: {licences: [own]}\n"
+        "conversations: [{kind: served, path: log}]\ncuration: {licences: [own]}\n"
     )
     config = load_settings(project / "retrain.yaml", RetrainConfig)
     assert getattr(config.conversations[0], "path", None) == "shop/log"

@@ -1,20 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from grpo.config.sft import LoggedDemonstrations, WrittenDemonstrations
+from grpo.config.sft import ServedDemonstrations, WrittenDemonstrations
 from grpo.errors import DataError
 from grpo.learner.demonstrations import read_demonstrations, with_system_prompt
-from grpo.log.conversation import LoggedConversation
-from grpo.log.folder import ServedLog
-from grpo.log.join import join
-from grpo.log.lines import encode
+from grpo.log import LoggedConversation, ServingLog, append
 from grpo.messages import Message, ToolCall
-from grpo.scenarios.conversation_log import ConversationLog
+from grpo.scenarios.readers.served import served_snapshot
 from tests.grpo.log.fixtures import feedback, turn
 
 QUESTION, ANSWER = Message(role="user", content="hi"), Message(role="assistant", content="hello")
@@ -136,44 +136,74 @@ def test_a_missing_file_is_an_error_that_names_the_setting(tmp_path: Path):
         read_demonstrations(source)
 
 
-def test_logged_conversations_are_imitated_where_they_succeeded(tmp_path: Path):
-    """Of rewards 1, .9, none and 1.2 the first and the last reach 1."""
-    log = ConversationLog(tmp_path)
-    log.write(
-        LoggedConversation(
-            id=f"c{index}",
-            time=datetime(2026, 1, 1, index, tzinfo=UTC),
-            model="m",
-            messages=(Message(role="user", content=str(index)), ANSWER),
-            reward=reward,
-        )
-        for index, reward in enumerate((1.0, 0.9, None, 1.2))
-    )
-    source = LoggedDemonstrations(kind="conversation_log", path=str(tmp_path))
-    assert [conversation[0].content for conversation in read_demonstrations(source)] == ["0", "3"]
-    every = LoggedDemonstrations(kind="conversation_log", path=str(tmp_path), min_reward=0.5)
-    assert len(read_demonstrations(every)) == 3
+def logged(folder: Path, name: str, **outcome: object) -> None:
+    """A conversation of another server, in which the user writes a letter and gets an answer."""
+    messages = (Message(role="user", content=name), ANSWER)
+    time = datetime(2021, 1, 1, ord(name) - ord("a"), tzinfo=UTC)
+    fields = {"id": name, "time": time, "model": "m", "messages": messages, "consent": "training", "licence": "own"}
+    append(folder, [LoggedConversation.model_validate(fields | outcome)])
 
 
-def test_the_log_of_grpo_serve_is_copied_first(tmp_path: Path):
-    """It grows, so that a run would read another one when it is repeated; the copy has what succeeded."""
-    (tmp_path / "served" / "segments").mkdir(parents=True)
-    success = feedback("f", success=True)
-    (tmp_path / "served" / "segments" / "20261122T030000-3fa1.log").write_bytes(encode(turn("a")) + encode(success))
-    with pytest.raises(DataError, match=r"is the log of grpo serve, which grows\. Write its conversations to a conv"):
-        read_demonstrations(LoggedDemonstrations(kind="conversation_log", path=str(tmp_path / "served")))
-    served = join(ServedLog(tmp_path / "served").read()).conversations
-    ConversationLog(tmp_path / "copy").write([conversation.logged() for conversation in served])
-    (copied,) = read_demonstrations(LoggedDemonstrations(kind="conversation_log", path=str(tmp_path / "copy")))
-    assert copied == served[0].messages
+def served(folder: Path, **settings: Any) -> ServedDemonstrations:
+    return ServedDemonstrations(kind="served", path=str(folder), licences=("own",), **settings)
 
 
-def test_a_damaged_row_of_a_log_is_an_error(tmp_path: Path):
-    """Not a demonstration less."""
-    (tmp_path / "2026-01-01").mkdir()
-    (tmp_path / "2026-01-01" / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"a\.parquet, row 1: damaged file"):
-        read_demonstrations(LoggedDemonstrations(kind="conversation_log", path=str(tmp_path)))
+def test_served_conversations_are_imitated_where_they_succeeded(tmp_path: Path):
+    """Of a success, a failure, a liked conversation and an unknown outcome. Consent is needed for a success, too."""
+    logged(tmp_path, "a", success=True)
+    logged(tmp_path, "b", success=False, rating=1.0)
+    logged(tmp_path, "c", rating=0.75)
+    logged(tmp_path, "d")
+    logged(tmp_path, "e", success=True, consent="")
+    logged(tmp_path, "f", success=True, licence="other")
+    assert read_demonstrations(served(tmp_path)) == [(Message(role="user", content="a"), ANSWER)]
+    rated = read_demonstrations(served(tmp_path, min_rating=0.75))
+    assert [conversation[0].content for conversation in rated] == ["a", "c"]
+
+
+def test_a_log_without_a_success_says_why_nothing_is_imitated(tmp_path: Path):
+    """With the number of each reason."""
+    logged(tmp_path, "a", success=False)
+    logged(tmp_path, "b", success=True, consent="")
+    with pytest.raises(DataError, match=r"no demonstration in the serving log .*: 1 consent not allowed, 1 no success"):
+        read_demonstrations(served(tmp_path))
+    with pytest.raises(DataError, match="it has no conversation"):
+        read_demonstrations(served(tmp_path / "none"))
+
+
+def test_a_corrected_conversation_is_imitated_with_its_correction(tmp_path: Path):
+    """It succeeded all the same; it ends with the corrected reply. Another key's success is a demonstration itself."""
+
+    async def serve() -> None:
+        async with ServingLog(tmp_path) as log:
+            for record in (
+                *(turn("a"), turn("b", "a"), feedback("f", success=True)),
+                feedback("g", turn_id="a", correction="Write to anna@example.org."),
+                *(replace(turn("d"), conversation_id="d"), feedback("h", conversation_id="d", success=True)),
+            ):
+                await log.append(record)
+
+    asyncio.run(serve())
+    whole, corrected = read_demonstrations(served(tmp_path))
+    assert [message.content for message in whole] == ["Question d?", "Answer d."]
+    assert [message.content for message in corrected] == ["Question a?", "Write to [email]."]
+
+
+def test_a_success_that_begins_with_the_agent_is_left_out(tmp_path: Path):
+    """The loss would be on a reply to nothing. A reply without words or calls is not imitated either."""
+    logged(tmp_path, "a", success=True, messages=(ANSWER, QUESTION, ANSWER))
+    logged(tmp_path, "b", success=True, messages=(QUESTION, Message(role="assistant", content=" ")))
+    with pytest.raises(DataError, match="1 begins with a reply, 1 empty reply"):
+        read_demonstrations(served(tmp_path))
+
+
+def test_a_pinned_log_does_not_grow(tmp_path: Path):
+    """What is logged later belongs to the next run."""
+    logged(tmp_path, "a", success=True)
+    pinned = served_snapshot(served(tmp_path))
+    logged(tmp_path, "b", success=True)
+    assert len(read_demonstrations(pinned)) == 1
+    assert len(read_demonstrations(served(tmp_path))) == 2
 
 
 def test_the_system_prompt_is_that_of_the_environment_unless_there_is_one():

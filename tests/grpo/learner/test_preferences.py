@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +12,14 @@ import torch
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig
-from grpo.config.dpo import WrittenPairs
+from grpo.config.dpo import ServedPairs, WrittenPairs
 from grpo.errors import DataError
 from grpo.learner.preferences import WrittenPair, pair_logprobs, preference_metrics, read_pairs, tokenize_pair
+from grpo.log import ServingLog
 from grpo.messages import Message, Tool
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
+from tests.grpo.log.fixtures import feedback, turn
 from tests.grpo.serving.chat_servers import CLERK, chat_server, clerk, load_clerk
 
 USER = {"role": "user", "content": "Hi."}
@@ -54,6 +58,24 @@ def test_a_file_without_pairs_is_an_error(tmp_path: Path):
         read_pairs(written(tmp_path))
     with pytest.raises(DataError, match=r"none\.jsonl cannot be read: .*\. Correct dpo\.pairs\.path"):
         read_pairs(WrittenPairs(kind="jsonl", path=str(tmp_path / "none.jsonl")))
+
+
+def test_the_corrections_of_a_serving_log_are_pairs(tmp_path: Path):
+    """Of an own conversation with consent; the correction is chosen, and the reply that was served is rejected."""
+
+    async def serve() -> None:
+        async with ServingLog(tmp_path) as log:
+            for name, consent in (("a", "training"), ("b", "")):
+                await log.append(replace(turn(name), conversation_id=name, consent=consent))
+                await log.append(feedback(f"on {name}", conversation_id=name, correction=f"Better {name}."))
+
+    source = ServedPairs(kind="served", path=str(tmp_path), licences=("own",))
+    with pytest.raises(DataError, match=r"no preference pair in the serving log .*: it has no correction\. Give"):
+        read_pairs(source)
+    asyncio.run(serve())
+    [pair] = read_pairs(source)
+    assert [message.content for message in pair.prompt] == ["Question a?"]
+    assert (pair.chosen.content, pair.rejected.content, pair.tools) == ("Better a.", "Answer a.", ())
 
 
 def test_the_tokens_of_a_prompt_are_those_that_were_served(tmp_path: Path):

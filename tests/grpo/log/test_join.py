@@ -5,9 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from grpo.errors import DataError
 from grpo.log.folder import ServedEntry
@@ -181,53 +179,24 @@ def test_of_two_different_events_with_one_id_the_first_counts():
     assert judged(first, same) == judged(same, first)
 
 
-def test_a_conversation_is_logged_with_its_labels_and_its_outcome():
-    """The client's category, time of the first turn, version of the last; consent only where all turns have it."""
+def test_a_conversation_has_its_labels_and_its_outcome():
+    """The client's category, and the version of the last turn. Consent holds only if all turns have it."""
     expected = Expected(state={"order": "refunded"})
     first = replace(turn("a"), metadata={"category": "refund", "domain": "sales"}, tools=({"name": "f"},))
     last = replace(turn("b", "a"), metadata=first.metadata, model="desk/2", tools=({"name": "g"}, {"name": "f"}))
     events = feedback("f", success=True, expected=expected, rating=0.5, world={"orders": {}})
     [conversation] = join(entries(first, last, events)).conversations
-    logged = conversation.logged()
-    assert (logged.category, logged.domain, logged.time, logged.model) == ("refund", "sales", NOON, "desk/2")
-    assert (logged.reward, logged.rating, logged.expected, logged.world) == (1.0, 0.5, expected, {"orders": {}})
-    assert [message.content for message in logged.messages] == ["Question a?", "Answer a.", "Question b?", "Answer b."]
-    assert [tool["name"] for tool in logged.tools] == ["f", "g"]
-    assert (logged.consent, logged.licence) == ("training", "own")
+    assert (conversation.category, conversation.domain, conversation.model) == ("refund", "sales", "desk/2")
+    judgement = conversation.judgement
+    assert (conversation.reward, judgement.rating) == (1.0, 0.5)
+    assert (judgement.expected, judgement.world) == (expected, {"orders": {}})
+    assert [message.content for message in conversation.messages] == [
+        *("Question a?", "Answer a.", "Question b?", "Answer b."),
+    ]
+    assert [tool["name"] for tool in conversation.tools] == ["f", "g"]
+    assert (conversation.consent, conversation.licence) == ("training", "own")
     [without] = join(entries(first, replace(last, consent=""))).conversations
-    assert without.logged().consent == ""
-    [unknown] = join(entries(replace(turn("a"), metadata={"domain": "moon"}))).conversations
-    with pytest.raises(ValidationError, match="domain"):
-        unknown.logged()
-
-
-def test_a_conversation_is_a_trajectory_of_its_tokens():
-    """Tokens, spans and log-probabilities of both turns in order; the verified outcome is the reward."""
-    trajectory = judged(feedback("f", success=False)).trajectory()
-    assert trajectory.token_ids.tolist() == [1, 2, 3, 4] * 2
-    assert trajectory.loss_mask.tolist() == [False, False, True, True] * 2
-    assert np.array_equal(trajectory.sampler_logprobs, np.float32([0, 0, -0.1, np.nan] * 2), equal_nan=True)
-    assert [(part.start, part.stop) for part in trajectory.turns] == [(0, 2), (2, 4), (4, 6), (6, 8)]
-    assert (trajectory.terminal_reward, trajectory.success, trajectory.stop) == (0.0, False, "terminated")
-    assert judged().trajectory().terminal_reward is None
-    [cut] = join(entries(replace(turn("a"), reason="length"))).conversations
-    assert cut.trajectory().stop == "truncated"
-
-
-@pytest.mark.parametrize(
-    ("changes", "fault"),
-    [
-        ({"policy_hash": "other"}, "several values of policy_hash"),
-        ({"renderer_hash": "other"}, "several values of renderer_hash"),
-        ({"temperature": 0.5}, "several values of temperature"),
-        ({"turns": turn("b").turns}, "spans do not continue"),
-    ],
-)
-def test_tokens_of_different_policies_are_not_one_trajectory(changes: dict[str, Any], fault: str):
-    """A restart with another version between two turns, for example."""
-    [conversation] = join(entries(turn("a"), replace(turn("b", "a"), **changes))).conversations
-    with pytest.raises(DataError, match=fault):
-        conversation.trajectory()
+    assert without.consent == ""
 
 
 def test_damage_is_counted_and_keeps_its_place():

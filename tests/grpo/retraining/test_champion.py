@@ -6,14 +6,12 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.retraining import CurationSettings
-from grpo.config.scenarios import ConversationLogSource, ServedSource, Source
-from grpo.log.conversation import LoggedConversation
+from grpo.config.scenarios import ServedSource, Source
+from grpo.log import LoggedConversation, append
 from grpo.log.writer import ServingLog
 from grpo.messages import Message
 from grpo.registry import Registry
@@ -28,7 +26,6 @@ from grpo.retraining.champion import (
 from grpo.retraining.curation import LIVE
 from grpo.retraining.data_lineage import TrainingData
 from grpo.scenario import Scenario
-from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.table import write_scenarios
 from tests.grpo.log.fixtures import feedback, turn
 from tests.grpo.registry.making import put_version
@@ -120,7 +117,7 @@ def test_topics_are_compared_with_those_of_the_last_challenger(artifacts: Artifa
     assert known_topics(artifacts, champion, refused)[0].startswith("It is about new-0")
 
 
-NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+NOON = datetime(2021, 11, 21, 12, tzinfo=UTC)
 
 
 def metrics(folder: Path, source: Source, since: datetime | None = None) -> dict[str, list[float]]:
@@ -128,40 +125,7 @@ def metrics(folder: Path, source: Source, since: datetime | None = None) -> dict
     out = folder / "out" / "curated"
     out.mkdir(parents=True, exist_ok=True)
     curate([source], out, settings=CurationSettings(licences=("own",), max_unreadable_fraction=1))
-    return production_metrics([source], "desk/1", since, live=out / LIVE)
-
-
-def test_production_metrics_are_of_one_version_since_a_time(tmp_path: Path):
-    """Four an hour apart of this version, one of another; two came after 13:30."""
-    messages = (Message(role="user", content="Hello."),)
-    log = [
-        LoggedConversation(
-            id=f"c{k}", time=NOON + timedelta(hours=k), model="desk/1", messages=messages, reward=k / 10, rating=None
-        )
-        for k in range(4)
-    ]
-    log.append(LoggedConversation(id="other", time=NOON, model="desk/2", messages=messages, reward=1.0))
-    ConversationLog(tmp_path).write(log)
-    source = ConversationLogSource(kind="conversation_log", path=str(tmp_path))
-    assert metrics(tmp_path, source) == {"reward": [0.0, 0.1, 0.2, 0.3], "rating": []}
-    assert metrics(tmp_path, source, NOON + timedelta(hours=1.5)) == {"reward": [0.2, 0.3], "rating": []}
-
-
-def test_production_metrics_skip_a_damaged_file_or_reward(tmp_path: Path):
-    """One file is truncated, one reward is NaN; the third conversation has .5."""
-    messages = (Message(role="user", content="Hello."),)
-    log = ConversationLog(tmp_path)
-    written = [
-        LoggedConversation(id=f"c{k}", time=NOON + timedelta(days=k), model="desk/1", messages=messages, reward=0.5)
-        for k in range(3)
-    ]
-    lost, changed, _ = log.write(written)
-    lost.write_bytes(lost.read_bytes()[:-30])
-    table = pq.read_table(changed)
-    cells = pa.array([float("nan")])
-    pq.write_table(table.set_column(table.schema.get_field_index("reward"), "reward", cells), changed)
-    source = ConversationLogSource(kind="conversation_log", path=str(tmp_path))
-    assert metrics(tmp_path, source)["reward"] == [0.5]
+    return production_metrics(out / LIVE, "desk/1", since)
 
 
 def test_production_metrics_of_a_serving_log(tmp_path: Path):
@@ -183,3 +147,14 @@ def test_production_metrics_of_a_serving_log(tmp_path: Path):
     assert metrics(tmp_path, source) == {"reward": [0.0, 1.0], "rating": [0.25]}
     since = turns[1].time
     assert metrics(tmp_path, source, since) == {"reward": [1.0], "rating": [0.25]}
+
+
+def test_production_metrics_of_another_server_are_those_of_its_conversations(tmp_path: Path):
+    """Four an hour apart of this version, one of another; two came after 13:30."""
+    messages = (Message(role="user", content="Hello."), Message(role="assistant", content="Hi."))
+    for k, model in enumerate(["desk/1", "desk/1", "desk/1", "desk/1", "desk/2"]):
+        time = NOON + timedelta(hours=k)
+        append(tmp_path, [LoggedConversation(id=f"c{k}", time=time, model=model, messages=messages, rating=k / 10)])
+    source = ServedSource(kind="served", path=str(tmp_path))
+    assert metrics(tmp_path, source) == {"reward": [], "rating": [0.0, 0.1, 0.2, 0.3]}
+    assert metrics(tmp_path, source, NOON + timedelta(hours=1.5)) == {"reward": [], "rating": [0.2, 0.3]}

@@ -7,19 +7,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from grpo.config.retraining import CurationSettings
-from grpo.config.scenarios import ConversationLogSource, FileSource, ServedSource
+from grpo.config.scenarios import FileSource, ServedSource
 from grpo.errors import BudgetError
-from grpo.log.conversation import LoggedConversation
+from grpo.log import LoggedConversation, append
 from grpo.log.writer import ServingLog
 from grpo.messages import Message
 from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, CurationCounts
 from grpo.scenario import Origin, Scenario
-from grpo.scenarios.conversation_log import ConversationLog
 from grpo.scenarios.table import read_scenarios
 from tests.grpo.log.fixtures import feedback, turn
 from tests.grpo.retraining.curating import curate
@@ -135,12 +133,12 @@ def test_too_many_unreadable_records_stop_the_run(tmp_path: Path):
 
 
 def spoken(name: str, day: int, words: str) -> LoggedConversation:
-    """A conversation of this day (November 2026) with a world of its own."""
+    """A conversation of this day (November 2021) with a world of its own."""
     return LoggedConversation(
         id=name,
-        time=datetime(2026, 11, day, tzinfo=UTC),
+        time=datetime(2021, 11, day, tzinfo=UTC),
         model="desk/1",
-        messages=(Message(role="user", content=words),),
+        messages=(Message(role="user", content=words), Message(role="assistant", content="One moment.")),
         world={"price": 1},
         licence="own",
         consent="training",
@@ -148,26 +146,20 @@ def spoken(name: str, day: int, words: str) -> LoggedConversation:
 
 
 def test_damage_in_a_log_is_rejected_with_its_place_and_the_rest_is_read(tmp_path: Path):
-    """Three days: the first file has lost its end, in the second one of two rows has NaN for a price."""
-    lost, changed, _ = ConversationLog(tmp_path / "log").write(
-        [
-            spoken("lost", 20, "Where is my teapot?"),
-            spoken("nan", 21, "Please cancel the desk."),
-            spoken("second", 21, "Can I pay the invoice later?"),
-            spoken("third", 22, "Is the sofa blue?"),
-        ]
-    )
+    """Three days of another server's conversations, as tables: the table of the first day has lost its end."""
+    folder = tmp_path / "log"
+    words = {20: "Where is my teapot?", 21: "Please cancel the desk.", 22: "Is the sofa blue?"}
+    logged = [item for item in append(folder, (spoken(str(day), day, text) for day, text in words.items())) if item]
+    append(folder, ())  # opening the log compacts what is closed
+    [lost] = folder.glob("turns/2021-11-20/*.parquet")
     lost.write_bytes(lost.read_bytes()[:-30])
-    table = pq.read_table(changed)
-    worlds = pa.array(['{"price": NaN}', '{"price": 1}'])
-    pq.write_table(table.set_column(table.schema.get_field_index("world"), "world", worlds), changed)
-    sources = [ConversationLogSource(kind="conversation_log", path=str(tmp_path / "log"))]
+    sources = [ServedSource(kind="served", path=str(folder))]
     counts = curate(sources, tmp_path, known=[], heldout=[], settings=SETTINGS)
-    assert (counts.records, counts.accepted) == (4, 2)
-    assert counts.rejected == {"schema: damaged file": 1, "schema: not a conversation": 1}
-    assert ids(tmp_path, ACCEPTED) == ["conversation-second", "conversation-third"]
+    assert (counts.records, counts.accepted) == (3, 2)
+    assert counts.rejected == {"schema: damaged file": 1}
+    assert ids(tmp_path, ACCEPTED) == [f"conversation-{item.conversation_id}" for item in logged[1:]]
     places = {row["record"] for row in pq.read_table(tmp_path / REJECTED).to_pylist()}
-    assert places == {f"{lost}:1", f"{changed}:1"}
+    assert places == {f"{lost}:1"}
 
 
 def test_an_unstorable_conversation_is_rejected_and_the_rest_is_read(tmp_path: Path):

@@ -68,7 +68,7 @@ class ChatServer:
         return f"http://127.0.0.1:{self.port}"
 
     def client(
-        self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "outcomes", "metrics", "admin")
+        self, name: str = "shop", scopes: tuple[str, ...] = ("chat", "feedback", "outcomes", "log", "metrics", "admin")
     ) -> openai.OpenAI:
         """OpenAI's client with a key of its own, which does not try again."""
         if name not in self.clients:

@@ -328,7 +328,7 @@ def test_a_conversation_goes_on_by_its_messages(server: ChatServer):
     assert server.service.counts.joined["fork"] == 1
 
 
-def test_a_log_joins_to_trajectories_whose_log_probabilities_are_those_of_the_weights(server: ChatServer):
+def test_a_log_has_the_tokens_and_log_probabilities_that_the_weights_give(server: ChatServer):
     """Conversations of three turns: the sampled tokens' log-probabilities, computed anew, are those of the log."""
     client = server.client("recomputed")
     first = chat(client, seed=41)
@@ -337,16 +337,17 @@ def test_a_log_joins_to_trajectories_whose_log_probabilities_are_those_of_the_we
         last = chat(client, *next_messages(last), seed=seed, extra_body={"conversation_id": first.conversation_id})
     joined = join(ServedLog(server.folder / "log").read())
     conversation = next(c for c in joined.conversations if c.id.startswith(first.conversation_id))
-    trajectory = conversation.trajectory()
-    assert trajectory.loss_mask.sum() == first.usage.completion_tokens + sum(
-        turn.loss_mask.sum() for turn in conversation.turns[1:]
+    token_ids, loss_mask, sampler_logprobs = (
+        np.concatenate([getattr(turn, name) for turn in conversation.turns])
+        for name in ("token_ids", "loss_mask", "sampler_logprobs")
     )
-    ids = torch.from_numpy(trajectory.token_ids.astype(np.int64))
+    assert conversation.turns[0].loss_mask.sum() == first.usage.completion_tokens
+    ids = torch.from_numpy(token_ids.astype(np.int64))
     with torch.inference_mode():
         logits = load_clerk().model(input_ids=ids[None]).logits[0]
     computed = logits.log_softmax(dim=-1)[:-1].gather(1, ids[1:, None])[:, 0].numpy()
-    mask = trajectory.loss_mask[1:]
-    assert np.abs(computed[mask] - trajectory.sampler_logprobs[1:][mask]).max() < 1e-4
+    mask = loss_mask[1:]
+    assert np.abs(computed[mask] - sampler_logprobs[1:][mask]).max() < 1e-4
 
 
 def test_choices_are_turns_of_one_request_and_the_first_goes_on(server: ChatServer):
@@ -560,6 +561,7 @@ def test_every_route_needs_a_key_but_the_page_and_the_probes(server: ChatServer)
     assert {
         "/v1/chat/completions",
         "/v1/feedback",
+        "/v1/log",
         "/metrics",
         "/v1/metrics",
         "/v1/models",
@@ -582,7 +584,8 @@ def test_the_openapi_document_has_the_body_of_each_request(server: ChatServer):
     document = httpx.get(f"{server.url}/openapi.json", headers=headers, timeout=60).json()
     schemas = document["components"]["schemas"]
     referred = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
-    assert {"ChatRequest", "CompletionRequest", "FeedbackRequest", "TrainRequest", "ScaleRequest"} <= referred
+    named = {"ChatRequest", "CompletionRequest", "FeedbackRequest", "LogRequest", "TrainRequest", "ScaleRequest"}
+    assert named <= referred
     assert referred <= schemas.keys()
     assert {"conversation_id", "rating", "success"} <= schemas["FeedbackRequest"]["properties"].keys()
     posts = {path for path, methods in document["paths"].items() if "post" in methods}

@@ -151,7 +151,7 @@ def test_a_wrong_request_is_refused_with_its_remedy(tmp_path: Path):
     store.create("shop", ["chat"])
     with pytest.raises(ConfigError, match=r"key 'shop' exists .*\. Choose another name, or revoke it first"):
         store.create("shop", ["chat"])
-    with pytest.raises(ConfigError, match="'chat', 'feedback', 'outcomes', 'metrics', 'rollout' or 'admin'"):
+    with pytest.raises(ConfigError, match="'chat', 'feedback', 'outcomes', 'log', 'metrics', 'rollout' or 'admin'"):
         store.create("other", ["root"])
     with pytest.raises(ConfigError, match="scopes"):
         store.create("other", [])

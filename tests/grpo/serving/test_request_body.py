@@ -21,6 +21,7 @@ from grpo.serving.protocol.completion_request import CompletionRequest
 from grpo.serving.protocol.json_bounds import FAULTS, SMALL_VALUES
 from grpo.serving.protocol.request_parts import MAX_PARTS
 from grpo.serving.requests.feedback import FeedbackRequest
+from grpo.serving.requests.logged_conversation import LogRequest
 from grpo.serving.requests.request_body import parse_object
 from grpo.serving.routes.operations import ScaleRequest, TrainRequest
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
@@ -86,6 +87,8 @@ SMALL: dict[str, tuple[str, dict[str, Any], str]] = {
     "deep world": ("/v1/feedback", {**FEEDBACK, "world": {"a": DEEP}}, TOO_DEEP),
     "unknown fields": ("/v1/feedback", {**FEEDBACK, "rating": 1, **fields(24_000)}, TOO_MANY),
     "some unknown fields": ("/v1/feedback", {**FEEDBACK, "rating": 1, **fields(4_000)}, "x0: unknown parameter"),
+    "messages of a log": ("/v1/log", {"id": "a", "model": "m", "messages": [1] * 4_000}, "messages.0"),
+    "unknown fields of a log": ("/v1/log", {"id": "a", **fields(4_000)}, "x0: unknown parameter"),
     "corrected calls": ("/v1/feedback", {**FEEDBACK, "correction": {"tool_calls": [1] * 4_000}}, "correction"),
     "unknown fields of train": ("/v1/train", {**TRAIN, **fields(24_000)}, TOO_MANY),
     "overrides": ("/v1/train", {**TRAIN, "overrides": fields(4_000, "a")}, "overrides: it has 4000 entries. Send 50"),
@@ -95,6 +98,7 @@ SMALL: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 KINDS: dict[str, type[BaseModel]] = {
     "/v1/feedback": FeedbackRequest,
+    "/v1/log": LogRequest,
     "/v1/train": TrainRequest,
     "/v1/scale": ScaleRequest,
 }

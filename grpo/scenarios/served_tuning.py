@@ -1,11 +1,13 @@
-"""Training data from corrections of served replies, with personal data redacted.
+"""Demonstrations and preference pairs from serving logs, with personal data redacted.
 
     correction          prompt S U1 A1 U2, reply A2, corrected C
     demonstration       S U1 A1 U2 C                            a line of `sft.demonstrations`, kind jsonl
     preference pair     prompt S U1 A1 U2, C above A2           a line of `dpo.pairs`, or of a `PairFile`
+    success             S U1 A1 U2 A2 is a demonstration        for `sft.demonstrations`, kind served
 
-A correction is used only if the user's consent and the licence allow it. The texts of one conversation get the same
-pseudonyms in all files.
+A conversation is used only if the user's consent and the licence allow it. The texts of one conversation get the same
+pseudonyms in all files. The logged tokens are not used, because they still have the personal data: the redacted texts
+are rendered and tokenized again.
 """
 
 from __future__ import annotations
@@ -18,14 +20,24 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from grpo.config.retraining import CurationSettings
+from grpo.config.served_log import AllowedUse
+from grpo.config.sft import ServedDemonstrations
 from grpo.log.corrections import Correction, corrections
-from grpo.log.join import Joined, scenario_id
+from grpo.log.join import Joined, ServedConversation, scenario_id
 from grpo.messages import Message, Tool
 from grpo.scenarios.redaction import redact_messages
 from grpo.scenarios.reward_data import PreferencePair
 from grpo.storage.documents import Document
 from grpo.storage.files import write_atomically
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedactedDemonstration:
+    """Conversation without personal data that ends with a reply to imitate."""
+
+    id: str
+    """Id that names the conversation, so that an erasure finds its copies."""
+    messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +49,9 @@ class RedactedCorrection:
     """Tools that the client offered, without the agent's own."""
 
     @property
-    def demonstration(self) -> tuple[Message, ...]:
+    def demonstration(self) -> RedactedDemonstration:
         """The conversation until the corrected reply, and the correction."""
-        return (*self.pair.prompt, self.pair.chosen)
+        return RedactedDemonstration(id=self.pair.id, messages=(*self.pair.prompt, self.pair.chosen))
 
 
 class CorrectionCounts(Document):
@@ -68,7 +80,7 @@ class Corrections:
 
 def collect_corrections(
     joined: Iterable[Joined],
-    settings: CurationSettings,
+    settings: AllowedUse,
     *,
     trained: Container[str] | None = None,
     max_corrections: int | None = None,
@@ -101,12 +113,61 @@ def collect_corrections(
     return Corrections(used=newest, rejected=dict(rejected))
 
 
-def write_demonstrations(path: Path, used: Sequence[RedactedCorrection]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstrations:
+    """Demonstrations of a log, and the numbers of the other conversations and corrections by reason."""
+
+    used: tuple[RedactedDemonstration, ...]
+    rejected: Mapping[str, int]
+
+
+def collect_demonstrations(joined: Joined, settings: ServedDemonstrations) -> Demonstrations:
+    """Demonstrations of a log: corrections, and conversations that succeeded and in which nothing was corrected.
+
+    Both are filtered by licence and consent, and redacted. Conversations come in the order of the log, before the
+    corrections.
+    """
+    corrected = {correction.conversation.id for correction in corrections(joined.conversations)}
+    used: list[RedactedDemonstration] = []
+    rejected: Counter[str] = Counter()
+    for conversation in joined.conversations:
+        if conversation.id in corrected:
+            continue
+        reason = _reject_demonstration(conversation, settings)
+        if reason is None:
+            name = scenario_id(conversation.id)
+            try:
+                messages = redact_messages(name, conversation.messages)
+                used.append(RedactedDemonstration(id=name, messages=tuple(messages)))
+            except ValidationError:
+                reason = "invalid once redacted"
+        if reason is not None:
+            rejected[reason] += 1
+    collected = collect_corrections([joined], settings)
+    used += [item.demonstration for item in collected.used]
+    return Demonstrations(used=tuple(used), rejected=rejected + Counter(collected.rejected))
+
+
+def _reject_demonstration(conversation: ServedConversation, settings: ServedDemonstrations) -> str | None:
+    success, rating = conversation.judgement.success, conversation.judgement.rating
+    least = settings.min_rating
+    is_liked = success is None and rating is not None and least is not None and rating >= least
+    if not success and not is_liked:
+        return "no success"
+    if (reason := _reject_use(conversation, settings)) is not None:
+        return reason
+    roles = [message.role for message in conversation.messages]
+    if "user" not in roles[: roles.index("assistant")]:
+        return "begins with a reply"
+    replies = [message for message in conversation.messages if message.role == "assistant"]
+    if any(not reply.content.strip() and not reply.tool_calls for reply in replies):
+        return "empty reply"
+    return None
+
+
+def write_demonstrations(path: Path, used: Iterable[RedactedDemonstration]) -> None:
     """Write a file for `sft.demonstrations`, with ids, so that an erasure finds the conversation."""
-    _write(
-        path,
-        ({"id": item.pair.id, "messages": [message.to_template() for message in item.demonstration]} for item in used),
-    )
+    _write(path, ({"id": item.id, "messages": [part.to_template() for part in item.messages]} for item in used))
 
 
 def write_pairs(path: Path, used: Sequence[RedactedCorrection]) -> None:
@@ -131,16 +192,23 @@ def write_pairs(path: Path, used: Sequence[RedactedCorrection]) -> None:
     )
 
 
-def _reject(correction: Correction, settings: CurationSettings) -> str | None:
+def _reject_use(conversation: ServedConversation, settings: AllowedUse) -> str | None:
+    """Reason why a conversation may not be trained on, or None."""
+    if not {turn.licence for turn in conversation.turns} <= set(settings.licences):
+        return "licence not allowed"
+    if not {turn.consent for turn in conversation.turns} <= set(settings.consents):
+        return "consent not allowed"
+    return None
+
+
+def _reject(correction: Correction, settings: AllowedUse) -> str | None:
     turns, corrected = correction.conversation.turns, correction.corrected
     if not corrected.content.strip() and not corrected.tool_calls:
         return "empty"
     if (corrected.content, corrected.tool_calls) == (correction.reply.content, correction.reply.tool_calls):
         return "repeats the reply"
-    if not {turn.licence for turn in turns} <= set(settings.licences):
-        return "licence not allowed"
-    if not {turn.consent for turn in turns} <= set(settings.consents):
-        return "consent not allowed"
+    if (reason := _reject_use(correction.conversation, settings)) is not None:
+        return reason
     offered = {tool["name"] for turn in turns for tool in turn.tools}
     calls = {call.name for call in corrected.tool_calls}
     return "call of an unknown tool" if offered and not calls <= offered else None

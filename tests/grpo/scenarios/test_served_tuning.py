@@ -13,13 +13,14 @@ from grpo.learner.preferences import read_pairs
 from grpo.log.join import join
 from grpo.log.records import Record
 from grpo.messages import Message, Tool, ToolCall
-from grpo.retraining.corrections import (
+from grpo.scenarios.reward_data import read_pair_file
+from grpo.scenarios.served_tuning import (
     Corrections,
+    RedactedDemonstration,
     collect_corrections,
     write_demonstrations,
     write_pairs,
 )
-from grpo.scenarios.reward_data import read_pair_file
 from grpo.trajectories import Turn
 from tests.grpo.log.fixtures import entries, feedback, turn
 
@@ -35,6 +36,10 @@ def collect(*records: Record) -> Corrections:
     return collect_corrections([join(entries(*records))], SETTINGS)
 
 
+def demonstrations(corrections: Corrections) -> list[RedactedDemonstration]:
+    return [item.demonstration for item in corrections.used]
+
+
 def mail() -> list[Record]:
     """Two turns with an address of mail, which the correction repeats."""
     first = turn(
@@ -47,7 +52,7 @@ def mail() -> list[Record]:
 def test_demonstrations_are_read_by_fine_tuning_without_personal_data(tmp_path: Path):
     """The conversation until the corrected reply; an address has one placeholder in all messages."""
     path = tmp_path / "demonstrations.jsonl"
-    write_demonstrations(path, collect(*mail()).used)
+    write_demonstrations(path, demonstrations(collect(*mail())))
     [messages] = read_demonstrations(WrittenDemonstrations(kind="jsonl", path=str(path)))
     assert [message.content for message in messages] == [
         "I am [email].",
@@ -69,8 +74,8 @@ def test_calls_stay_calls_in_demonstrations(tmp_path: Path):
         Message(role="tool", content="{}"),
         Message(role="assistant", content="Hi."),
     )
-    used = collect(turn("a", turns=spoken(*messages)), feedback("f", correction="Hello.")).used
-    write_demonstrations(tmp_path / "d.jsonl", used)
+    used = collect(turn("a", turns=spoken(*messages)), feedback("f", correction="Hello."))
+    write_demonstrations(tmp_path / "d.jsonl", demonstrations(used))
     [read] = read_demonstrations(WrittenDemonstrations(kind="jsonl", path=str(tmp_path / "d.jsonl")))
     pseudonym = read[1].tool_calls[0].arguments["mail"]
     assert pseudonym.endswith("@example.com")
@@ -173,7 +178,7 @@ def test_an_empty_reply_is_not_half_of_a_pair(tmp_path: Path):
 
 def test_a_file_of_demonstrations_is_json_lines(tmp_path: Path):
     """Letters outside of ASCII stay readable."""
-    write_demonstrations(tmp_path / "d.jsonl", collect(turn("a"), feedback("f", correction="Grüße")).used)
+    write_demonstrations(tmp_path / "d.jsonl", demonstrations(collect(turn("a"), feedback("f", correction="Grüße"))))
     [line] = (tmp_path / "d.jsonl").read_text().splitlines()
     assert json.loads(line)["messages"][-1] == {"role": "assistant", "content": "Grüße"}
     assert "Grüße" in line

@@ -29,13 +29,13 @@ from grpo_flows.pipeline import (
     starting_policies,
     training_steps,
 )
-from grpo_flows.served_data import with_written_data
 from grpo_local import preflight
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
 from grpo_tasks.results import StageResult, stages_with_results
 from grpo_tasks.rollout import RolloutResult
 from grpo_tasks.split import SplitResult
 from grpo_tasks.stage import Call, executed_by
+from grpo_tasks.write_served import with_written_data
 
 R = TypeVar("R", bound=StageResult)
 

@@ -54,7 +54,6 @@ from grpo_flows.pipeline import (
     starting_policies,
     training_steps,
 )
-from grpo_flows.served_data import with_written_data
 from grpo_local import preflight, settings
 from grpo_tasks.evaluate import evaluate
 from grpo_tasks.executor import StageExecutor, one_thread, stage_executor
@@ -66,6 +65,7 @@ from grpo_tasks.register import register
 from grpo_tasks.registry import registry
 from grpo_tasks.report import iteration_progress, report, shown_conversations
 from grpo_tasks.run_checkpoints import RunCheckpoints
+from grpo_tasks.write_served import with_written_data
 
 logger = logging.getLogger(__name__)
 

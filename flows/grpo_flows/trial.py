@@ -12,10 +12,10 @@ from grpo.config.tuning import TuneConfig
 from grpo.errors import PolicyError
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
 from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policies, training_steps
-from grpo_flows.served_data import with_written_data
 from grpo_local import preflight
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.validation_split import validation_split
+from grpo_tasks.write_served import with_written_data
 
 
 @flow(name="trial", flow_run_name="{plan.name}-{number}", task_runner=one_thread())

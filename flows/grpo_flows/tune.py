@@ -34,12 +34,12 @@ from grpo.tuning.study import search as search_study
 from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies
-from grpo_flows.served_data import with_written_data
 from grpo_local import preflight
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.split import SplitResult
 from grpo_tasks.study_report import report_study, study_record
 from grpo_tasks.validation_split import validation_split
+from grpo_tasks.write_served import with_written_data
 
 _NOT_IDENTITY = {"name", "n_trials", "parallel", "storage", "heartbeat_s"}
 """Settings for the number of trials and the place where they run. They do not change a trial."""

@@ -20,17 +20,18 @@ _WRITTEN = re.compile(r"/corrections/([0-9a-f]{20})")
 """Address of demonstrations or pairs that a stage has written from a serving log."""
 
 
-def served_artifacts(config: PipelineConfig) -> list[str]:
-    """First digits of the digests of the demonstrations and pairs from serving logs that a run was trained on."""
+def tuned_on(config: PipelineConfig) -> dict[str, str]:
+    """Tag of the demonstrations and pairs from serving logs that a run was trained on. Empty if there are none."""
     tuned = (config.sft and config.sft.demonstrations, config.dpo and config.dpo.pairs)
     addresses = [part.path for part in tuned if isinstance(part, (WrittenDemonstrations, WrittenPairs))]
-    return sorted(digits for address in addresses for digits in _WRITTEN.findall(address))
+    digits = sorted(digits for address in addresses for digits in _WRITTEN.findall(address))
+    return {TUNED_ON: ",".join(digits)} if digits else {}
 
 
 def is_tuned_on(tags: Mapping[str, str], digests: Collection[str]) -> bool:
     """True if a version with these tags was trained on an artifact with one of these digests."""
-    tuned_on = tags.get(TUNED_ON, "").split(",")
-    return any(digest[:_DIGITS] in tuned_on for digest in digests)
+    own = tags.get(TUNED_ON, "").split(",")
+    return any(digest[:_DIGITS] in own for digest in digests)
 
 
 def refuse_erased(config: PipelineConfig, scenarios: Artifact, artifacts: ArtifactStore) -> None:

@@ -10,7 +10,7 @@ from grpo.identity.code import code_digest, user_code_files
 from grpo.identity.provenance import agent_record, parameters, provenance
 from grpo.policy.weights.registered import EVALUATION_DIGEST
 from grpo.registry import ModelVersion
-from grpo.registry.erased_data import TUNED_ON, refuse_erased, served_artifacts
+from grpo.registry.erased_data import refuse_erased, tuned_on
 from grpo.registry.retention import REGISTERED, Retention
 from grpo_tasks.registry import registry
 from grpo_tasks.results import StageResult
@@ -54,7 +54,7 @@ def register(
     refuse_erased(config, scenarios, artifacts)
     state = read_state(artifacts.path(candidate))
     tags = {
-        **config.registry.tags,
+        **(config.registry.tags | tuned_on(config)),
         "run_key": run_key,
         "policy": state.policy_hash,
         "parent": state.parent or "",
@@ -67,8 +67,6 @@ def register(
         "code": code_digest(),
         EVALUATION_DIGEST: evaluation.digest,
     }
-    if tuned_on := served_artifacts(config):
-        tags[TUNED_ON] = ",".join(tuned_on)
     made_from = provenance(
         config,
         sources=sources,

@@ -1,10 +1,14 @@
-"""Demonstrations or preference pairs of a serving log, for the training of a run."""
+"""Demonstrations or preference pairs of a serving log, written to a file before `sft` or `dpo` learns from them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.dpo import ServedPairs
-from grpo.config.sft import ServedDemonstrations
+from grpo.config.dpo import ServedPairs, WrittenPairs
+from grpo.config.pipeline import PipelineConfig
+from grpo.config.sft import ServedDemonstrations, WrittenDemonstrations
+from grpo.scenarios.readers.served import served_digest, served_snapshot
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import stage
 
@@ -38,3 +42,25 @@ def write_served(source: ServedDemonstrations | ServedPairs, content: str, store
             write_pairs(new.path, pairs.used)
             used, rejected = len(pairs.used), pairs.rejected
     return WrittenServed(written=new.artifact, used=used, rejected=dict(sorted(rejected.items())))
+
+
+def with_written_data(config: PipelineConfig) -> PipelineConfig:
+    """The config in which files take the place of the serving logs that `sft` and `dpo` read.
+
+    The rest of the run names these files, so that it does not change when the log grows, and so that an erasure finds
+    out that the run was trained on a conversation.
+    """
+    tuned: dict[str, Any] = {}
+    if config.sft is not None and isinstance(config.sft.demonstrations, ServedDemonstrations):
+        demonstrations = WrittenDemonstrations(kind="jsonl", path=_written(config.sft.demonstrations, config.store))
+        tuned["sft"] = config.sft.model_copy(update={"demonstrations": demonstrations})
+    if config.dpo is not None and isinstance(config.dpo.pairs, ServedPairs):
+        pairs = WrittenPairs(kind="jsonl", path=_written(config.dpo.pairs, config.store))
+        tuned["dpo"] = config.dpo.model_copy(update={"pairs": pairs})
+    return config.model_copy(update=tuned) if tuned else config
+
+
+def _written(source: ServedDemonstrations | ServedPairs, store: str) -> str:
+    pinned = served_snapshot(source)
+    result = write_served(source=pinned, content=served_digest(pinned), store=store)
+    return ArtifactStore(store).address(result.written)

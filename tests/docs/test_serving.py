@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from grpo.log.folder import ServedLog
+from grpo.log.join import join
 from grpo.log.records import Feedback
 from grpo.serving.access.callers import SCOPES, CallerLimits
 from grpo.serving.requests.conversations import Joined
@@ -79,9 +81,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
         yield server
 
 
-def _run(desk: ChatServer, *command: str) -> str:
+def _run(desk: ChatServer, *command: str, name: str = "me", scopes: tuple[str, ...] = ("chat", "feedback")) -> str:
     """Output of a program whose environment is that of the page's first commands."""
-    key = desk.client("me", ("chat", "feedback")).api_key
+    key = desk.client(name, scopes).api_key
     environment = {**os.environ, "OPENAI_BASE_URL": f"{desk.url}/v1", "OPENAI_API_KEY": key}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -105,7 +107,19 @@ def test_the_command_with_curl_streams_a_reply(desk: ChatServer):
     """Events up to the last one."""
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")
-    (command,) = re.findall(r"```bash\n(curl .*?)```", TEXT, re.DOTALL)
+    command, _ = re.findall(r"```bash\n(curl .*?)```", TEXT, re.DOTALL)
     events = [line for line in _run(desk, "bash", "-c", command).splitlines() if line]
     assert all(line.startswith("data: ") for line in events)
     assert events[-1] == "data: [DONE]"
+
+
+def test_the_command_with_curl_logs_a_conversation_of_another_server(desk: ChatServer):
+    """The log has it under the id of the answer, with its rating."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    _, command = re.findall(r"```bash\n(curl .*?)```", TEXT, re.DOTALL)
+    answer = json.loads(_run(desk, "bash", "-c", command, name="exporter", scopes=("log",)))
+    conversations = {item.id: item for item in join(ServedLog(desk.folder / "log").read()).conversations}
+    logged = conversations[answer["conversation_id"]]
+    assert [message.content for message in logged.messages] == ["Where is order 17?", "Sent."]
+    assert (logged.judgement.rating, logged.consent) == (1.0, "training")

@@ -14,10 +14,10 @@ from grpo.learner.preferences import read_pairs
 from grpo.log import ServingLog
 from grpo.log.copies import Mentions, erase_from_store
 from grpo.log.folder import name_digest
-from grpo.registry.erased_data import TUNED_ON, is_tuned_on, served_artifacts
-from grpo_flows.served_data import with_written_data
+from grpo.registry.erased_data import TUNED_ON, is_tuned_on, tuned_on
 from grpo_tasks.executor import InProcessExecutor
 from grpo_tasks.stage import executed_by
+from grpo_tasks.write_served import with_written_data
 from tests.doubles import short_run
 from tests.grpo.log.fixtures import feedback, turn
 
@@ -97,7 +97,7 @@ def test_an_erasure_finds_the_files_and_the_version_that_was_trained_on_them(tmp
     serve(tmp_path / "log", "a")
     sft, dpo = written(config(tmp_path))
     trained = config(tmp_path).model_copy(update={"sft": sft, "dpo": dpo})
-    tags = {TUNED_ON: ",".join(served_artifacts(trained))}
+    tags = tuned_on(trained)
     assert len(tags[TUNED_ON].split(",")) == 2
     assert not is_tuned_on(tags, ["ab" * 32])
     assert not is_tuned_on({}, ["ab" * 32])
@@ -112,4 +112,4 @@ def test_a_file_of_the_user_is_not_an_artifact_of_a_log(tmp_path: Path):
     """No version is named for it."""
     path = str(tmp_path / "corrections" / "mine.jsonl")
     own = {"sft": {"demonstrations": {"kind": "jsonl", "path": path}}}
-    assert served_artifacts(PipelineConfig.model_validate(short_run(tmp_path, **own))) == []
+    assert tuned_on(PipelineConfig.model_validate(short_run(tmp_path, **own))) == {}

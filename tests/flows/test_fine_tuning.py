@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo.config.pipeline import PipelineConfig
+from grpo.config.sft import WrittenDemonstrations
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
+from grpo.learner.demonstrations import read_demonstrations
+from grpo.log import LoggedConversation, append
+from grpo.messages import Message
 from grpo_tasks.registry import registry
 from tests.doubles import changed, short_run
 from tests.places import ROOT
@@ -99,3 +104,32 @@ def test_a_retraining_from_a_champion_is_not_fine_tuned_again(config: dict[str, 
     anew = retraining_config(pipeline, name="anew", scenarios="s.parquet", model=None, tags={})
     assert again.sft is None
     assert anew.sft == pipeline.sft
+
+
+def test_a_run_is_fine_tuned_on_a_serving_log(config: dict[str, Any], home: Path, tmp_path: Path):
+    """The version names the file of its demonstrations. A failure that is logged later changes nothing."""
+    from grpo_flows.dry_run import dry_run
+
+    written = WrittenDemonstrations(kind="jsonl", path=config["sft"]["demonstrations"]["path"])
+    time = datetime(2021, 11, 20, tzinfo=UTC)
+
+    def log(name: str, messages: tuple[Message, ...], *, success: bool) -> None:
+        labels = {"model": "desk/1", "consent": "training", "licence": "own"}
+        append(tmp_path / "log", [LoggedConversation(id=name, time=time, messages=messages, success=success, **labels)])
+
+    conversations = read_demonstrations(written)
+    for number, messages in enumerate(conversations):
+        log(str(number), messages, success=True)
+    source = {"kind": "served", "path": str(tmp_path / "log"), "licences": ["own"]}
+    served = changed(config, sft={"demonstrations": source}, name="imitated", registry={"model_name": "imitated"})
+    first = run(served, home)
+    assert first.fine_tuning is not None
+    assert first.fine_tuning.demonstrations == len(conversations)
+    version = registry().find("imitated", first.lineage.run)
+    assert version is not None
+    assert len(version.tags["tuned_on"]) == 20
+    log("failed", conversations[0], success=False)
+    second = run(served, home)
+    assert (second.lineage.run, cached(second)["sft"]) == (first.lineage.run, (1, 1))
+    plan = {stage.name: stage for stage in dry_run(PipelineConfig.model_validate(served)).stages}
+    assert (plan["write_served"].runs, plan["write_served"].cached, plan["sft"].cached) == (1, 1, 1)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -126,7 +126,7 @@ def test_the_route_needs_its_scope_and_outcomes_need_theirs(server: ChatServer):
         ({"messages": MESSAGES[:4]}, None, "messages"),
         ({"messages": [{"role": "boss", "content": "Hi."}]}, "invalid_value", "messages.0.role"),
         ({"messages": []}, "invalid_value", "messages"),
-        ({"time": (datetime.now(UTC) + timedelta(days=1)).isoformat()}, "invalid_value", "time"),
+        ({"time": "9000-01-01T00:00:00Z"}, "invalid_value", "time"),
         ({"time": "2021-11-20T12:00:00"}, "invalid_value", "time"),
         ({"id": ""}, "invalid_value", "id"),
         ({"id": "x" * 300}, "invalid_value", "id"),

@@ -57,7 +57,10 @@ def test_a_revoked_key_is_not_listed(tmp_path: Path):
     [
         (("create", "a b", "--scope", "chat"), "name"),
         (("create", "shop"), "Missing option '--scope'"),
-        (("create", "shop", "--scope", "root"), "'chat', 'feedback', 'outcomes', 'metrics', 'rollout' or 'admin'"),
+        (
+            ("create", "shop", "--scope", "root"),
+            "'chat', 'feedback', 'outcomes', 'log', 'metrics', 'rollout' or 'admin'",
+        ),
         (("create", "shop", "--scope", "chat", "--parallel", "0"), "greater than or equal to 1"),
         (("revoke", "shop"), "key 'shop' does not exist"),
         (("renew", "shop"), "No such command"),

@@ -12,7 +12,6 @@ import pytest
 from grpo.artifacts import ArtifactStore
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource
-from grpo.data_errors import try_call
 from grpo.log.compaction import compact
 from grpo.log.folder import ServedLog
 from grpo.messages import Message
@@ -34,11 +33,9 @@ SETTINGS = CurationSettings(licences=("own",), max_unreadable_fraction=1)
 
 def live_rows(source: ServedSource) -> list[tuple[object, ...]]:
     """Production metrics of all conversations, joined at once."""
-    logged = [try_call(item.logged) for item in join_served(source).conversations]
     return [
-        (f"conversation-{item.id}", item.model, item.reward, item.rating)
-        for item in logged
-        if not isinstance(item, Exception)
+        (f"conversation-{item.id}", item.model, item.reward, item.judgement.rating)
+        for item in join_served(source).conversations
     ]
 
 

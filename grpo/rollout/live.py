@@ -96,7 +96,7 @@ class LiveRollout:
             with (
                 asyncio.Runner(loop_factory=lambda: self._loop) as runner,
                 self._recording as reads,
-                user_code("an episode", remedy=REMEDY, passes=is_exception),
+                user_code("an episode", remedy=REMEDY, passes=_passes),
             ):
                 runner.run(self._main(reads))
         except BaseException as error:  # noqa: BLE001 - who waits for the next window raises it
@@ -113,6 +113,11 @@ class LiveRollout:
         if reads is None:
             return RecordedWindow(window=window, reads={}, unseen=())
         return RecordedWindow(window=window, reads=reads.digests(exclude=self._exclude), unseen=tuple(reads.unseen))
+
+
+def _passes(error: BaseException) -> bool:
+    """True for errors that the stage raises as they are, and for the end of a rollout by `close`."""
+    return is_exception(error) or isinstance(error, asyncio.CancelledError)
 
 
 class LiveRollouts:

@@ -234,5 +234,5 @@ def test_too_many_failed_episodes_end_the_rollout():
     queue = _queue(error_budget=0.25)
     a, b, *_ = queue.begin()
     _finish(queue, a, "v0", "v0", stop="failed")
-    with pytest.raises(BudgetError, match="3 of 8 episodes have failed, more than rollout.error_budget 25%"):
+    with pytest.raises(BudgetError, match=r"3 of 8 episodes have failed, more than rollout\.error_budget 25%"):
         _finish(queue, b, "v0", stop="failed")

@@ -13,6 +13,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.rollout.windows import QueueState
 from grpo.tables import read_provenance, read_trajectories
 from grpo.trajectories import Trajectory
+from grpo_flows.dry_run import dry_run
 from grpo_flows.pipeline import Step, base_policy, prepare_scenarios, training_steps
 from grpo_tasks.executor import InProcessExecutor
 from grpo_tasks.rollout_window import WindowResult
@@ -99,6 +100,8 @@ def test_a_run_that_was_interrupted_goes_on_with_the_windows_that_it_has(tmp_pat
     assert steps[2].iteration.staleness_max == 0
     assert [step.policy for step in third.train(config)] == [step.policy for step in steps]
     assert third.computed == []
+    plan = {stage.name: (stage.cached, stage.runs) for stage in dry_run(config).stages}
+    assert (plan["rollout_window"], plan["rollout"], plan["train"]) == ((3, 3), (0, 2), (3, 3))
 
 
 def test_episodes_of_a_window_come_from_policies_of_the_run(tmp_path: Path):

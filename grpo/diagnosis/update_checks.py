@@ -232,8 +232,8 @@ def _max_staleness(evidence: RunEvidence) -> int:
 
 
 CHECKS = (
-    mismatched_logprobs, stale_episodes, rejected_steps, zero_gradient, learning_rate_too_small, learning_rate_too_large, clipping,
-    kl_runaway,
+    mismatched_logprobs, stale_episodes, rejected_steps, zero_gradient, learning_rate_too_small,
+    learning_rate_too_large, clipping, kl_runaway,
 )  # fmt: skip
 
 

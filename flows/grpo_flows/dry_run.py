@@ -27,7 +27,7 @@ from grpo_flows.pipeline import (
     starting_policies,
     training_steps,
 )
-from grpo_flows.rollouts import collect_heldout
+from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
 from grpo_tasks.results import StageResult, stages_with_results

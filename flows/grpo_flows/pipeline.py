@@ -26,7 +26,7 @@ from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash, pin_sources
 from grpo.scenarios.table import read_scenarios
-from grpo_flows.rollouts import Rollouts, collect_heldout, collect_rollouts, collect_window, end_window
+from grpo_flows.steps.rollouts import Rollouts, collect_heldout, collect_rollouts, collect_window, end_window
 from grpo_tasks.curriculum import CurriculumResult, curriculum
 from grpo_tasks.dpo import DPOResult, dpo
 from grpo_tasks.evaluate_policy import evaluate_policy

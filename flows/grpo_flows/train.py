@@ -53,7 +53,7 @@ from grpo_flows.pipeline import (
     starting_policies,
     training_steps,
 )
-from grpo_flows.rollouts import collect_heldout
+from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight, settings
 from grpo_tasks.evaluate import evaluate
 from grpo_tasks.executor import StageExecutor, one_thread, stage_executor

@@ -71,7 +71,7 @@ def rollout_window(
         )
     try:
         taken, busy_share = live.take()
-        window = taken.window
+        window, metrics = taken.window, taken.window.metrics(busy_share)
         provenance = {"policy": policy.hash, "part": str(window.index), "queue": window.state.model_dump_json()}
         with artifacts.new_file("rollout", ".parquet") as new:
             write_trajectories(new.path, window.trajectories, provenance=provenance)
@@ -81,8 +81,7 @@ def rollout_window(
     live_rollouts.keep(window_key(store, new.artifact), live)
     if code is not None:
         warn_of_unseen("rollout_window", code, taken.unseen)
-    episodes, metrics = len(window.trajectories), window.metrics(busy_share)
-    return WindowResult(rollout=new.artifact, episodes=episodes, window=metrics, reads=taken.reads)
+    return WindowResult(rollout=new.artifact, episodes=len(window.trajectories), window=metrics, reads=taken.reads)
 
 
 def _state_after(artifacts: ArtifactStore, window: Artifact | None) -> QueueState:

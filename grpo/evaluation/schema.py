@@ -155,13 +155,10 @@ class IterationMetrics(UpdateMetrics):
     turn_reward_high: float | None = None
     """Ends of its interval at 95 % confidence."""
     staleness_mean: float | None = None
-    """Mean staleness of the episodes of a continuous rollout, see `grpo.rollout.windows.WindowMetrics`. None without
-    one."""
     staleness_max: int | None = None
     dropped_episodes: int | None = None
-    """Episodes that were dropped, because they would be too stale for the next iteration."""
     busy_share: float | None = None
-    """Share of the time of the iteration in which episodes and the update were in progress at once."""
+    """See `grpo.rollout.windows.WindowMetrics`. None if the rollout is in stages."""
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ class RolloutSettings(EpisodeSettings):
     """Draw the scenarios of an iteration by their success in earlier ones. None takes all scenarios equally often."""
     mode: Literal["stages", "continuous"] = "stages"
     """stages: a rollout ends before its update begins. continuous: episodes go on while the weights change, and each
-    update trains on the groups that were completed first after those of the update before."""
+    update trains on the groups that were completed first since the update before."""
     staleness: Annotated[Literal[0, 1], AppliesWhen("mode", ("stages",))] = 0
     """Updates that a rollout may lag behind. With 1, the next rollout runs during the update on this one."""
     max_staleness: Annotated[int, AppliesWhen("mode", ("continuous",))] = Field(default=4, ge=0)

@@ -168,7 +168,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
 
 
 def _earlier_policies(parent: str | None, request: UpdateRequest) -> tuple[str, ...]:
-    """Policies before the one that is trained, whose tokens an importance ratio corrects."""
+    """Earlier policies than the one that is trained. An importance ratio corrects their tokens."""
     return tuple(filter(None, (parent, *request.samplers)))
 
 

@@ -29,7 +29,7 @@ from grpo.errors import BudgetError
 from grpo.trajectories import Trajectory
 
 _SMALLEST_GROUP = 2
-"""Fewest episodes whose rewards can be compared."""
+"""Fewest episodes of a group, because their rewards are compared with each other."""
 
 
 class GroupDraw(BaseModel):

@@ -55,7 +55,7 @@ class Run:
         return None if reached is None else self.seconds[reached]
 
 
-def train(folder: Path, *, max_staleness: int, delay_s: float, iterations: int, seed: int) -> Run:
+def train(folder: Path, *, max_staleness: int, delay_s: float, iterations: int, scenarios: int, seed: int) -> Run:
     """Train in stages if `max_staleness` is 0, and otherwise with a continuous rollout."""
     fast = quickstart()
     mode = {"mode": "continuous", "max_staleness": max_staleness} if max_staleness else {}
@@ -63,7 +63,7 @@ def train(folder: Path, *, max_staleness: int, delay_s: float, iterations: int, 
         fast.model_dump(),
         seed=seed,
         store=str(folder),
-        rollout={"scenarios": 16, "group_size": 8, **mode},
+        rollout={"scenarios": scenarios, "group_size": 8, **mode},
         training={"iterations": iterations, "importance_sampling_cap": 2.0, "max_mismatch_kl": 0.2},
     )
     desk = {"kind": "python", "object": "tests.benchmarks.slow_desk:SlowDesk", "options": {"delay_s": delay_s}}
@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--max-staleness", type=int, nargs="+", default=[0, 1, 4])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--iterations", type=int, default=16)
+    parser.add_argument("--scenarios", type=int, default=16)
     parser.add_argument("--delay", type=float, default=2.0, help="seconds of a tool call")
     options = parser.parse_args()
     settings.apply()
@@ -113,7 +114,12 @@ def main() -> None:
     for seed, most in product(options.seeds, options.max_staleness):
         with TemporaryDirectory() as folder:
             run = train(
-                Path(folder), max_staleness=most, delay_s=options.delay, iterations=options.iterations, seed=seed
+                Path(folder),
+                max_staleness=most,
+                delay_s=options.delay,
+                iterations=options.iterations,
+                scenarios=options.scenarios,
+                seed=seed,
             )
         sys.stdout.write(row(most, seed, run))
         sys.stdout.write(f"  success by update: {' '.join(f'{value:.2f}' for value in run.success)}\n")

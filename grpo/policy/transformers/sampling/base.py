@@ -164,7 +164,7 @@ class TurnSampler(ABC):
         """Free what a finished conversation holds."""
 
     def replace_model(self, model: PreTrainedModel, policy_hash: str) -> None:
-        """Generate all further tokens with another policy, also those of turns in progress.
+        """Generate all further tokens with another policy, also in turns that are in progress.
 
         Keys and values of the earlier weights are dropped, and each conversation reads its tokens again in its next
         pass. If they were kept, a token's log-probability would belong to neither policy, and the learner could not

@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
 from grpo.strict_json import NotStrictJSON, encode
-from grpo.trajectories import Outcome, Stop, Trajectory, Turn
+from grpo.trajectories import Outcome, PolicySpan, Stop, Trajectory, Turn
 
-SCHEMA_VERSION = "6"
+SCHEMA_VERSION = "7"
+_READABLE = ("6", SCHEMA_VERSION)
+"""Version 6 has no `policy_spans`: one policy generated each of its trajectories."""
 _ROWS = 512
 
 TURN = pa.struct(
@@ -39,6 +41,7 @@ _OUTCOME = pa.struct(
         ("reward", pa.float64()),
     ]
 )
+_POLICY_SPAN = pa.struct([("policy_hash", pa.string()), ("start", pa.int32())])
 TOKEN_COLUMNS = [
     ("token_ids", pa.list_(pa.int32())),
     ("loss_mask", pa.list_(pa.bool_())),
@@ -65,6 +68,7 @@ SCHEMA = pa.schema(
         ("terminal_reward", pa.float64()),
         ("breakdown", pa.map_(pa.string(), pa.float64())),
         ("reward_metadata", pa.string()),
+        ("policy_spans", pa.list_(_POLICY_SPAN)),
     ]
 )
 
@@ -102,6 +106,12 @@ def open_checked(path: Path) -> pq.ParquetFile:
     return pq.ParquetFile(path, page_checksum_verification=True)
 
 
+def read_provenance(path: Path) -> dict[str, str]:
+    """The `provenance` with which trajectories were written. Raises `DataError` if the file cannot be read."""
+    metadata = open_parquet(path).schema_arrow.metadata or {}
+    return {name.decode(): value.decode() for name, value in metadata.items()}
+
+
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """Read trajectories, one row group at a time.
 
@@ -109,11 +119,12 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     """
     file = open_parquet(path)
     version = (file.schema_arrow.metadata or {}).get(b"schema_version", b"none").decode()
-    if version != SCHEMA_VERSION:
-        raise DataError(f"{path} has trajectory schema version {version}, this code reads {SCHEMA_VERSION}")
+    if version not in _READABLE:
+        raise DataError(f"{path} has trajectory schema version {version}, this code reads {', '.join(_READABLE)}")
+    light_columns = [name for name in file.schema_arrow.names if name not in dict(TOKEN_COLUMNS)]
     for batch in file.iter_batches(batch_size=_ROWS):
         columns = {name: batch.column(name) for name, _ in TOKEN_COLUMNS}
-        light = batch.select([name for name in SCHEMA.names if name not in columns]).to_pylist()
+        light = batch.select(light_columns).to_pylist()
         for index, row in enumerate(light):
             row["token_ids"] = columns["token_ids"][index].values.to_numpy(zero_copy_only=False)
             row["loss_mask"] = columns["loss_mask"][index].values.to_numpy(zero_copy_only=False)
@@ -179,6 +190,11 @@ class _OutcomeRow(_Strict):
         return text
 
 
+class _PolicySpanRow(_Strict):
+    policy_hash: str
+    start: int = Field(ge=0)
+
+
 class _Row(_Strict):
     """`SCHEMA` for JSON."""
 
@@ -203,6 +219,7 @@ class _Row(_Strict):
     terminal_reward: float | None
     breakdown: list[tuple[str, float]]
     reward_metadata: str
+    policy_spans: list[_PolicySpanRow] = []
 
     @field_validator("reward_metadata")
     @classmethod
@@ -243,6 +260,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "terminal_reward": trajectory.terminal_reward,
         "breakdown": list(trajectory.breakdown.items()),
         "reward_metadata": _json(dict(trajectory.reward_metadata), f"{trajectory.place}: metadata of its reward"),
+        "policy_spans": [{"policy_hash": span.policy_hash, "start": span.start} for span in trajectory.policy_spans],
     }
 
 
@@ -268,6 +286,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
             "turn_states": tuple(row["turn_states"]),
             "breakdown": dict(row["breakdown"]),
             "reward_metadata": json.loads(row["reward_metadata"]),
+            "policy_spans": tuple(PolicySpan(**span) for span in row.get("policy_spans", ())),
         }
     )
 

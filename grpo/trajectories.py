@@ -43,6 +43,15 @@ class Turn:
     stop: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpan:
+    """Tokens that one policy generated: from `start` up to the start of the next span."""
+
+    policy_hash: str
+    start: int
+    """Index of the first of them in `token_ids`."""
+
+
 def equal_fields(record: DataclassInstance, other: DataclassInstance) -> bool:
     """Compare all fields of two records of one class, including arrays. NaN is equal to NaN."""
     return all(
@@ -106,6 +115,7 @@ class Trajectory:
     sample: int
     seed: int
     policy_hash: str
+    """Policy that generated the tokens, or the first of them."""
     renderer_hash: str
     temperature: float
     turns: tuple[Turn, ...]
@@ -122,6 +132,8 @@ class Trajectory:
     breakdown: Mapping[str, float] = field(default_factory=dict)
     reward_metadata: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of the score: weights, components, rubric and its hash, judge, veto."""
+    policy_spans: tuple[PolicySpan, ...] = ()
+    """Policies that generated the tokens, in order, if the weights changed during the episode. Otherwise empty."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.sampler_logprobs)}
@@ -129,6 +141,11 @@ class Trajectory:
             raise DataError(
                 f"{self.place}: token_ids, loss_mask and sampler_logprobs have lengths "
                 f"{len(self.token_ids)}, {len(self.loss_mask)}, {len(self.sampler_logprobs)}. They must agree"
+            )
+        starts = [span.start for span in self.policy_spans]
+        if starts and (self.policy_spans[0].policy_hash != self.policy_hash or starts != sorted(set(starts))):
+            raise DataError(
+                f"{self.place}: policy_spans {starts} must begin at ascending tokens, with policy {self.policy_hash}"
             )
         for reward in (*self.turn_rewards, self.terminal_reward):
             if reward is not None and not math.isfinite(reward):
@@ -144,6 +161,11 @@ class Trajectory:
     def success(self) -> bool | None:
         """Verified success, or None if the environment verifies nothing or a part of success was not judged."""
         return None if self.outcome is None else self.outcome.success
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Hashes of the policies that generated its tokens, in order of their first token."""
+        return tuple(dict.fromkeys((self.policy_hash, *(span.policy_hash for span in self.policy_spans))))
 
     @property
     def is_cut_off(self) -> bool:

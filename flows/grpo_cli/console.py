@@ -21,7 +21,8 @@ _RUNS = ("prefect.flow_runs", "prefect.task_runs")
 _EVENTS = "prefect.events.clients"
 _SILENT_S = 30.0
 """Longest time between two lines of progress, if a stage reports any."""
-_ITERATION = ("rollout", "score", "train")
+_ROLLOUTS = ("rollout", "rollout_window")
+_ITERATION = (*_ROLLOUTS, "score", "train")
 """Stages of an iteration. The rollouts after the last iteration belong to the evaluation."""
 _SHOWN = ("reward", "success", "loss")
 _ENDS = ("Finished in state", "Encountered exception during", "Task run failed with", "Crash detected")
@@ -132,7 +133,7 @@ class _ProgressLines:
 
     def __call__(self, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
         with self._guard:
-            if stage == "rollout" and not self._has_rollouts:
+            if stage in _ROLLOUTS and not self._has_rollouts:
                 self._has_rollouts, self._started_at = True, time.monotonic()  # stages before it are not repeated
             if done == 0:
                 self._announced.add(stage)

@@ -63,7 +63,7 @@ def conversation_lines(trajectory: Trajectory, heading: str) -> Iterator[str]:
     """Lines of one conversation: policy, reward, outcome and stop reason, then the turns."""
     reward = "none" if trajectory.total_reward is None else f"{trajectory.total_reward:.4g}"
     parts = ", ".join(f"{_one_line(name)} {value:.4g}" for name, value in trajectory.breakdown.items())
-    yield f"--- {heading}, policy {trajectory.policy_hash}"
+    yield f"--- {heading}, policy {' → '.join(trajectory.policies)}"
     yield f"reward {reward}" + (f" ({parts})" if parts else "")
     yield f"outcome {_outcome(trajectory)}. Stop {trajectory.stop}" + (
         f": {_one_line(trajectory.error)}" if trajectory.error else ""

@@ -23,12 +23,12 @@ from grpo.reads.names import is_read, shown
 from grpo.tables import open_parquet
 from grpo_flows.pipeline import (
     base_policy,
-    collect_heldout,
     prepare_scenarios,
     settle_gates,
     starting_policies,
     training_steps,
 )
+from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
 from grpo_tasks.results import StageResult, stages_with_results
@@ -188,7 +188,8 @@ def _seconds(
     tokens: float,
 ) -> float:
     left = {stage.name: 1 - stage.cached / stage.runs for stage in stages}
-    generated = tokens * (episodes.train + (episodes.heldout or 0)) * left["rollout"]
+    generated = tokens * (episodes.train * left.get("rollout_window", left["rollout"]))
+    generated += tokens * (episodes.heldout or 0) * left["rollout"]
     return estimate_seconds(
         parameters=memory.parameters,
         generated=generated,
@@ -278,7 +279,9 @@ def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
     rollout = config.rollout
     if rollout.backend != "transformers":
         return 0
-    most = max(episodes.train // config.training.iterations, (episodes.heldout or 0) // _heldout_rollouts(config))
+    windows = rollout.max_staleness + 1 if rollout.mode == "continuous" else 1
+    train = windows * episodes.train // config.training.iterations
+    most = max(train, (episodes.heldout or 0) // _heldout_rollouts(config))
     return min(most, rollout.concurrency * min(rollout.shards, rollout.workers))
 
 
@@ -291,11 +294,13 @@ def _served(config: PipelineConfig) -> int:
 def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...]) -> tuple[PlannedStage, ...]:
     iterations, tuning = config.training.iterations, _stages_before_grpo(config)
     rollouts = iterations * (config.rollout.max_rounds if config.rollout.informative_groups else 1)
-    rollouts += _heldout_rollouts(config)
+    scored = rollouts + _heldout_rollouts(config)
+    windows = {"rollout_window": iterations} if config.rollout.mode == "continuous" else {}
     runs = {
         **dict.fromkeys(("ingest", "validate", "split", "load_base"), 1),
-        "rollout": rollouts * config.rollout.shards,
-        "score": rollouts,
+        **windows,
+        "rollout": (_heldout_rollouts(config) if windows else scored) * config.rollout.shards,
+        "score": scored,
         **({"curriculum": iterations - 1} if config.rollout.curriculum is not None and iterations > 1 else {}),
         "train": iterations,
         **({"write_served": served} if (served := _served(config)) else {}),

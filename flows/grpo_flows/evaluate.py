@@ -16,7 +16,8 @@ from grpo.policy.catalog import pinned
 from grpo.scenarios.subset import select_scenarios
 from grpo.storage.files import write_atomically
 from grpo.storage.home import home
-from grpo_flows.pipeline import Scenarios, base_policy, collect_heldout, prepare_scenarios
+from grpo_flows.pipeline import Scenarios, base_policy, prepare_scenarios
+from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
 from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
 from grpo_tasks.executor import one_thread, stage_executor

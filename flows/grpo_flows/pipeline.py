@@ -1,8 +1,8 @@
-"""Steps that flows share: prepare scenarios, collect rollouts, train.
+"""Steps that flows share: prepare scenarios, train.
 
 prepare_scenarios      ingest → validate → split
-collect_rollouts       rollout (in shards) → score, in as many rounds as dynamic sampling takes
 training_steps         collect_rollouts → curriculum, if there is one → train, once per iteration
+                       collect_window → train, with a continuous rollout
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.pipeline import PipelineConfig, PolicySettings
-from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
 from grpo.errors import RemovedError
 from grpo.evaluation.iteration import iteration_metrics
@@ -25,19 +23,17 @@ from grpo.evaluation.schema import FineTuning, IterationMetrics, PreferenceTunin
 from grpo.identity.cache_identity import model_digest
 from grpo.preflight.outcomes import settled
 from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
-from grpo.rewards.rollout_summary import RolloutSummary
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.sources import content_hash, pin_sources
 from grpo.scenarios.table import read_scenarios
+from grpo_flows.steps.rollouts import Rollouts, collect_heldout, collect_rollouts, collect_window, end_window
 from grpo_tasks.curriculum import CurriculumResult, curriculum
 from grpo_tasks.dpo import DPOResult, dpo
 from grpo_tasks.evaluate_policy import evaluate_policy
 from grpo_tasks.ingest import IngestResult, ingest
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint, load_base
 from grpo_tasks.patience import patient
-from grpo_tasks.rollout import rollout
 from grpo_tasks.run_checkpoints import RunCheckpoints
-from grpo_tasks.score import ScoreResult, score
 from grpo_tasks.sft import SFTResult, sft
 from grpo_tasks.split import SplitResult, read_split, split
 from grpo_tasks.stage import run_all, start
@@ -102,107 +98,6 @@ def settle_gates(config: PipelineConfig, data: Scenarios) -> PipelineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rollouts:
-    """The scored rounds of one iteration."""
-
-    rounds: tuple[ScoreResult, ...]
-
-    @property
-    def scored(self) -> tuple[Artifact, ...]:
-        """The episodes, one artifact per round."""
-        return tuple(result.scored for result in self.rounds)
-
-    @property
-    def summary(self) -> RolloutSummary:
-        """Means over all rounds."""
-        return reduce(RolloutSummary.joined, (result.summary for result in self.rounds))
-
-
-def collect_rollouts(
-    config: PipelineConfig,
-    policy: Artifact,
-    scenarios: Artifact,
-    split: SplitResult,
-    *,
-    iteration: int,
-    past: CurriculumResult | None = None,
-) -> Rollouts:
-    """Roll out and score one training iteration. `past` is the curriculum after the iteration before it."""
-
-    def collect(round: int) -> ScoreResult:
-        return _collect(config, policy, scenarios, split, part=iteration, round=round, past=past)
-
-    return dynamic_sampling(collect, config.rollout, scenarios=split.train)
-
-
-def collect_heldout(config: PipelineConfig, policy: Artifact, scenarios: Artifact, split: SplitResult) -> ScoreResult:
-    """Roll out and score the held-out scenarios."""
-    return _collect(config, policy, scenarios, split, part="heldout", round=0)
-
-
-def dynamic_sampling(collect: Callable[[int], ScoreResult], settings: RolloutSettings, *, scenarios: int) -> Rollouts:
-    """Collect one round, and further ones while too few groups are informative.
-
-    It ends after `max_rounds`, or when all scenarios were rolled out. This is the dynamic sampling of DAPO (arXiv
-    2503.14476, eq. 11), except that the learner drops the groups of zero advantage.
-    """
-    rollouts = Rollouts(rounds=(collect(0),))
-    while (
-        rollouts.summary.informative_groups < (settings.informative_groups or 0)
-        and len(rollouts.rounds) < settings.max_rounds
-        and rollouts.summary.groups < scenarios
-    ):
-        rollouts = Rollouts(rounds=(*rollouts.rounds, collect(len(rollouts.rounds))))
-    return rollouts
-
-
-def _collect(
-    config: PipelineConfig,
-    policy: Artifact,
-    scenarios: Artifact,
-    split: SplitResult,
-    *,
-    part: int | Literal["heldout"],
-    round: int,
-    past: CurriculumResult | None = None,
-) -> ScoreResult:
-    """Roll out one round in shards, and score it."""
-    heldout = part == "heldout"
-    shards = run_all(
-        [
-            rollout.bind(
-                scenarios=scenarios,
-                split=split.split,
-                checkpoint=policy,
-                renderer=config.policy.renderer,
-                agent=config.agent,
-                environment=config.environment,
-                settings=config.rollout,
-                samples=config.evaluation.samples if heldout else config.rollout.group_size,
-                temperature=config.evaluation.temperature if heldout else config.rollout.temperature,
-                part=part,
-                round=round,
-                shard=shard,
-                seed=config.seed,
-                store=config.store,
-                curriculum=None if past is None else past.curriculum,
-            )
-            for shard in range(config.rollout.shards)
-        ]
-    )
-    return score(
-        rollouts=tuple(result.rollout for result in shards),
-        scenarios=scenarios,
-        reward=config.reward,
-        judge=config.judge,
-        error_budget=config.rollout.error_budget,
-        timeout_s=config.rollout.reward_timeout_s,
-        store=config.store,
-        environment=config.scored_environment,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One iteration of training: its metrics and the resulting policy."""
 
@@ -218,7 +113,9 @@ def training_steps(
     checkpoints: RunCheckpoints | None = None,
     collected: Callable[[RolloutRecord], None] | None = None,
 ) -> Iterator[Step]:
-    """Roll out, score and update, once per iteration. With `rollout.staleness` a rollout overlaps an update.
+    """Roll out, score and update, once per iteration.
+
+    With `rollout.staleness` a rollout overlaps an update. With a continuous rollout, the updates take its windows.
 
     `base` is the policy that the training starts from, see `starting_policies`. `collected` is called with the episodes
     of each iteration before its update, so that they are known also if the update fails.
@@ -319,45 +216,71 @@ def _steps(
     recompute_removed: bool,
 ) -> Iterator[Step]:
     """Iterate from the base on. With `recompute_removed`, an update is computed again if its checkpoint was removed."""
-    store = ArtifactStore(config.store)
-    iterations, stale = config.training.iterations, config.rollout.staleness > 0
+    store, settings = ArtifactStore(config.store), config.rollout
+    iterations, stale = config.training.iterations, settings.staleness > 0
     policy, ahead, past = base, None, None
-    for index in range(iterations):
-        rollouts = ahead or collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index, past=past)
-        if collected is not None:
-            collected(RolloutRecord(part=index, scored=rollouts.scored))
-        if index == 0:
-            admit_turn_rewards(rollouts.summary.turn_rewards, config.training.turn_reward_admission)
-        levels = _open_levels(config, past)
-        past = _curriculum_after(config, past, rollouts) if index + 1 < iterations else None
-        update = train.bind(
-            scored=rollouts.scored,
-            parent=policy.checkpoint,
-            base=base.checkpoint,
-            settings=config.training,
-            renderer=config.policy.renderer,
-            iteration=index,
-            seed=config.seed,
-            store=config.store,
-        )
-        if stale and index + 1 < iterations:
-            wait = start(update)
-            ahead = collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index + 1, past=past)
-            trained = wait()
-        else:
-            ahead, trained = None, run_all([update])[0]
-        if recompute_removed and store.is_removed(trained.checkpoint):
-            store.forget_removal(trained.checkpoint)
-            trained = run_all([update])[0]
-        if checkpoints is not None:
-            checkpoints.add(trained.checkpoint)
-        policy = trained
-        metrics = iteration_metrics(
-            index, rollouts.summary, trained.metrics, rounds=len(rollouts.rounds), open_levels=levels
-        )
-        for warning in metrics.warnings:
-            logger.warning("iteration %d: %s", index, warning)
-        yield Step(iteration=metrics, policy=trained)
+    rollouts: Rollouts | None = None
+    versions = [base.policy]
+    try:
+        for index in range(iterations):
+            if settings.mode == "continuous":
+                rollouts = collect_window(
+                    config, policy.checkpoint, scenarios, split, iteration=index, previous=rollouts
+                )
+            else:
+                rollouts = ahead or collect_rollouts(
+                    config, policy.checkpoint, scenarios, split, iteration=index, past=past
+                )
+            if collected is not None:
+                collected(RolloutRecord(part=index, scored=rollouts.scored))
+            if index == 0:
+                admit_turn_rewards(rollouts.summary.turn_rewards, config.training.turn_reward_admission)
+            levels = _open_levels(config, past)
+            past = _curriculum_after(config, past, rollouts) if index + 1 < iterations else None
+            update = train.bind(
+                scored=rollouts.scored,
+                parent=policy.checkpoint,
+                base=base.checkpoint,
+                settings=config.training,
+                renderer=config.policy.renderer,
+                iteration=index,
+                seed=config.seed,
+                store=config.store,
+                samplers=_samplers(config, versions),
+            )
+            if stale and index + 1 < iterations:
+                wait = start(update)
+                ahead = collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index + 1, past=past)
+                trained = wait()
+            else:
+                ahead, trained = None, run_all([update])[0]
+            if recompute_removed and store.is_removed(trained.checkpoint):
+                store.forget_removal(trained.checkpoint)
+                trained = run_all([update])[0]
+            if checkpoints is not None:
+                checkpoints.add(trained.checkpoint)
+            policy = trained
+            versions.append(trained.policy)
+            metrics = iteration_metrics(
+                index,
+                rollouts.summary,
+                trained.metrics,
+                rounds=len(rollouts.rounds),
+                open_levels=levels,
+                window=None if rollouts.window is None else rollouts.window.window,
+            )
+            for warning in metrics.warnings:
+                logger.warning("iteration %d: %s", index, warning)
+            yield Step(iteration=metrics, policy=trained)
+    finally:
+        end_window(config, rollouts)
+
+
+def _samplers(config: PipelineConfig, versions: Sequence[str]) -> tuple[str, ...]:
+    """Hashes of the earlier versions that may have generated tokens of the window for the last one of `versions`."""
+    if config.rollout.mode == "stages":
+        return ()
+    return tuple(dict.fromkeys(versions[-1 - config.rollout.max_staleness : -1]))
 
 
 def _curriculum_after(

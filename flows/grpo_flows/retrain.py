@@ -337,7 +337,7 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
     """The champion's held-out mean by today's pipeline, and its upper bound. None if its registration has no mean."""
     from grpo.evaluation.evaluate import mean
     from grpo.tables import read_all
-    from grpo_flows.pipeline import collect_heldout
+    from grpo_flows.steps.rollouts import collect_heldout
 
     if serving.evaluation is None:
         return None

@@ -47,13 +47,13 @@ from grpo_flows.pipeline import (
     Scenarios,
     Step,
     base_policy,
-    collect_heldout,
     measure_tuning,
     prepare_scenarios,
     settle_gates,
     starting_policies,
     training_steps,
 )
+from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight, settings
 from grpo_tasks.evaluate import evaluate
 from grpo_tasks.executor import StageExecutor, one_thread, stage_executor
@@ -69,7 +69,7 @@ from grpo_tasks.write_served import with_written_data
 
 logger = logging.getLogger(__name__)
 
-COMPUTE = ("ingest", "rollout", "score", "train", "evaluate")
+COMPUTE = ("ingest", "rollout", "rollout_window", "score", "train", "evaluate")
 """Stages that do the work of a run. All other time is orchestration."""
 _LONGEST_NAME = 200
 

@@ -11,7 +11,8 @@ from grpo.config.search_space import Value
 from grpo.config.tuning import TuneConfig
 from grpo.errors import PolicyError
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
-from grpo_flows.pipeline import base_policy, collect_heldout, prepare_scenarios, starting_policies, training_steps
+from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies, training_steps
+from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
 from grpo_tasks.executor import one_thread, stage_executor
 from grpo_tasks.validation_split import validation_split

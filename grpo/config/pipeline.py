@@ -280,6 +280,28 @@ class PipelineConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _continuous_rollouts_are_trained_here(self) -> Self:
+        training, sent = self.training, self.compute.gpu_stages
+        unfit = {
+            f"training.engine {training.engine}": training.engine != "learner",
+            f"training.algorithm {training.algorithm}": training.algorithm == "dpo",
+            "rollout in compute.gpu_stages.stages": sent is not None and "rollout" in sent.stages,
+        }
+        if self.rollout.mode == "stages":
+            return self
+        if faults := [setting for setting, is_unfit in unfit.items() if is_unfit]:
+            raise ValueError(
+                f"rollout.mode continuous does not go with {', '.join(faults)}. Leave it out, or set rollout.mode to "
+                "stages"
+            )
+        if training.importance_sampling_cap is None:
+            raise ValueError(
+                "rollout.mode continuous trains on tokens of earlier policies. Set training.importance_sampling_cap, "
+                "for example 2.0, which corrects it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _stale_rollouts_are_corrected(self) -> Self:
         if self.rollout.staleness and self.training.importance_sampling_cap is None:
             raise ValueError(

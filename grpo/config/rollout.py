@@ -91,8 +91,14 @@ class RolloutSettings(EpisodeSettings):
     """Most rounds of `scenarios` per iteration to get informative groups."""
     curriculum: CurriculumSettings | None = None
     """Draw the scenarios of an iteration by their success in earlier ones. None takes all scenarios equally often."""
-    staleness: Literal[0, 1] = 0
+    mode: Literal["stages", "continuous"] = "stages"
+    """stages: a rollout ends before its update begins. continuous: episodes go on while the weights change, and each
+    update trains on the groups that were completed first since the update before."""
+    staleness: Annotated[Literal[0, 1], AppliesWhen("mode", ("stages",))] = 0
     """Updates that a rollout may lag behind. With 1, the next rollout runs during the update on this one."""
+    max_staleness: Annotated[int, AppliesWhen("mode", ("continuous",))] = Field(default=4, ge=0)
+    """Updates that the oldest token of an episode may lag behind the policy that trains on it. Older episodes are
+    dropped. 0 gives the same policy as the mode stages."""
 
     @model_validator(mode="after")
     def _servers_are_named_once(self) -> Self:
@@ -100,6 +106,22 @@ class RolloutSettings(EpisodeSettings):
             raise ValueError("backend servers needs servers, for example [http://10.0.0.7:8000]")
         if len(set(self.servers)) < len(self.servers):
             raise ValueError(f"servers: {', '.join(self.servers)} names a server twice. Name each server once")
+        return self
+
+    @model_validator(mode="after")
+    def _continuous_rollouts_have_one_engine(self) -> Self:
+        unfit = {
+            f"backend {self.backend}": self.backend != "transformers",
+            f"shards {self.shards}": self.shards > 1,
+            f"runner {self.runner}": self.runner != "threads",
+            "informative_groups": self.informative_groups is not None,
+            "curriculum": self.curriculum is not None,
+        }
+        if self.mode == "continuous" and (faults := [setting for setting, is_unfit in unfit.items() if is_unfit]):
+            raise ValueError(
+                f"mode continuous rolls out in one engine of this process, in an order that is fixed before the run, "
+                f"and does not go with {', '.join(faults)}. Leave it out, or set mode to stages"
+            )
         return self
 
     @model_validator(mode="after")

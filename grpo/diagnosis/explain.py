@@ -72,6 +72,9 @@ def measure(evidence: RunEvidence) -> dict[str, str]:
     add("KL to the start, nats per token", evidence.series(lambda i: i.kl_to_base), ".2g")
     add("gradient norm", evidence.series(lambda i: i.gradient_norm), ".3g")
     add("tokens clipped", evidence.series(lambda i: i.clip_share), ".1%")
+    add("staleness, updates", evidence.series(lambda i: i.staleness_mean), ".2g")
+    add("episodes dropped as too stale", evidence.series(lambda i: i.dropped_episodes), ".0f")
+    add("rollout and update busy at once", evidence.series(lambda i: i.busy_share), ".0%")
     if losses := evidence.series(lambda i: i.loss):
         shown["loss"] = f"{fmean(losses):.1g} on average; near 0 is normal, because advantages of a group sum to 0"
     for name, stop in (("truncated", "truncated"), ("at the turn limit", "turn_limit"), ("failed", "failed")):

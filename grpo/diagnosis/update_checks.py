@@ -30,6 +30,9 @@ MISMATCH = 0.5
 """Share of `training.max_mismatch_kl`, at which the run stops, from which sampler and learner differ too much."""
 MASKED = 0.1
 """Most tokens in sequences that importance_sampling_mask excluded, because the sampler was another policy."""
+DROPPED = 0.2
+"""Most episodes of a continuous rollout that are dropped, because they are too stale. Their tokens were generated for
+nothing, and long episodes are dropped most, so the updates see too few of them."""
 REJECTED = 0.5
 """Most trust-region steps without an acceptable length. At more, half of the rollouts are lost."""
 _DIVERGED, _NO_EFFECT, _NO_STEP = "narrow the clip range", "no effect: iteration", "has no step within KL"
@@ -176,9 +179,16 @@ def mismatched_logprobs(evidence: RunEvidence) -> Diagnosis | None:
     distance, excluded = max(distances, default=0.0), max(masked, default=0.0)
     if not stopped and distance <= bound and excluded <= MASKED:
         return None
-    stale = int(evidence.setting("rollout.staleness", 0)) > 0
     backend = evidence.setting("rollout.backend", "transformers")
-    remedy = "rollout.staleness=0" if stale else "rollout.backend=transformers"
+    if _is_continuous(evidence) and (most := _max_staleness(evidence)):
+        remedy = f"rollout.max_staleness={most // 2}"
+        change = f"lower rollout.max_staleness from {most} to {most // 2}, so that newer weights sample the rollouts"
+    elif int(evidence.setting("rollout.staleness", 0)) > 0:
+        remedy = "rollout.staleness=0"
+        change = "set rollout.staleness to 0, so that each rollout is sampled by the newest weights"
+    else:
+        remedy = "rollout.backend=transformers"
+        change = f"sample with rollout.backend transformers (it is {backend}), and in the precision of the learner"
     return Diagnosis(
         kind="mismatched_logprobs",
         certainty="certain" if stopped else "likely",
@@ -187,16 +197,43 @@ def mismatched_logprobs(evidence: RunEvidence) -> Diagnosis | None:
         else f"KL(sampler ‖ policy) is {distance:.2g} nats per token before the first step (bound {bound:.2g}), and "
         f"{excluded:.1%} of the tokens are masked for it (bound {MASKED:.0%})",
         meaning="The importance ratios correct for another policy than the one that acted, so the gradient is biased.",
-        change="set rollout.staleness to 0, so that each rollout is sampled by the newest weights"
-        if stale
-        else f"sample with rollout.backend transformers (it is {backend}), and in the precision of the learner",
+        change=change,
         command=evidence.train(remedy),
     )
 
 
+def stale_episodes(evidence: RunEvidence) -> Diagnosis | None:
+    """Many episodes of a continuous rollout that are dropped, because they are too stale."""
+    if not _is_continuous(evidence):
+        return None
+    dropped = evidence.series(lambda iteration: iteration.dropped_episodes)
+    trained = int(evidence.setting("rollout.scenarios", 32)) * int(evidence.setting("rollout.group_size", 8))
+    value = sum(dropped) / max(1.0, sum(dropped) + trained * len(dropped))
+    if value <= DROPPED:
+        return None
+    most = _max_staleness(evidence)
+    return Diagnosis(
+        kind="stale_episodes",
+        certainty="certain",
+        measured=f"{value:.0%} of the episodes were dropped, because they would be staler than "
+        f"rollout.max_staleness {most} (bound {DROPPED:.0%})",
+        meaning="Their tokens were generated for nothing, and the updates see too few of the long episodes.",
+        change=f"raise rollout.max_staleness from {most} to {2 * most or 1}, or raise rollout.scenarios",
+        command=evidence.train(f"rollout.max_staleness={2 * most or 1}"),
+    )
+
+
+def _is_continuous(evidence: RunEvidence) -> bool:
+    return bool(evidence.setting("rollout.mode", "stages") == "continuous")
+
+
+def _max_staleness(evidence: RunEvidence) -> int:
+    return int(evidence.setting("rollout.max_staleness", 0))
+
+
 CHECKS = (
-    mismatched_logprobs, rejected_steps, zero_gradient, learning_rate_too_small, learning_rate_too_large, clipping,
-    kl_runaway,
+    mismatched_logprobs, stale_episodes, rejected_steps, zero_gradient, learning_rate_too_small,
+    learning_rate_too_large, clipping, kl_runaway,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -56,6 +57,7 @@ def render_page(document: ReportDocument) -> str:
             points=_points,
             heldout=None if evaluation is None else plots.heldout(evaluation),
             curves=_curves(document.iterations),
+            continuous=_continuous(document.iterations),
             components=sorted({name for iteration in document.iterations for name in iteration.components}),
             bar_scale=_bar_scale,
         )
@@ -109,6 +111,20 @@ def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
             plots.lost_share,
         ),
     ]
+
+
+def _continuous(iterations: Sequence[IterationMetrics]) -> str | None:
+    """Staleness, drops and overlap of a continuous rollout in one sentence, or None if the rollout was in stages."""
+    stale = [(i.staleness_mean, i.staleness_max or 0) for i in iterations if i.staleness_mean is not None]
+    if not stale:
+        return None
+    busy = [iteration.busy_share for iteration in iterations if iteration.busy_share is not None]
+    overlap = f" Rollout and update were busy at once in {percent(fmean(busy))} of the time." if busy else ""
+    dropped = sum(iteration.dropped_episodes or 0 for iteration in iterations)
+    return (
+        f"The oldest token of an episode was {number(fmean(mean for mean, _ in stale))} updates old on average, and "
+        f"{max(most for _, most in stale)} at most. {count(dropped)} episodes were dropped as too stale.{overlap}"
+    )
 
 
 def _summary(evaluation: Evaluation | None) -> str:

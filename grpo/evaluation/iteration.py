@@ -5,12 +5,22 @@ from __future__ import annotations
 from grpo.evaluation.schema import IterationMetrics
 from grpo.learner.metrics import UpdateMetrics
 from grpo.rewards.rollout_summary import RolloutSummary
+from grpo.rollout.windows import WindowMetrics
 
 
 def iteration_metrics(
-    index: int, summary: RolloutSummary, update: UpdateMetrics, *, rounds: int, open_levels: tuple[str, ...] = ()
+    index: int,
+    summary: RolloutSummary,
+    update: UpdateMetrics,
+    *,
+    rounds: int,
+    open_levels: tuple[str, ...] = (),
+    window: WindowMetrics | None = None,
 ) -> IterationMetrics:
-    """Metrics of iteration `index` with `rounds` of rollout, whose scenarios were drawn from `open_levels`."""
+    """Metrics of iteration `index` with `rounds` of rollout, whose scenarios were drawn from `open_levels`.
+
+    `window` has the metrics of its window if the rollout is continuous.
+    """
     correlation = None if summary.turn_rewards is None else summary.turn_rewards.correlation
     return IterationMetrics(
         index=index,
@@ -32,4 +42,5 @@ def iteration_metrics(
         turn_reward_low=None if correlation is None else correlation.low,
         turn_reward_high=None if correlation is None else correlation.high,
         **update.model_dump(),
+        **({} if window is None else window.model_dump()),
     )

@@ -154,6 +154,11 @@ class IterationMetrics(UpdateMetrics):
     turn_reward_low: float | None = None
     turn_reward_high: float | None = None
     """Ends of its interval at 95 % confidence."""
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    dropped_episodes: int | None = None
+    busy_share: float | None = None
+    """See `grpo.rollout.windows.WindowMetrics`. None if the rollout is in stages."""
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -73,21 +73,21 @@ def build_batch(
     settings: TrainingSettings,
     *,
     policy_hash: str,
-    earlier_hash: str | None = None,
+    earlier_hashes: Collection[str] = (),
     renderer_hash: str | None = None,
 ) -> Batch:
     """Compute advantages and drop samples with advantage 0.
 
     With a critic, a KL penalty or entropy terms such samples stay, because they have a gradient too.
 
-    The rollouts must come from the policy with `policy_hash`, or from the one before it with `earlier_hash`, and must
-    be rendered by the tokenizer and template with `renderer_hash`. Otherwise `PolicyError` is raised.
+    All tokens must come from the policy with `policy_hash`, or from earlier ones with `earlier_hashes`, and must be
+    rendered by the tokenizer and template with `renderer_hash`. Otherwise `PolicyError` is raised.
 
     Raises `DataError` if a group has fewer than two trajectories, log-probabilities are not finite, no trajectory can
     be trained on, or there is not one turn reward per turn, and `NoLearningSignal` if every advantage is 0.
     """
     for group in groups:
-        _check(group, policy_hash, earlier_hash, renderer_hash)
+        _check(group, policy_hash, earlier_hashes, renderer_hash)
     valid = [t for group in groups for t in group.trajectories if t.total_reward is not None and t.loss_mask.any()]
     if not valid:
         trajectories = [t for group in groups for t in group.trajectories]
@@ -176,17 +176,20 @@ def to_samples(trajectories: Iterable[Trajectory]) -> list[Sample]:
     return [_sample(t, np.zeros_like(t.sampler_logprobs)) for t in trajectories if t.loss_mask.any()]
 
 
-def _check(group: TrajectoryGroup, policy_hash: str, earlier_hash: str | None, renderer_hash: str | None) -> None:
+def _check(
+    group: TrajectoryGroup, policy_hash: str, earlier_hashes: Collection[str], renderer_hash: str | None
+) -> None:
     if len(group.trajectories) < 2:
         raise DataError(
             f"scenario {group.scenario_id}: a group needs at least 2 trajectories, got "
             f"{len(group.trajectories)}. Raise rollout.group_size"
         )
     for trajectory in group.trajectories:
-        if trajectory.policy_hash not in (policy_hash, earlier_hash):
+        unknown = [policy for policy in trajectory.policies if policy != policy_hash and policy not in earlier_hashes]
+        if unknown:
             raise PolicyError(
-                f"{trajectory.place} was sampled by policy {trajectory.policy_hash}, but the checkpoint is "
-                f"{policy_hash}: train on rollouts of this checkpoint"
+                f"{trajectory.place} was sampled by policy {unknown[0]}, but the checkpoint is {policy_hash}: train on "
+                "rollouts of this checkpoint"
             )
         if renderer_hash not in (None, trajectory.renderer_hash):
             raise PolicyError(

@@ -89,6 +89,8 @@ class UpdateRequest(BaseModel):
     base_artifact: Artifact | None
     renderer: RendererSettings | None = None
     """Renderer of the rollouts, if it is not the chat template's."""
+    samplers: tuple[str, ...] = ()
+    """Earlier policies of a continuous rollout, see `grpo.learner.update.update`."""
     launcher: int
     """Id of the process that waits for the result. Workers end when it is gone."""
 

@@ -29,7 +29,7 @@ def make_inference_backend(
     folder = artifacts.path(checkpoint)
     state = read_state(folder)
     if settings.backend == "transformers":
-        return load_policy(artifacts, checkpoint).in_dtype(state.dtype)
+        return policy_in_process(artifacts, checkpoint)
     if settings.backend == "servers":
         return make_servers_policy(artifacts, checkpoint, settings)
     from grpo.policy.vllm import VLLMPolicy
@@ -42,6 +42,11 @@ def make_inference_backend(
         gpu_memory_utilization=settings.gpu_memory_utilization,
         dtype=state.dtype,
     )
+
+
+def policy_in_process(artifacts: ArtifactStore, checkpoint: Artifact) -> TransformersPolicy:
+    """The policy of a checkpoint in this process, with weights in the checkpoint's dtype."""
+    return load_policy(artifacts, checkpoint).in_dtype(read_state(artifacts.path(checkpoint)).dtype)
 
 
 def make_servers_policy(

@@ -61,11 +61,13 @@ def update(
     iteration: int,
     base_artifact: Artifact | None = None,
     renderer: RendererSettings | None = None,
+    samplers: tuple[str, ...] = (),
 ) -> UpdateMetrics:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
 
     The policy comes from the model cache if it is there, and returns to it under its new hash. A checkpoint of adapters
-    records their `base_artifact`. If `settings.processes` is above 1, the update runs in that many workers.
+    records their `base_artifact`. If `settings.processes` is above 1, the update runs in that many workers. With an
+    `importance_sampling_cap`, tokens may also come from the parent's parent or from the earlier policies `samplers`.
 
     Raises `NoLearningSignal` if the first iteration has none, `UpdateSkipped` if a later one has none, `NoEffect` if no
     weight changed, and `RatioError` and `PolicyError`.
@@ -80,6 +82,7 @@ def update(
         iteration=iteration,
         base_artifact=base_artifact,
         renderer=renderer,
+        samplers=samplers,
         launcher=os.getpid(),
     )
     try:
@@ -106,7 +109,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         groups,
         settings,
         policy_hash=state.policy_hash,
-        earlier_hash=state.parent if settings.importance_sampling_cap is not None else None,
+        earlier_hashes=_earlier_policies(state.parent, request) if settings.importance_sampling_cap else (),
         renderer_hash=make_renderer(policy.tokenizer, settings=request.renderer).hash,
     )
     algorithm = get_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
@@ -162,6 +165,11 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
             policy.model, tokens_per_s=tokens_per_s / process_group.size, precision=settings.precision
         ),
     )
+
+
+def _earlier_policies(parent: str | None, request: UpdateRequest) -> tuple[str, ...]:
+    """Earlier policies than the one that is trained. An importance ratio corrects their tokens."""
+    return tuple(filter(None, (parent, *request.samplers)))
 
 
 def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:

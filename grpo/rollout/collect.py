@@ -28,14 +28,14 @@ from grpo.user_failures import is_exception, user_code
 logger = logging.getLogger(__name__)
 
 
-_REMEDY = "Correct it, and try it with `grpo train CONFIG --dry-run` or a test of your own"
+REMEDY = "Correct it, and try it with `grpo train CONFIG --dry-run` or a test of your own"
 
 
 @asynccontextmanager
-async def _served(environment: Environment, *, concurrency: int) -> AsyncIterator[None]:
+async def served(environment: Environment, *, concurrency: int) -> AsyncIterator[None]:
     """Hold the environment's resources. Its exceptions end the run with one sentence."""
     resources = environment.serve(concurrency=concurrency)
-    with user_code("the environment's serve", remedy=_REMEDY, transient=True):
+    with user_code("the environment's serve", remedy=REMEDY, transient=True):
         await resources.__aenter__()
     try:
         yield
@@ -44,7 +44,7 @@ async def _served(environment: Environment, *, concurrency: int) -> AsyncIterato
         with user_code("the environment's serve", passes=lambda raised: raised is failure):
             await resources.__aexit__(type(failure), failure, failure.__traceback__)
         raise
-    with user_code("the environment's serve", remedy=_REMEDY, transient=True):
+    with user_code("the environment's serve", remedy=REMEDY, transient=True):
         await resources.__aexit__(None, None, None)
 
 
@@ -136,13 +136,7 @@ def collect(
     `ConfigError` if the agent shortens its context, or if the renderer does not know its tools.
     """
     agent = agent or MultiTurnAgent()
-    agent.require_append_only()
-    unknown = [tool.name for tool in agent.tools if tool not in renderer.tools]
-    if unknown:
-        raise ConfigError(
-            f"the renderer does not show the agent's tools {', '.join(unknown)}. Make it with "
-            "tools=(*environment.tools, *agent.tools)"
-        )
+    check_agent(agent, renderer)
     total, done = len(scenarios) * group_size, 0
 
     trajectories: list[Trajectory] = []
@@ -152,12 +146,10 @@ def collect(
         slots = asyncio.Semaphore(settings.concurrency)
         concurrency = min(settings.concurrency, total)
         async with (
-            _served(environment, concurrency=concurrency),
+            served(environment, concurrency=concurrency),
             policy.sampler(concurrency=concurrency, renderer=renderer) as sampler,
         ):
-            for scenario in scenarios:
-                with user_code(f"scenario {scenario.id}: the environment's check", remedy=_REMEDY, transient=True):
-                    await environment.check(scenario)
+            await check_scenarios(environment, scenarios)
             timeouts = Timeouts.start(settings)
 
             async def episode(scenario: Scenario, sample: int) -> Trajectory:
@@ -197,13 +189,41 @@ def collect(
         trajectories.extend(task.result() for task in episodes)  # asyncio.run would print what a coroutine returns
 
     try:
-        with user_code("an episode", remedy=_REMEDY, passes=is_exception):
+        with user_code("an episode", remedy=REMEDY, passes=is_exception):
             asyncio.run(run())
     except BaseExceptionGroup as failures:
-        first: BaseException = failures
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
+        raise first_failure(failures) from None
+    warn_of_overridden(trajectories)
+    return trajectories
+
+
+def check_agent(agent: MultiTurnAgent, renderer: Renderer) -> None:
+    """Raise `ConfigError` if the agent shortens its context, or if the renderer does not know its tools."""
+    agent.require_append_only()
+    unknown = [tool.name for tool in agent.tools if tool not in renderer.tools]
+    if unknown:
+        raise ConfigError(
+            f"the renderer does not show the agent's tools {', '.join(unknown)}. Make it with "
+            "tools=(*environment.tools, *agent.tools)"
+        )
+
+
+async def check_scenarios(environment: Environment, scenarios: Sequence[Scenario]) -> None:
+    """Let the environment check the scenarios before their episodes begin."""
+    for scenario in scenarios:
+        with user_code(f"scenario {scenario.id}: the environment's check", remedy=REMEDY, transient=True):
+            await environment.check(scenario)
+
+
+def first_failure(failure: BaseException) -> BaseException:
+    """The first exception of a group of a group …, or the failure itself."""
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
+
+
+def warn_of_overridden(trajectories: Sequence[Trajectory]) -> None:
+    """Log how many turns are not trained on, because the agent's own code changed them."""
     overridden = sum(trajectory.overridden_turns for trajectory in trajectories)
     if overridden:
         logger.warning(
@@ -211,4 +231,3 @@ def collect(
             overridden,
             sum(turn.message.role == "assistant" for trajectory in trajectories for turn in trajectory.turns),
         )
-    return trajectories

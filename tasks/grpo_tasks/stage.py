@@ -160,16 +160,16 @@ class Stage(Generic[P, R]):
     def _compute(self, inputs: dict[str, Any]) -> R:
         """Run the function, measure its time, and record what the user's code reads.
 
+        A function that lets other threads run the user's code returns what these read in its result.
         If the user's code would end the process, e.g. with `sys.exit`, the stage ends with an error instead.
         """
         started, guarded = time.perf_counter(), user_code(f"stage {self.name}", passes=is_exception)
         if self.cache and (code := executed_code(inputs.values())) is not None:
             with recorded_reads(code.modules, code.texts) as reads, guarded:
                 result = self.function(**inputs)
-            store = ArtifactStore(inputs["store"])
-            own = (home(), Path(store.root)) if store.is_local else (home(),)
-            result = result.model_copy(update={"reads": reads.digests(exclude=own)})
-            _warn_of_unseen(self.name, code, reads.unseen)
+            digests = reads.digests(exclude=own_folders(ArtifactStore(inputs["store"])))
+            result = result.model_copy(update={"reads": {**result.reads, **digests}})
+            warn_of_unseen(self.name, code, reads.unseen)
         else:
             with guarded:
                 result = self.function(**inputs)
@@ -256,7 +256,12 @@ def _show_as_cached() -> None:
         transaction.state = TransactionState.COMMITTED
 
 
-def _warn_of_unseen(stage: str, code: UserCode, unseen: Sequence[str]) -> None:
+def own_folders(store: ArtifactStore) -> tuple[Path, ...]:
+    """Folders in which files are not inputs of a stage: the home, and the store if it is local."""
+    return (home(), Path(store.root)) if store.is_local else (home(),)
+
+
+def warn_of_unseen(stage: str, code: UserCode, unseen: Sequence[str]) -> None:
     """Warn once per process and way that something is read that cannot be seen, unless reads are declared."""
     for way in unseen:
         if not code.declares and (stage, way) not in _warned:

@@ -28,8 +28,11 @@ def train(
     iteration: int,
     seed: int,
     store: str,
+    samplers: tuple[str, ...] = (),
 ) -> TrainResult:
     """Train the parent checkpoint on the scored rounds of a rollout.
+
+    `samplers` are the earlier policies that may have generated tokens of a continuous rollout.
 
     If a later rollout has no learning signal, e.g. because all its episodes succeed, the policy stays as it is. Raises
     `NoLearningSignal` if the first rollout has none, and `NoEffect` if the update changes no weight.
@@ -51,6 +54,7 @@ def train(
                 iteration=iteration,
                 base_artifact=base,
                 renderer=renderer,
+                samplers=samplers,
             )
         checkpoint = new.artifact
     except UpdateSkipped as skipped:

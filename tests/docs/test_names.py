@@ -52,7 +52,13 @@ def test_a_refused_name_is_an_error(name: str):
         TrainingConfig.model_validate({name: 1})
 
 
-@pytest.mark.parametrize("name", [name for row in table(2) for name in row[1]])
+@pytest.mark.parametrize("path", [name for row in table(2) for name in row[1]])
+def test_a_name_of_asynchronous_training_is_a_setting(path: str):
+    """It is a path in a config."""
+    assert in_the_pipeline(path)
+
+
+@pytest.mark.parametrize("name", [name for row in table(3) for name in row[1]])
 def test_a_class_or_function_can_be_imported(name: str):
     """From the module that the row names."""
     module, _, attribute = name.rpartition(".")

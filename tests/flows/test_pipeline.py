@@ -12,7 +12,8 @@ from grpo.config.rollout import RolloutSettings
 from grpo.errors import RewardError
 from grpo.rewards.rollout_summary import RolloutSummary, summarize
 from grpo.trajectories import TrajectoryGroup
-from grpo_flows.pipeline import dynamic_sampling, training_steps
+from grpo_flows.pipeline import training_steps
+from grpo_flows.steps.rollouts import dynamic_sampling
 from grpo_tasks.load_base import Checkpoint
 from grpo_tasks.rollout import RolloutResult
 from grpo_tasks.score import ScoreResult

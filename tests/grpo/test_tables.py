@@ -4,7 +4,7 @@ import json
 import math
 import random
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import pytest
 
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
-from grpo.tables import dumps, loads, read_trajectories, write_trajectories
-from grpo.trajectories import Outcome, Trajectory, Turn
+from grpo.tables import dumps, loads, read_provenance, read_trajectories, write_trajectories
+from grpo.trajectories import Outcome, PolicySpan, Trajectory, Turn
 from tests.doubles import make_trajectory
 
 
@@ -140,7 +140,30 @@ def _random(rng: random.Random) -> Trajectory:
         terminal_reward=rng.choice((None, rng.gauss(0, 1))),
         breakdown={_text(rng): rng.gauss(0, 1) for _ in range(rng.randrange(3))},
         reward_metadata={_text(rng): [_text(rng), rng.gauss(0, 1), None] for _ in range(rng.randrange(3))},
+        policy_spans=tuple(
+            PolicySpan(policy_hash="p" if start == 0 else _text(rng), start=start)
+            for start in range(rng.choice((0, 2, 3)))
+        ),
     )
+
+
+def test_trajectories_of_the_schema_before_have_no_spans(tmp_path: Path):
+    """Version 6 lacks the column. The same rows are read as trajectories of one policy."""
+    path, old = tmp_path / "new.parquet", tmp_path / "old.parquet"
+    written = [_written(), _written(sample=1)]
+    write_trajectories(path, written, provenance={"part": "0"})
+    table = pq.read_table(path).drop_columns("policy_spans")
+    pq.write_table(table.replace_schema_metadata({"schema_version": "6", "part": "0"}), old)
+    assert list(read_trajectories(old)) == written
+    assert read_provenance(old) == {"schema_version": "6", "part": "0"}
+    assert [trajectory.policies for trajectory in written] == [("p",), ("p",)]
+
+
+@pytest.mark.parametrize("spans", [(("p", 3), ("q", 3)), (("q", 0), ("p", 2)), (("p", 4), ("q", 2))])
+def test_spans_that_are_not_in_order_are_refused(spans: Sequence[tuple[str, int]]):
+    """The first is of policy p, which the trajectory names, and each begins after the one before."""
+    with pytest.raises(DataError, match="must begin at ascending tokens, with policy p"):
+        _written(policy_spans=tuple(PolicySpan(policy_hash=policy, start=start) for policy, start in spans))
 
 
 def test_json_round_trip_preserves_a_trajectory():

@@ -90,6 +90,7 @@ class TransformersPolicy:
             stop_ids=renderer.stop_ids,
             concurrency=concurrency,
             max_context=self.max_context,
+            policy_hash=self.hash,
         )
 
     def save(self, folder: Path, *, write: bool = True) -> None:

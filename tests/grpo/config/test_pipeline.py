@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,25 @@ def test_a_taskset_is_played_with_its_own_scenarios(tmp_path: Path, sections: di
     assert "words:Taskset" in PipelineConfig.model_validate(playable).objects
     with pytest.raises(ValidationError, match=problem):
         PipelineConfig.model_validate({**playable, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"training": {"engine": "trl"}}, "does not go with training.engine trl"),
+        ({"training": {"algorithm": "dpo", "beta": 0.1}}, "does not go with training.algorithm dpo"),
+        ({"compute": {"gpu_stages": {"stages": ["rollout"]}}}, "does not go with rollout in compute.gpu_stages.stages"),
+        ({"rollout": {"backend": "vllm"}}, "does not go with backend vllm. Leave it out, or set mode to stages"),
+    ],
+)
+def test_a_continuous_rollout_refuses_what_it_cannot_be_combined_with(
+    tmp_path: Path, sections: dict[str, dict[str, object]], problem: str
+):
+    """One sentence names the setting. An update on another work pool is possible, because the store has its weights."""
+    rollout = {"mode": "continuous", "shards": 1}
+    playable = short_run(tmp_path, rollout=rollout, training={"importance_sampling_cap": 2.0})
+    PipelineConfig.model_validate({**playable, "compute": {"gpu_stages": {"stages": ["train"]}}})
+    training: dict[str, object] = {} if "algorithm" in sections.get("training", {}) else {"importance_sampling_cap": 2}
+    base = short_run(tmp_path, rollout=rollout, training=training)
+    with pytest.raises(ValidationError, match=re.escape(problem)):
+        PipelineConfig.model_validate(changed(base, **sections))

@@ -157,6 +157,14 @@ FAILURES: dict[str, Plant] = {
         settings={"training": {"importance_sampling_cap": 2.0}, "rollout": {"staleness": 1}},
         metrics=lambda index: {"mismatch_kl": 0.009},
     ),
+    "stale_episodes": Plant(
+        success=flat,
+        settings={
+            "training": {"importance_sampling_cap": 2.0},
+            "rollout": {"mode": "continuous", "max_staleness": 1},
+        },
+        metrics=lambda index: {"staleness_mean": 0.9, "staleness_max": 1, "dropped_episodes": 20, "busy_share": 0.8},
+    ),
     "rejected_steps": Plant(
         success=flat,
         settings={"training": {"algorithm": "trpo", "learning_rate": 1e-4}},

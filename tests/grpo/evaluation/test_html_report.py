@@ -432,6 +432,19 @@ def test_replies_that_ignore_the_input_and_misleading_turn_rewards_are_named_wit
     assert "Iteration 2:" not in text
 
 
+def test_a_continuous_rollout_shows_its_staleness_drops_and_overlap() -> None:
+    """Means .5 and 1.5 are 1 on average. Only the second window has a share of time in which both sides were busy."""
+    first = {"staleness_mean": 0.5, "staleness_max": 1, "dropped_episodes": 3, "busy_share": None}
+    second = {"staleness_mean": 1.5, "staleness_max": 4, "dropped_episodes": 2, "busy_share": 0.75}
+    page = render_page(document(iterations=[iteration(0, **first), iteration(1, **second)]))
+    text = section(page, "learning")
+    assert "The oldest token of an episode was 1.00 updates old on average, and 4 at most." in text
+    assert "5 episodes were dropped as too stale." in text
+    assert "Rollout and update were busy at once in 75.0% of the time." in text
+    assert "Staleness" in text
+    assert "Staleness" not in visible(render_page(document()))
+
+
 def test_the_levels_of_a_curriculum_are_shown() -> None:
     """Those of the last iteration."""
     rows = [iteration(0, open_levels=["easy"]), iteration(1, open_levels=["easy", "hard"])]

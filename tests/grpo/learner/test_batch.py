@@ -9,7 +9,7 @@ from grpo.config.training import TrainingSettings
 from grpo.errors import DataError, NoLearningSignal, PolicyError
 from grpo.learner.batch import Sample, build_batch, make_minibatches
 from grpo.messages import Message
-from grpo.trajectories import Trajectory, TrajectoryGroup, Turn
+from grpo.trajectories import PolicySpan, Trajectory, TrajectoryGroup, Turn
 from tests.doubles import make_trajectory
 
 PLAIN, SCALED = TrainingSettings(scale_by_std=False), TrainingSettings()
@@ -119,6 +119,17 @@ def test_a_rollout_of_another_policy_is_refused():
     """Training on the tokens of another policy would be off-policy without a correction."""
     with pytest.raises(PolicyError, match="sampled by policy p, but the checkpoint is q"):
         build_batch([make_group(0, 1)], SCALED, policy_hash="q")
+
+
+def test_every_policy_of_a_trajectory_must_be_one_that_the_update_corrects():
+    """Its tokens are of p and o. Both have to be the checkpoint or an earlier policy."""
+    group = make_group(0, 1)
+    spans = (PolicySpan(policy_hash="p", start=1), PolicySpan(policy_hash="o", start=2))
+    mixed = replace(group, trajectories=tuple(replace(t, policy_spans=spans) for t in group.trajectories))
+    with pytest.raises(PolicyError, match="sampled by policy o, but the checkpoint is p"):
+        build_batch([mixed], SCALED, policy_hash="p")
+    batch = build_batch([mixed], SCALED, policy_hash="q", earlier_hashes=("p", "o"))
+    assert batch.sample_count == 2
 
 
 def test_log_probabilities_that_are_not_finite_are_refused():

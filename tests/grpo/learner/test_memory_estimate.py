@@ -103,7 +103,7 @@ def test_activations_are_near_those_of_a_pass():
         group(scored),
         config.training,
         policy_hash=policy.hash,
-        earlier_hash=None,
+        earlier_hashes=(),
         renderer_hash=Renderer(policy.tokenizer).hash,
     )
     samples = [sample for members in batch.groups for sample in members]

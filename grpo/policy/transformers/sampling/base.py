@@ -18,19 +18,17 @@ from typing import Literal, Self
 import numpy as np
 import torch
 from llguidance import LLMatcher
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from grpo.errors import PolicyError
 from grpo.policy.grammars import GrammarError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
+from grpo.policy.transformers.forward.passes import forward_path
+from grpo.policy.transformers.sampling.inverse_transform import NO_TOKEN, inverse_transform
 from grpo.policy.transformers.sampling.logits_filters import filter_logits
 from grpo.policy.transformers.sampling.token_masks import TokenMasks
+from grpo.trajectories import PolicySpan
 
-_BLOCK = 256
-"""Tokens per block: probabilities are summed by block first."""
-NO_TOKEN = -1
-"""Sampled from a row that is not finite."""
 _NOT_FINITE = (
     "the model's logits after this conversation are NaN or infinite, because its weights are damaged or its dtype "
     "cannot hold its numbers. Load other weights, or set dtype float32"
@@ -72,6 +70,10 @@ class TurnSession:
         self.turns = 0
         self.last: int | None = None
         """Last generated token. The model processes it with the next turn."""
+        self.unread: list[int] = []
+        """Tokens before `last` that the next turn reads again, because the sampler's model was replaced."""
+        self.policy_spans: list[PolicySpan] = []
+        """Policies that have generated tokens, each with the position of its first one in the conversation."""
 
     @property
     def length(self) -> int:
@@ -91,9 +93,17 @@ class TurnSampler(ABC):
     """Sampler of one model for concurrent conversations, used as an async context manager."""
 
     def __init__(
-        self, model: PreTrainedModel, *, stop_ids: Collection[int], concurrency: int, max_context: int
+        self,
+        model: PreTrainedModel,
+        *,
+        stop_ids: Collection[int],
+        concurrency: int,
+        max_context: int,
+        policy_hash: str = "",
     ) -> None:
         self._model = model
+        self.policy_hash = policy_hash
+        """Version of the weights, which `TurnSession.policy_spans` records."""
         self._stop_ids = frozenset(stop_ids)
         self._concurrency = concurrency
         self._max_context = max_context
@@ -153,6 +163,28 @@ class TurnSampler(ABC):
     def release(self, session: TurnSession) -> None:
         """Free what a finished conversation holds."""
 
+    def replace_model(self, model: PreTrainedModel, policy_hash: str) -> None:
+        """Generate all further tokens with another policy, also in turns that are in progress.
+
+        Keys and values of the earlier weights are dropped, and each conversation reads its tokens again in its next
+        pass. If they were kept, a token's log-probability would belong to neither policy, and the learner could not
+        compute its importance ratio. Call it on the sampler's event loop, where it runs between two passes.
+
+        Raises `PolicyError` if the model needs another forward path.
+        """
+        path, new_path = forward_path(self._model), forward_path(model)
+        if new_path != path:
+            raise PolicyError(
+                f"policy {policy_hash} needs forward path {new_path}, and its predecessor {path}, so that it cannot "
+                "replace it between two passes. Set rollout.mode to stages"
+            )
+        self._model, self.policy_hash = model, policy_hash
+        self._forget_passes()
+
+    @abstractmethod
+    def _forget_passes(self) -> None:
+        """Drop what earlier passes have computed, so that the next one reads the conversations from the beginning."""
+
     def _abandon(self, session: TurnSession) -> None:
         """Forget the history of a conversation after a failed pass, because the cache may hold only a part of it."""
         session.history.clear()
@@ -173,7 +205,8 @@ class TurnSampler(ABC):
 
     def submit(self, session: TurnSession, prompt: Prompt, sampling: Sampling) -> Turn:
         """Queue a turn. Raises `PolicyError` if its grammar cannot be compiled, or if this sampler has no masks."""
-        unread = list(prompt.new_ids) if session.last is None else [session.last, *prompt.new_ids]
+        unread = [*session.unread, *([] if session.last is None else [session.last]), *prompt.new_ids]
+        session.unread = []
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         uniforms = sampling.uniforms(session.turns)
         turn = Turn(session, sampling, uniforms, unread, future, prompt.on_token, matcher=self._matcher(sampling))
@@ -275,6 +308,7 @@ class TurnSampler(ABC):
                 failed.append((turn, PolicyError(_NOT_FINITE)))
                 continue
             turn.session.history += turn.unread
+            self._record_policy(turn.session)
             turn.token_ids.append(token)
             turn.logprobs.append(logprob)
             turn.top_logprobs.append(top)
@@ -303,6 +337,12 @@ class TurnSampler(ABC):
                 turn.future.set_exception(failure)
             self._abandon(turn.session)
 
+    def _record_policy(self, session: TurnSession) -> None:
+        """Begin a span if another policy than before has generated the token after the session's history."""
+        spans = session.policy_spans
+        if not spans or spans[-1].policy_hash != self.policy_hash:
+            spans.append(PolicySpan(policy_hash=self.policy_hash, start=session.length))
+
     def _finish(self, turn: Turn, stop: Literal["stop", "length", "callback"]) -> None:
         turn.session.last = turn.token_ids[-1]
         turn.session.turns += 1
@@ -327,33 +367,6 @@ def _likeliest(
     values, ids = (part[rows] for part in logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1))
     turns = zip(ids.tolist(), values.tolist(), counts, strict=True)
     return [tuple(zip(row_ids[:count], row[:count], strict=True)) for row_ids, row, count in turns]
-
-
-def inverse_transform(probabilities: torch.Tensor, rows: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Tokens chosen by inverse transform: a uniform number in [0, 1) falls into the interval of one token.
-
-    probabilities .1 .2 .3 .4    cumulative .1 .3 .6 1    uniform .35 → token 2
-
-    Cumulative sums are in float64. They are computed over the sums of blocks, and then only within the block of the
-    token, because cumulative sums over the whole row would take ten times as long. A token of probability 0 is never
-    chosen. If a row has a NaN, the result is `NO_TOKEN`.
-    """
-    padding = -probabilities.shape[1] % _BLOCK
-    blocks = functional.pad(probabilities, (0, padding)) if padding else probabilities
-    blocks = blocks.view(len(probabilities), -1, _BLOCK)
-    ends = blocks.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[rows]
-    targets = torch.minimum(uniforms[:, None] * ends[:, -1:], _below(ends[:, -1:]))
-    block = torch.searchsorted(ends, targets, right=True).clamp_(max=ends.shape[1] - 1)  # a NaN is above all of them
-    targets = targets - functional.pad(ends, (1, 0)).gather(1, block)
-    cumulative = blocks[rows, block[:, 0]].double().cumsum(dim=-1)
-    targets = torch.minimum(targets, _below(cumulative[:, -1:]))
-    token = block * _BLOCK + torch.searchsorted(cumulative, targets, right=True)
-    return torch.where(ends[:, -1:] > 0, token, NO_TOKEN)[:, 0]
-
-
-def _below(values: torch.Tensor) -> torch.Tensor:
-    """The next smaller number."""
-    return torch.nextafter(values, torch.zeros_like(values))
 
 
 def pending(turns: list[Turn]) -> list[Turn]:

@@ -20,6 +20,7 @@ def make_sampler(
     concurrency: int,
     max_context: int,
     min_shared_prefix: int = MIN_SHARED_PREFIX,
+    policy_hash: str = "",
 ) -> TurnSampler:
     """Make the sampler for the model's forward path. Only flat attention uses `min_shared_prefix`."""
     path = forward_path(model)
@@ -30,8 +31,16 @@ def make_sampler(
             concurrency=concurrency,
             max_context=max_context,
             min_shared_prefix=min_shared_prefix,
+            policy_hash=policy_hash,
         )
-    return PaddedSampler(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context, path=path)
+    return PaddedSampler(
+        model,
+        stop_ids=stop_ids,
+        concurrency=concurrency,
+        max_context=max_context,
+        path=path,
+        policy_hash=policy_hash,
+    )
 
 
 def make_serving_sampler(

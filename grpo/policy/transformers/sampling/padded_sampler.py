@@ -34,8 +34,11 @@ class PaddedSampler(TurnSampler):
         concurrency: int,
         max_context: int,
         path: Literal["padded", "unpadded", "uncached"],
+        policy_hash: str = "",
     ) -> None:
-        super().__init__(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
+        super().__init__(
+            model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context, policy_hash=policy_hash
+        )
         self._path = path
         self._rows: list[Turn] = []
         """Turns of the batch in progress."""
@@ -45,6 +48,10 @@ class PaddedSampler(TurnSampler):
 
     def release(self, session: TurnSession) -> None:
         """Free nothing, because a conversation keeps no state between its turns."""
+
+    def _forget_passes(self) -> None:
+        """See `TurnSampler`. The turns in progress become a new batch, which begins with their whole conversations."""
+        self._rows, self._state = [], {}
 
     def _admit(self) -> None:
         """See `TurnSampler`. Waiting turns are admitted only when the batch in progress has ended."""

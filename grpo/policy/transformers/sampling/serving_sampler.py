@@ -17,6 +17,7 @@ from collections.abc import Collection
 import numpy as np
 from transformers import PreTrainedModel
 
+from grpo.errors import PolicyError
 from grpo.policy.transformers.forward.packing import common_prefix_length
 from grpo.policy.transformers.sampling.base import Turn, TurnSession
 from grpo.policy.transformers.sampling.prefix_cache import PrefixCache
@@ -45,7 +46,6 @@ class ServingSampler(SlotSampler):
         prefix_cache_bytes: int,
     ) -> None:
         super().__init__(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
-        self._slots = concurrency
         self._prefill_chunk = prefill_chunk
         self._prefix_cache_bytes = prefix_cache_bytes
         self._prefixes = PrefixCache(max_bytes=prefix_cache_bytes)
@@ -55,6 +55,10 @@ class ServingSampler(SlotSampler):
         """Prompt tokens of new conversations."""
         self.prefix_hits = 0
         """Prompt tokens of new conversations that were copied."""
+
+    def _forget_passes(self) -> None:
+        """See `TurnSampler`. Raises `PolicyError`, because a server gives each policy a sampler of its own."""
+        raise PolicyError("a server's sampler keeps its model. Make another sampler for the new policy")
 
     @property
     def kv_tokens(self) -> int:

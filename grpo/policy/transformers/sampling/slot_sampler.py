@@ -50,12 +50,16 @@ class SlotSampler(TurnSampler):
         concurrency: int,
         max_context: int,
         min_shared_prefix: int = MIN_SHARED_PREFIX,
+        policy_hash: str = "",
     ) -> None:
-        super().__init__(model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context)
+        super().__init__(
+            model, stop_ids=stop_ids, concurrency=concurrency, max_context=max_context, policy_hash=policy_hash
+        )
+        self._slots = concurrency
         self._min_shared_prefix = min_shared_prefix
         self._prefix = np.zeros(0, dtype=np.int32)
         """Tokens that the cache holds once, because all conversations begin with them."""
-        self._cache = KVCache(slots=concurrency, capacity=min(_INITIAL_CAPACITY, max_context))
+        self._cache = self._empty_cache()
         self._holders: list[TurnSession] = []
         """Sessions by slot. Slots stay contiguous, so that a pass computes no free slot."""
         self._followers: dict[TurnSession, TurnSession | None] = {}
@@ -92,6 +96,23 @@ class SlotSampler(TurnSampler):
         for slot in slots:
             self._cache.clear(slot, self._holders[slot].length if slot < len(self._holders) else 0)
         super()._abandon(session)
+
+    def _empty_cache(self) -> KVCache:
+        return KVCache(slots=self._slots, capacity=min(_INITIAL_CAPACITY, self._max_context))
+
+    def _forget_passes(self) -> None:
+        """See `TurnSampler`. Conversations keep their reservations, as before their first pass."""
+        sessions = [*self._holders, *self._followers]
+        turns = {turn.session: turn for turn in (*self._active, *self._waiting)}
+        for session in sessions:
+            tokens, session.history, session.slot = session.history, [], None
+            if (turn := turns.get(session)) is None:
+                session.unread += tokens
+            else:
+                turn.unread = [*tokens, *turn.unread]
+        self._holders, self._followers = [], dict.fromkeys(sessions)
+        self._prefix = np.zeros(0, dtype=np.int32)
+        self._cache = self._empty_cache()
 
     def _admit(self) -> None:
         """See `TurnSampler`. Turns are admitted in order while slots are free."""

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.policy.transformers.sampling.base import inverse_transform
+from grpo.policy.transformers.sampling.inverse_transform import inverse_transform
 from grpo.policy.transformers.sampling.slot_sampler import SlotSampler
 from grpo.renderers.chat_template import Renderer
 

@@ -1,0 +1,1 @@
+"""Steps that flows share, below `grpo_flows.pipeline`."""

@@ -1,0 +1,231 @@
+"""Episodes that go on while the weights change. Events decide the order, not the time."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.config.rollout import RolloutSettings
+from grpo.environments.conversation import ConversationEnvironment
+from grpo.environments.environment import EnvironmentState, StepResult
+from grpo.errors import BudgetError
+from grpo.learner.batch import to_samples
+from grpo.learner.logprobs import with_proximal_logprobs
+from grpo.messages import Message
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.renderers.chat_template import Renderer
+from grpo.rollout.collect import collect
+from grpo.rollout.continuous import ContinuousRollout
+from grpo.rollout.live import LiveRollout, LiveRollouts
+from grpo.rollout.windows import GroupQueue, Window
+from grpo.scenario import Scenario
+from grpo.trajectories import Trajectory
+
+SCENARIOS = {
+    name: Scenario(id=name, user_responses=(f"my order {name}", "and its price", "bye")) for name in "abcdefgh"
+}
+DRAWS = ("ab", "cd", "ef", "gh")
+PLAN = {
+    "group_size": 2,
+    "max_new_tokens": 5,
+    "max_context": 200,
+    "on_truncation": "continue",
+    "error_budget": 0.0,
+    "mode": "continuous",
+}
+
+
+class SlowTool(ConversationEnvironment):
+    """The answer to the first turn on these scenarios comes when `wait` has ended."""
+
+    def __init__(self, slow: str, wait: Callable[[], object]) -> None:
+        super().__init__(max_turns=3)
+        self._slow, self._wait = slow, wait
+
+    async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+        if state.scenario.id in self._slow and state.turn_count == 0:
+            waiting = self._wait()
+            if asyncio.iscoroutine(waiting):
+                await waiting
+        return await super().step(state, action)
+
+
+@pytest.fixture(scope="module")
+def policies(tiny_folder: Path) -> list[TransformersPolicy]:
+    """Four versions, each with slightly moved weights."""
+    first = load(tiny_folder)
+    versions = [first]
+    for seed in range(3):
+        model = copy.deepcopy(versions[-1].model)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        versions.append(TransformersPolicy(model, first.tokenizer))
+    return versions
+
+
+def _rollout(
+    policy: TransformersPolicy, environment: ConversationEnvironment, *, windows: int, max_staleness: int
+) -> ContinuousRollout:
+    settings = RolloutSettings.model_validate({**PLAN, "max_staleness": max_staleness})
+    queue = GroupQueue(
+        lambda index: DRAWS[index],
+        group_size=2,
+        max_staleness=max_staleness,
+        windows=windows,
+        error_budget=0.0,
+        policy_hash=policy.hash,
+    )
+    return ContinuousRollout(
+        queue,
+        policy,
+        environment,
+        Renderer(policy.tokenizer),
+        settings,
+        scenarios=lambda ids: [SCENARIOS[name] for name in ids],
+        run_seed=7,
+    )
+
+
+def _run(rollout: ContinuousRollout, react: Callable[[Window], object]) -> list[Window]:
+    """Run to the end. `react` is called with each window on the event loop."""
+    windows: list[Window] = []
+
+    def deliver(window: Window) -> None:
+        windows.append(window)
+        react(window)
+
+    async def run() -> None:
+        async with asyncio.timeout(60):
+            await rollout.run(deliver)
+
+    asyncio.run(run())
+    return windows
+
+
+def _scenarios(trajectories: Sequence[Trajectory]) -> str:
+    return "".join(dict.fromkeys(trajectory.scenario_id for trajectory in trajectories))
+
+
+def test_without_staleness_the_windows_are_the_rollouts_of_the_iterations_bit_for_bit(
+    policies: list[TransformersPolicy],
+):
+    """Tokens, log-probabilities, seeds and order of three windows, each of the policy of its update."""
+    rollout = _rollout(policies[0], ConversationEnvironment(max_turns=3), windows=3, max_staleness=0)
+    windows = _run(rollout, lambda window: rollout.publish(policies[window.index + 1]))
+    for index, window in enumerate(windows):
+        expected = collect(
+            [SCENARIOS[name] for name in DRAWS[index]],
+            policies[index],
+            ConversationEnvironment(max_turns=3),
+            Renderer(policies[index].tokenizer),
+            RolloutSettings.model_validate({**PLAN, "max_staleness": 0}),
+            group_size=2,
+            temperature=1.0,
+            run_seed=7,
+            iteration=index,
+        )
+        assert list(window.trajectories) == expected
+        assert window.staleness == (0, 0, 0, 0)
+
+
+def test_an_episode_that_waits_for_a_tool_goes_on_with_the_next_weights(policies: list[TransformersPolicy]):
+    """The tool of scenario a answers after the first update. Window 0 does not wait for it, and window 1 has it.
+
+    Its first turn is of version 0, the others are of version 1, and each log-probability is the one of its version.
+    """
+    answered = asyncio.Event()
+    rollout = _rollout(policies[0], SlowTool("a", answered.wait), windows=2, max_staleness=1)
+
+    def update(window: Window) -> None:
+        rollout.publish(policies[window.index + 1])
+        asyncio.get_running_loop().call_soon(answered.set)
+
+    first, second = _run(rollout, update)
+    assert "a" not in _scenarios(first.trajectories)
+    assert "a" in _scenarios(second.trajectories)
+    slow = [trajectory for trajectory in second.trajectories if trajectory.scenario_id == "a"]
+    for trajectory in slow:
+        assert trajectory.policies == (policies[0].hash, policies[1].hash)
+        starts = [turn.start for turn in trajectory.turns if turn.message.role == "assistant"]
+        assert [span.start for span in trajectory.policy_spans] == starts[:2]
+        for policy, part in ((policies[0], slice(0, starts[1])), (policies[1], slice(starts[1], None))):
+            (sample,) = with_proximal_logprobs(policy.model, to_samples([trajectory]), precision="fp32", max_tokens=999)
+            assert sample.proximal_logprobs is not None
+            mask = sample.loss_mask[part]
+            assert mask.any()
+            assert np.abs((sample.proximal_logprobs - sample.sampler_logprobs)[part][mask]).max() < 1e-4
+    assert [second.staleness[second.trajectories.index(trajectory)] for trajectory in slow] == [1, 1]
+
+
+def test_an_episode_that_is_too_stale_is_ended_and_replaced(policies: list[TransformersPolicy]):
+    """The tool of a never answers. After window 1 both of its episodes are dropped, and the run ends without them."""
+    rollout = _rollout(policies[0], SlowTool("a", asyncio.Event().wait), windows=3, max_staleness=1)
+    windows = _run(rollout, lambda window: rollout.publish(policies[window.index + 1]))
+    assert [len(window.dropped) for window in windows] == [0, 2, 0]
+    assert {group.draw.scenario_id for group, _ in windows[1].dropped} == {"a"}
+    assert all("a" not in _scenarios(window.trajectories) for window in windows)
+    assert [len(window.trajectories) for window in windows] == [4, 4, 4]
+
+
+def test_a_tool_that_blocks_its_thread_does_not_hold_up_the_update(policies: list[TransformersPolicy]):
+    """The tool of e, which begins after the first update, blocks until the caller has done its work.
+
+    With one thread for both sides this would never end.
+    """
+    blocked, trained = threading.Event(), threading.Event()
+
+    def block() -> None:
+        blocked.set()
+        assert trained.wait(60)
+
+    rollout = _rollout(policies[0], SlowTool("e", block), windows=3, max_staleness=1)
+    live = LiveRollout(rollout, nullcontext())
+    try:
+        first, share = live.take()
+        assert share is None
+        live.publish(policies[1])
+        assert blocked.wait(60)
+        trained.set()
+        second, share = live.take()
+        assert share is not None
+        assert 0 < share <= 1
+        assert (first.window.index, second.window.index) == (0, 1)
+    finally:
+        live.close()
+
+
+def test_a_rollout_ends_with_its_run_although_a_tool_is_awaited(policies: list[TransformersPolicy]):
+    """The tools of c and d never answer. The rollout is kept under its first window, and ended there."""
+    rollout = _rollout(policies[0], SlowTool("cd", asyncio.Event().wait), windows=2, max_staleness=1)
+    live, rollouts = LiveRollout(rollout, nullcontext()), LiveRollouts()
+    live.take()
+    rollouts.keep("first", live)
+    rollouts.end("first")
+    assert rollouts.claim("first") is None
+    rollouts.end("first")
+    with pytest.raises(asyncio.CancelledError):
+        live.take()
+
+
+def test_the_error_of_a_rollout_is_raised_where_its_window_is_wanted(policies: list[TransformersPolicy]):
+    """No episode may fail, and the tool of b raises."""
+
+    def fail() -> None:
+        raise KeyError("orders")
+
+    rollout = _rollout(policies[0], SlowTool("b", fail), windows=1, max_staleness=0)
+    live = LiveRollout(rollout, nullcontext())
+    with pytest.raises(BudgetError, match=r"1 of 4 episodes have failed, more than rollout\.error_budget 0%.*orders"):
+        live.take()
+    live.publish(policies[1])
+    live.close()

@@ -34,6 +34,7 @@ def train(
     If a later rollout has no learning signal, e.g. because all its episodes succeed, the policy stays as it is. Raises
     `NoLearningSignal` if the first rollout has none, and `NoEffect` if the update changes no weight.
     """
+    from grpo.identity.code import source_digest
     from grpo.learner.checkpoints import read_state
     from grpo.learner.update import UpdateSkipped
     from grpo.learner.update import update as update_policy
@@ -51,6 +52,7 @@ def train(
                 iteration=iteration,
                 base_artifact=base,
                 renderer=renderer,
+                sources=source_digest() if settings.nodes > 1 else None,
             )
         checkpoint = new.artifact
     except UpdateSkipped as skipped:

@@ -45,6 +45,9 @@ _NO_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it torchrun would open a port on every interface, and its processes would unpickle whatever arrives there."""
 _JOIN_S = 600
 """Time in which all nodes have to join an update."""
+RELEASE = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
+"""Without it glibc keeps the memory of gathered layers for later, and a process with sharded weights takes twice as
+much on a CPU."""
 _LOOK_S = 1.0
 """Interval at which the launcher looks for an error report."""
 _STDERR_CHARACTERS = 2000
@@ -223,13 +226,14 @@ def start_torchrun(request: UpdateRequest, folder: Path, *, stderr: int | None) 
     command += ["--rdzv-id", "update", "--rdzv-endpoint", str(folder / "rendezvous")]
     command += ["-m", "grpo.learner.worker", str(folder / REQUEST), str(os.getpid())]
     one_machine = _LOOPBACK if sys.platform == "linux" and settings.nodes == 1 else {}
+    release = RELEASE if settings.sharding == "sharded" else {}
     return subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
         stderr=stderr,
         text=True,
         errors="replace",
-        env={**os.environ, **_NO_STORE, **one_machine},
+        env={**os.environ, **_NO_STORE, **one_machine, **release},
         start_new_session=True,  # so that a terminal's Ctrl-C reaches only the process that waits
     )
 

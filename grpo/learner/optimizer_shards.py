@@ -12,8 +12,11 @@ from pathlib import Path
 
 import torch
 
-_FILE_BYTES = 128 * 2**20
-"""A process serializes one file at a time in memory, so its files have about this size."""
+from grpo.policy.transformers.sharding import is_sharded
+
+_FILE_BYTES, _FILES = 16 * 2**20, 16
+"""Size of a file, and files of a process from which on they are larger. A process copies one file at a time into memory
+when it writes or reads."""
 
 
 def save_shards(tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -50,12 +53,13 @@ def load_shards(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def _files(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
-    """Number of the file of each tensor, from 1. A file takes tensors in order until its parts have `_FILE_BYTES`."""
+    """Number of the file of each tensor, from 1. A file takes tensors in order until its parts have their size."""
+    parts = {name: tensor.to_local() if is_sharded(tensor) else tensor for name, tensor in tensors.items()}
+    full = max(_FILE_BYTES, sum(part.nbytes for part in parts.values()) // _FILES)
     files, number, size = {}, 1, 0
-    for name, tensor in tensors.items():
-        part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        files[name] = number
-        size += part.numel() * part.element_size()
-        if size >= _FILE_BYTES:
+    for name, part in parts.items():
+        if size >= full:
             number, size = number + 1, 0
+        files[name] = number
+        size += part.nbytes
     return files

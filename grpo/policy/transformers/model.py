@@ -32,7 +32,7 @@ from grpo.policy.transformers.exactness import PathCheck, choose_path, set_path
 from grpo.policy.transformers.forward.passes import is_out_of_memory
 from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config, published_quantization
 from grpo.policy.transformers.sampling.catalog import make_sampler
-from grpo.policy.transformers.sharding import gather_full, is_sharded_model, sharded_class
+from grpo.policy.transformers.sharding import gather_full, is_sharded_model, parts, sharded_class
 from grpo.policy.transformers.weight_stream import has_layout_of, write_weights
 from grpo.policy.transformers.wrappers import OTHER_TOWER, auto_class, freeze_towers, is_loadable, processor_files
 from grpo.renderers.chat_template import Renderer, rendering_tokenizer
@@ -111,8 +111,8 @@ class TransformersPolicy:
     def save_sharded(self, folder: Path, *, source: Path, write: bool) -> None:
         """Write a policy with sharded weights, as `save` does, from the checkpoint `source` that it was read from.
 
-        Every process must call it. With `write=False` a process only contributes its shards. Each process holds one
-        whole tensor at a time. Only the tensors of adapters, and the weights of models that do not fit `source`
+        Every process must call it. With `write=False` a process only contributes its shards. Each process holds a
+        shard of another at a time. Only the tensors of adapters, and the weights of models that do not fit `source`
         (`has_layout_of`), are all gathered before they are written.
         """
         if not has_adapters(self.model) and has_layout_of(self.model, source):
@@ -148,7 +148,8 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(gather_full(tensor).detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        for part in parts(tensor):
+            digest.update(part.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 

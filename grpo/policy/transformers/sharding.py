@@ -6,7 +6,7 @@ part of the files. `grpo.policy.transformers.weight_stream` writes them again. N
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -63,6 +63,29 @@ def is_sharded_model(model: PreTrainedModel) -> bool:
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     """Gather the shards of a tensor. Every process must call it. Other tensors are returned unchanged."""
     return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
+
+
+def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Rows of a tensor in order, a process's shard at a time. Every process must iterate over all of them.
+
+    Other tensors are one part.
+    """
+    if not is_sharded(tensor):
+        yield tensor.detach()
+        return
+    from torch import distributed
+    from torch.distributed.tensor import Shard
+
+    sharded = cast("DTensor", tensor.detach())
+    group, rows = sharded.device_mesh.get_group(), sharded.shape[0]
+    assert sharded.placements == (Shard(0),)
+    shard = -(-rows // group.size())  # as torch.chunk: later processes may have fewer rows, or none
+    own = sharded.to_local().contiguous()
+    for rank, first in enumerate(range(0, rows, shard)):
+        shape = (min(shard, rows - first), *sharded.shape[1:])
+        part = own if rank == group.rank() else torch.empty(shape, dtype=own.dtype, device=own.device)
+        distributed.broadcast(part, group=group, group_src=rank)
+        yield part
 
 
 def distribute_like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

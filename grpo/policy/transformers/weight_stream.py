@@ -1,4 +1,4 @@
-"""Writing of sharded weights, one tensor after the other, so that no process holds a whole model.
+"""Writing of sharded weights, one shard after the other, so that no process holds a whole model.
 
 A checkpoint of all weights has the files and names of the checkpoint that was read. Its headers are therefore copied,
 and only the numbers are written again. This does not work for models whose tensors transformers converts when it reads
@@ -9,15 +9,16 @@ them, e.g. experts that have separate files names and one tensor in memory. They
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from transformers import PreTrainedModel
 
 from grpo.policy.model_files import weight_files
-from grpo.policy.transformers.sharding import gather_full
+from grpo.policy.transformers.sharding import parts
 
 _LENGTH_BYTES = 8
 """A safetensors file begins with the length of its JSON header: a little-endian integer of this size."""
@@ -52,18 +53,12 @@ def write_weights(model: PreTrainedModel, source: Path, target: Path, *, write: 
     weights = model.state_dict()
     for file in weight_files(source):
         layout = _layout(source / file)
-        if not write:
-            for name in layout.names:
-                gather_full(weights[name])
-            continue
-        with (target / file).open("wb") as stream:
-            stream.write(layout.header)
-            for name in layout.names:
-                _append(stream, gather_full(weights[name]))
-
-
-def _append(stream: BinaryIO, tensor: torch.Tensor) -> None:
-    stream.write(tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        with (target / file).open("wb") if write else nullcontext() as stream:
+            if stream is not None:
+                stream.write(layout.header)
+            for part in chain.from_iterable(parts(weights[name]) for name in layout.names):
+                if stream is not None:
+                    stream.write(part.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
 
 
 def _layout(file: Path) -> _Layout:

@@ -103,7 +103,6 @@ def save(
     }
     tensors[_RNG] = torch.get_rng_state()
     if source is not None:
-        learner.optimizer.zero_grad(set_to_none=True)  # makes room for the tensors that are gathered
         policy.save_sharded(folder, source=source, write=is_first)
         save_shards(tensors, folder / OPTIMIZER_SHARDS)
     elif is_first:

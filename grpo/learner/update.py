@@ -140,6 +140,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     else:
         steps, mismatch = train_with_learner(learner, batch, seed=seed, iteration=iteration)
     seconds = time.perf_counter() - began
+    learner.optimizer.zero_grad(set_to_none=True)  # so that saving does not take more memory than a step
     policy.hash = weights_hash(policy.model)
     if policy.hash == before:
         raise _unchanged_error(request, steps[-1], is_trust_region=algorithm.update == "trust_region")

@@ -35,7 +35,7 @@ SIZES = {
 """Sizes of a Llama of 0.5 B weights, of which the embedding has a fifteenth."""
 PROCESSES = (2, 4)
 BYTES = {"load": 4, "step": 16, "save": 12, "resume": 12}
-"""Bytes that a phase holds for each weight: the weight, its gradient after the step, and two moments."""
+"""Bytes that a phase holds for each weight: the weight, two moments, and in a step its gradient."""
 MOST = 1.3
 """Bound of a peak, in shares and the largest layer."""
 
@@ -67,11 +67,12 @@ def measure() -> Findings:
     return Findings(
         title="Memory of sharded weights",
         text=(
-            f"A random model of {model.weights / 1e6:,.0f} M weights in float32 ({SIZES['num_hidden_layers']} layers of "
-            f"{SIZES['hidden_size']}, a vocabulary of {SIZES['vocab_size']:,}). The processes share two cores and communicate over gloo. The share of a process is the part that it must "
-            "hold: 4 bytes a weight when it loads, 12 with moments, and 16 with gradients. The largest layer is the "
-            "embedding, which is tied to the head. A peak is the resident memory of the process that needs most, above "
-            "what Python and its packages take, with the pages of files that it "
+            f"A random model of {model.weights / 1e6:,.0f} M weights in float32, with {SIZES['num_hidden_layers']} "
+            f"layers of {SIZES['hidden_size']} and a vocabulary of {SIZES['vocab_size']:,}. The processes share two "
+            "cores and communicate over gloo. The share of a process is the part that it must hold: 4 bytes a weight "
+            "when it loads, 12 with moments, and 16 with gradients. The step is the second one, which has moments in "
+            "its passes. The largest layer is the embedding, which is tied to the head. A peak is the resident memory "
+            "of the process that needs most, above what Python and its packages take, with the pages of files that it "
             f"has mapped. The bound is {MOST:g} × (share + largest layer), and what exceeds it is bold."
         ),
         tables=(

@@ -58,7 +58,9 @@ def main(folder: Path, rank: int, size: int) -> None:
     learner = Learner(
         policy.model, TrainingSettings(processes=size, sharding="sharded", learning_rate=1e-5), process_group=group
     )
+    _step(learner, size)  # makes the moments, so that the next step holds them in its passes
     measured("step", lambda: _step(learner, size))
+    learner.optimizer.zero_grad(set_to_none=True)
 
     def store() -> None:
         policy.hash = weights_hash(policy.model)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # A run that trains on the nodes of a Slurm job: the first one runs `grpo train`, each of the others `grpo train-node`.
 #
-#   SHARED=/lustre/me/grpo GRPO_HOME=/home/me/runs NCCL_SOCKET_IFNAME=ib0 sbatch deployments/training/slurm.sh run.yaml
+#   SHARED=/lustre/me/shared GRPO_HOME=/home/me/runs NCCL_SOCKET_IFNAME=ib0 sbatch deployments/training/slurm.sh run.yaml
 #
 # SHARED is a folder that all nodes see, GRPO_HOME the home of the run on the first node, and NCCL_SOCKET_IFNAME the
 # interface of a network that only the nodes reach. On nodes without GPUs set GLOO_SOCKET_IFNAME and PROCESSES instead.

@@ -75,7 +75,7 @@ def _check(request: UpdateRequest, sources: str) -> None:
     """Raise `ConfigError` if this node has other sources or does not see the checkpoint."""
     check_devices(request.settings)
     if request.sources != sources:
-        raise ConfigError("its sources of grpo differ from those of the first node. Install the same version on both")
+        raise ConfigError("its sources of grpo differ from the first node's. Install the same version on both")
     missing = [path for path in (*request.scored, request.parent, request.base) if not path.exists()]
     if missing:
         raise ConfigError(f"{missing[0]} is not there. Set store to a folder that all nodes see at the same path")

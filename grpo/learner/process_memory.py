@@ -16,7 +16,7 @@ from grpo.learner.memory_estimate import MemoryEstimate
 from grpo.learner.model_sizes import ModelSizes
 
 _FLOAT32 = 4
-_GATHERED = 5
+GATHERED = 5
 """Copies of the largest unit in a step: it is gathered into a buffer and copied out of it, and has a gradient, which is
 copied into another buffer and reduced. `make bench` measures it (docs/benchmarks.md, memory of sharded weights)."""
 
@@ -71,7 +71,7 @@ def process_memory(estimate: MemoryEstimate, sizes: ModelSizes, training: Traini
         processes=training.workers,
         sharded=True,
         state=-(-(weights + estimate.gradients + estimate.optimizer) // training.workers),
-        buffers=_GATHERED * largest_unit(sizes) * _FLOAT32,
+        buffers=GATHERED * largest_unit(sizes) * _FLOAT32,
         activations=estimate.activations,
         load=weights if training.lora is not None else -(-weights // training.workers),
     )

@@ -102,7 +102,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     state = read_state(request.parent)
     policy, reference = _open(request)
     held, reference = policy.in_dtype(state.dtype), reference.in_dtype(state.dtype)
-    before = weights_hash(policy.model)
+    before = weights_hash(policy.model) if has_adapters(policy.model) else policy.hash  # adapters may be new
     groups = group(read_all(request.scored))
     batch = build_batch(
         groups,

@@ -138,7 +138,7 @@ def _request(desk: DeskRollout, nodes: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"sources": "other"}, "its sources of grpo differ from those of the first node. Install the same version"),
+        ({"sources": "other"}, "its sources of grpo differ from the first node's. Install the same version"),
         ({"parent": Path("/absent")}, "/absent is not there. Set store to a folder that all nodes see at the same"),
     ],
 )

@@ -68,7 +68,7 @@ def _rewrite(desk: DeskRollout, path: Path, **changes: object) -> Path:
     return path
 
 
-def test_activation_checkpointing_gives_the_sameweights(desk_rollout: DeskRollout, tmp_path: Path):
+def test_activation_checkpointing_gives_the_same_weights(desk_rollout: DeskRollout, tmp_path: Path):
     """It changes the memory, not the result; dropout stays off."""
     _update(desk_rollout, tmp_path / "plain")
     _update(desk_rollout, tmp_path / "less", gradient_checkpointing=True)

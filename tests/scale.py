@@ -108,7 +108,7 @@ def against_the_bench() -> str:
             lines.append((step["processes"], f"{share:,}", f"{share + GATHERED * layer:,}", f"{peak:,}"))
     shown = Table(head=("processes", "state MiB", "estimated peak MiB", "measured peak MiB"), rows=tuple(lines))
     return (
-        "The same estimate for the random model of 0.5 B weights, whose step was measured on two cores "
+        "The same estimate for the random model of 0.5 B weights, of which a step was measured on two cores\n"
         f"([benchmarks.md](benchmarks.md), memory of sharded weights), without a reference:\n\n{shown.markdown()}"
     )
 

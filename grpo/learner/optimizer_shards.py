@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from grpo.policy.transformers.sharding import is_sharded
+from grpo.policy.transformers.sharding import own_part
 
 _FILE_BYTES, _FILES = 16 * 2**20, 16
 """Size of a file, and files of a process from which on they are larger. A process copies one file at a time into memory
@@ -54,7 +54,7 @@ def load_shards(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[st
 
 def _files(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
     """Number of the file of each tensor, from 1. A file takes tensors in order until its parts have their size."""
-    parts = {name: tensor.to_local() if is_sharded(tensor) else tensor for name, tensor in tensors.items()}
+    parts = {name: own_part(tensor) for name, tensor in tensors.items()}
     full = max(_FILE_BYTES, sum(part.nbytes for part in parts.values()) // _FILES)
     files, number, size = {}, 1, 0
     for name, part in parts.items():

@@ -18,7 +18,8 @@ from grpo.learner.model_sizes import ModelSizes
 _FLOAT32 = 4
 GATHERED = 5
 """Copies of the largest unit in a step: it is gathered into a buffer and copied out of it, and has a gradient, which is
-copied into another buffer and reduced. `make bench` measures it (docs/benchmarks.md, memory of sharded weights)."""
+copied into another buffer and reduced; a tied embedding has a second gradient. `make bench` measures seven with a unit
+of 125 MiB, because it also counts the memory of PyTorch's kernels (docs/benchmarks.md, memory of sharded weights)."""
 
 
 class ProcessMemory(BaseModel):

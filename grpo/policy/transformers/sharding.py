@@ -65,6 +65,11 @@ def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This process's shard of a tensor. Other tensors are returned unchanged."""
+    return cast("DTensor", tensor).to_local() if is_sharded(tensor) else tensor
+
+
 def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Rows of a tensor in order, a process's shard at a time. Every process must iterate over all of them.
 
@@ -80,7 +85,7 @@ def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     group, rows = sharded.device_mesh.get_group(), sharded.shape[0]
     assert sharded.placements == (Shard(0),)
     shard = -(-rows // group.size())  # as torch.chunk: later processes may have fewer rows, or none
-    own = sharded.to_local().contiguous()
+    own = own_part(sharded).contiguous()
     for rank, first in enumerate(range(0, rows, shard)):
         shape = (min(shard, rows - first), *sharded.shape[1:])
         part = own if rank == group.rank() else torch.empty(shape, dtype=own.dtype, device=own.device)

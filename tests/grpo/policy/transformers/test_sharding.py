@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from grpo.config.training import LoraSettings
+from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.exactness import PathCheck
 from grpo.policy.transformers.model import TransformersPolicy, load, load_sharded
 from grpo.policy.transformers.sharding import distribute_like, gather_full, is_sharded, shard_model
@@ -123,6 +125,22 @@ def test_weights_of_another_layout_are_gathered(tiny_folder: Path, tmp_path: Pat
     assert not has_layout_of(policy.model, tmp_path / "source")
     policy.save_sharded(tmp_path / "copy", source=tmp_path / "source", write=True)
     assert load(tmp_path / "copy").hash == whole.hash
+
+
+@pytest.mark.usefixtures("alone")
+def test_only_adapters_of_a_sharded_model_are_written(tiny_folder: Path, tmp_path: Path):
+    """Byte for byte the folder of a process with whole weights; the base is neither gathered nor written."""
+    for name in ("whole", "sharded"):
+        policy = load(tiny_folder)
+        add_adapters(policy.model, LoraSettings(r=2), seed=3)
+        if name == "sharded":
+            shard_model(policy.model, _mean_logits)
+            policy.save_sharded(tmp_path / name, source=tiny_folder, write=True)
+        else:
+            policy.save(tmp_path / name)
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert "adapter_model.safetensors" in expected
+    assert {path.name: path.read_bytes() for path in (tmp_path / "sharded").iterdir()} == expected
 
 
 def test_a_tensor_goes_to_the_device_of_the_other():

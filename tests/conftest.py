@@ -80,6 +80,18 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of torch that this process is alone in."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.fixture
 def desk_config(tmp_path: Path) -> dict[str, Any]:
     """A short run on the embedded desk: two iterations, a few scenarios, seconds."""
     from tests.doubles import short_run

@@ -20,6 +20,7 @@ from grpo_cli.serve import serve
 from grpo_cli.servers import deploy, down, env, migrate, ui, up
 from grpo_cli.store import store
 from grpo_cli.train import pretrain, retrain, train, tune
+from grpo_cli.train_node import train_node
 from grpo_cli.verify_log import verify_log
 from grpo_local import settings
 
@@ -27,7 +28,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_mar
 for command in (
     train, evaluate, tune, retrain, promote, rollback, admit, lineage, reproduce, runs, report, show, explain, models,
     export, init, schema, ingest, check_reward, doctor, migrate, up, down, env, deploy, ui, serve, verify_log, erase,
-    pretrain,
+    pretrain, train_node,
 ):  # fmt: skip
     app.command()(with_exit_codes(command))
 app.add_typer(keys, name="keys")

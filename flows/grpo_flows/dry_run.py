@@ -15,6 +15,7 @@ from grpo.config.served_log import ServedLogSettings
 from grpo.identity.code import external_digests
 from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
 from grpo.learner.model_sizes import ModelSizes
+from grpo.learner.process_memory import ProcessMemory, process_memory
 from grpo.learner.time_estimate import estimate_seconds, measured_flops
 from grpo.policy.context import describe_context
 from grpo.policy.weights.sources import ModelPlan, model_plan
@@ -97,6 +98,8 @@ class DryRun(Plan):
     context: str
     """Tokens that the model reads, and why they are fewer than its config states."""
     memory: MemoryEstimate
+    process_memory: ProcessMemory | None = None
+    """Memory of each process of an update, if it runs in several."""
     seconds: float
     """Estimated time of what is not in the cache, from the mean of the completion tokens if it is known, and otherwise
     from their upper bound."""
@@ -165,6 +168,7 @@ def dry_run(config: PipelineConfig) -> DryRun:
         chat_format=chat_format,
         context=describe_context(sizes.config),
         memory=memory,
+        process_memory=process_memory(memory, sizes, config.training) if config.training.workers > 1 else None,
         seconds=_seconds(config, stages, episodes, memory, tokens=mean or _max_completion_tokens(config)),
         reads=_reads(config, lookup),
     )

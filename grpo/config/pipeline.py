@@ -198,6 +198,15 @@ class PipelineConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _nodes_share_a_folder(self) -> Self:
+        if self.training.nodes > 1 and "://" in self.store.removeprefix("file://"):
+            raise ValueError(
+                f"training.nodes {self.training.nodes} needs a store that all nodes see as a folder, because each "
+                f"process reads its part of a checkpoint there. {self.store} is an object store"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_quantized_base_has_adapters(self) -> Self:
         if self.policy.quantization is not None and self.training.lora is None:
             raise ValueError(

@@ -14,6 +14,8 @@ AlgorithmName = Literal[
 TurnRewardAdmission = Literal["off", "warn", "refuse"]
 TRL_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 
+_UPDATE_TIMEOUT_S = 14400.0
+
 _NOT_TRL = IgnoredWhen("engine", ("trl",))
 _NOT_DPO = IgnoredWhen("algorithm", ("dpo",))
 _NOT_TRPO = IgnoredWhen("algorithm", ("trpo",))
@@ -159,11 +161,18 @@ class TrainingSettings(Settings):
     gradient_checkpointing: Annotated[bool, _NOT_DPO, _NOT_TRL] = False
     """Recompute activations in the backward pass instead of keeping them."""
     processes: Annotated[int, _NOT_TRL] = Field(default=1, ge=1)
-    """Data-parallel processes of an optimizer step."""
+    """Data-parallel processes of an optimizer step, on each node."""
+    nodes: Annotated[int, _NOT_TRL] = Field(default=1, ge=1)
+    """Machines of an optimizer step. The first runs the update, the others run `grpo train-node`."""
     sharding: Annotated[Literal["replicated", "sharded"], _NOT_TRL] = "replicated"
     """Each process holds all weights (DDP) or its shard of them (FSDP)."""
-    update_timeout_s: Annotated[float, IgnoredWhen("processes", (1,))] = Field(default=14400.0, gt=0)
+    update_timeout_s: float = Field(default=_UPDATE_TIMEOUT_S, gt=0)
     """Timeout of an update in several processes. After it, the stage is retried."""
+
+    @property
+    def workers(self) -> int:
+        """Processes on all nodes."""
+        return self.nodes * self.processes
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -187,10 +196,12 @@ class TrainingSettings(Settings):
                 f"precision {self.precision} makes the learner's log-probabilities differ from the sampler's. "
                 "Set importance_sampling_cap, for example 2.0, which corrects it"
             )
-        if self.algorithm in ("trpo", "dpo") and self.processes > 1:
-            raise ValueError(f"{self.algorithm} takes its steps in one process. Set processes to 1")
+        if self.algorithm in ("trpo", "dpo") and self.workers > 1:
+            raise ValueError(f"{self.algorithm} takes its steps in one process. Set processes and nodes to 1")
         if self.algorithm in ("ppo", "a2c") and self.sharding == "sharded":
             raise ValueError(f"the critic of {self.algorithm} reads whole models. Set sharding to replicated")
-        if self.sharding == "sharded" and self.processes == 1:
+        if self.sharding == "sharded" and self.workers == 1:
             raise ValueError("sharding: sharded needs at least 2 processes")
+        if self.update_timeout_s != _UPDATE_TIMEOUT_S and self.workers == 1:
+            raise ValueError("update_timeout_s is not read with processes 1. Leave it out")
         return self

@@ -2,7 +2,8 @@
 
 config.json  model.safetensors  tokenizer.json  chat_template.jinja     a Hugging Face model folder, or
 adapter_config.json  adapter_model.safetensors  tokenizer…              adapters of the base in learner.json
-optimizer.safetensors                                                   moments of each weight, RNG state
+optimizer.safetensors                                                   moments of each weight, RNG state, or
+optimizer/shard-00001-model-00001-of-00001.safetensors …                the same of sharded weights, by process
 critic.safetensors                                                      ppo and a2c: value head and its moments
 learner.json                                                            step count, policy hash, parent
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -22,13 +24,15 @@ from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, store_of
 from grpo.errors import NoEffect, PolicyError
 from grpo.learner.critic import CRITIC
 from grpo.learner.learner import Learner
+from grpo.learner.optimizer_shards import load_shards, save_shards
 from grpo.policy.servers.protocol import is_model_file
 from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.exactness import PathCheck
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
-from grpo.policy.transformers.sharding import distribute_like, gather_full
+from grpo.policy.transformers.sharding import distribute_like
 
 OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
+OPTIMIZER_SHARDS = "optimizer"
 _RNG = "rng"
 _TRAINING = frozenset({OPTIMIZER, STATE, CRITIC})
 """Files that only a training reads."""
@@ -84,18 +88,28 @@ def save(
     parent: str,
     dtype: Dtype = "float32",
     base: Artifact | None = None,
+    source: Path | None = None,
 ) -> None:
-    """Write a trained policy with the state that the next update continues from. Only rank 0 writes."""
+    """Write a trained policy with the state that the next update continues from.
+
+    If the weights are sharded, `source` is the checkpoint that they were read from, and every process writes its part
+    of the optimizer state. Rank 0 writes everything else.
+    """
+    is_first = learner.process_group.rank == 0
     tensors = {
-        f"{name}.{key}": gather_full(value).contiguous()
+        f"{name}.{key}": value
         for name, parameter in learner.master.named_parameters()
         for key, value in learner.optimizer.state[parameter].items()
     }
-    is_first = learner.process_group.rank == 0
-    policy.save(folder, write=is_first)
+    tensors[_RNG] = torch.get_rng_state()
+    if source is not None:
+        policy.save_sharded(folder, source=source, write=is_first)
+        save_shards(tensors, folder / OPTIMIZER_SHARDS)
+    elif is_first:
+        policy.save(folder)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / OPTIMIZER)
     if not is_first:
         return
-    save_file({**tensors, _RNG: torch.get_rng_state()}, folder / OPTIMIZER)
     scaler = learner.scaler.state_dict()  # empty unless in fp16
     scale = (scaler["scale"], scaler["_growth_tracker"]) if scaler else None
     state = CheckpointState(
@@ -165,12 +179,9 @@ def resume(learner: Learner, folder: Path) -> None:
     if state.loss_scale is not None and learner.scaler.is_enabled():
         scale, good_steps = state.loss_scale
         learner.scaler.load_state_dict({**learner.scaler.state_dict(), "scale": scale, "_growth_tracker": good_steps})
-    if not (folder / OPTIMIZER).is_file():
+    tensors = _optimizer_tensors(learner, folder)
+    if tensors is None:
         return
-    try:
-        tensors = load_file(folder / OPTIMIZER)
-    except SafetensorError as error:
-        raise PolicyError(f"{folder / OPTIMIZER} cannot be read: {error}. Run the stage that wrote it again") from error
     torch.set_rng_state(tensors.pop(_RNG))
     if not tensors:  # trust-region steps have no moments
         return
@@ -195,3 +206,18 @@ def resume(learner: Learner, folder: Path) -> None:
             f"optimizer state in {folder} belongs to another model, which has {min(tensors)}. Run the stage "
             "that wrote it again"
         )
+
+
+def _optimizer_tensors(learner: Learner, folder: Path) -> dict[str, Any] | None:
+    """Moments, steps and RNG state of a checkpoint, by name, or None if it has none.
+
+    Of tensors that were written in shards, a learner with sharded weights reads only its part.
+    """
+    shards, file = folder / OPTIMIZER_SHARDS, folder / OPTIMIZER
+    try:
+        if shards.is_dir():
+            return load_shards(shards, dict(learner.master.named_parameters()))
+        return load_file(file) if file.is_file() else None
+    except SafetensorError as error:
+        place = shards if shards.is_dir() else file
+        raise PolicyError(f"{place} cannot be read: {error}. Run the stage that wrote it again") from error

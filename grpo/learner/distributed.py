@@ -1,4 +1,8 @@
-"""Process group of a distributed update, and its launch under torchrun on one machine."""
+"""Process group of a distributed update, and its launch under torchrun on one machine or as the first of several.
+
+The machines of an update are its nodes. They meet through files of a folder that all of them see, so that no node opens
+a port at which torch reads what anybody sends. See `grpo.learner.nodes` for the other nodes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import suppress
@@ -24,15 +29,27 @@ from grpo.artifacts import Artifact
 from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
+from grpo.storage.files import write_atomically
 
 T = TypeVar("T")
 
-METRICS, ERROR, MEETING = "metrics.json", "error.json", "meeting"
+METRICS, ERROR, MEETING, REQUEST = "metrics.json", "error.json", "meeting", "request.json"
+NODES = "GRPO_NODES"
+"""Environment variable with the folder that all nodes see."""
+UPDATE_PREFIX = "update-"
+"""Begin of the names of the folders of updates in the folder of the nodes."""
 _LOOPBACK = {name: "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-"""Network interface of the processes. Without it gloo and NCCL would listen on the interface of the host name."""
+"""Network interface of the processes on one machine. Without it gloo and NCCL would listen on the interface of the host
+name."""
 _NO_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it torchrun would open a port on every interface, and its processes would unpickle whatever arrives there."""
-_REQUEST = "request.json"
+_JOIN_S = 600
+"""Time in which all nodes have to join an update."""
+RELEASE = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
+"""Without it glibc keeps the memory of gathered layers for later, and a process with sharded weights takes twice as
+much on a CPU."""
+_LOOK_S = 1.0
+"""Interval at which the launcher looks for an error report."""
 _STDERR_CHARACTERS = 2000
 """Characters of the workers' standard error that the message shows."""
 
@@ -91,8 +108,8 @@ class UpdateRequest(BaseModel):
     """Renderer of the rollouts, if it is not the chat template's."""
     samplers: tuple[str, ...] = ()
     """Earlier policies of a continuous rollout, see `grpo.learner.update.update`."""
-    launcher: int
-    """Id of the process that waits for the result. Workers end when it is gone."""
+    sources: str | None = None
+    """Digest of the first node's sources. Other nodes refuse the update if theirs differ."""
 
 
 class ErrorReport(BaseModel):
@@ -113,55 +130,117 @@ class WorkerFailed(RuntimeError):
 
 
 def run_workers(request: UpdateRequest) -> bytes:
-    """Run an update in `settings.processes` processes, and return the metrics of rank 0 as JSON.
+    """Run an update in `settings.processes` processes on each of `settings.nodes`, and return rank 0's metrics as JSON.
 
     If a worker raises a `GRPOError`, it is raised here again. Any other error of a worker raises `WorkerFailed`. If a
-    worker dies without an error report, or all take longer than `update_timeout_s` seconds, `WorkerLost` is raised.
+    worker dies without an error report, if nodes do not join, or if all take longer than `update_timeout_s` seconds,
+    `WorkerLost` is raised.
     """
-    processes, timeout_s = request.settings.processes, request.settings.update_timeout_s
-    if torch.cuda.is_available() and processes > torch.cuda.device_count():
-        raise ConfigError(
-            f"training.processes is {processes}, but this machine has {torch.cuda.device_count()} accelerators. "
-            "Lower it, because each process needs one"
-        )
-    with tempfile.TemporaryDirectory(prefix="grpo-update-") as name:
+    settings, timeout_s = request.settings, request.settings.update_timeout_s
+    check_devices(settings)
+    place = nodes_folder() if settings.nodes > 1 else None
+    with tempfile.TemporaryDirectory(prefix=UPDATE_PREFIX if place else "grpo-update-", dir=place) as name:
         folder = Path(name)
-        (folder / _REQUEST).write_text(request.model_dump_json(), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-        command += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", "update"]
-        command += ["--rdzv-endpoint", str(folder / "rendezvous")]
-        with subprocess.Popen(
-            [*command, "-m", "grpo.learner.worker", str(folder / _REQUEST)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, **_NO_STORE, **(_LOOPBACK if sys.platform == "linux" else {})},
-            start_new_session=True,  # so that a terminal's Ctrl-C reaches only the process that waits
-        ) as torchrun:
+        write_atomically(folder / REQUEST, request.model_dump_json())
+        with start_torchrun(request, folder, stderr=subprocess.PIPE) as torchrun:
             try:
-                _, stderr = torchrun.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired as error:
+                stderr = _wait(torchrun, folder / ERROR, timeout_s=timeout_s)
+            except TimeoutError as error:
                 raise WorkerLost(
-                    f"{processes} training processes took longer than {timeout_s:g} s (training.update_timeout_s) and "
-                    f"were ended. The checkpoint {request.parent} is unchanged"
+                    f"{settings.workers} training processes took longer than {timeout_s:g} s "
+                    f"(training.update_timeout_s) and were ended. The checkpoint {request.parent} is unchanged"
                 ) from error
             finally:
                 if torchrun.poll() is None:
-                    _kill_tree(psutil.Process(torchrun.pid))
+                    kill_tree(psutil.Process(torchrun.pid))
         if (folder / ERROR).is_file():
             report = ErrorReport.model_validate_json((folder / ERROR).read_bytes())
             raise getattr(grpo.errors, report.kind, WorkerFailed)(report.message)
+        if "RendezvousTimeoutError" in stderr:
+            raise WorkerLost(
+                f"not all of {settings.nodes} nodes joined the update within {_JOIN_S} s (training.nodes). Start `grpo "
+                f"train-node` on each other node, with {NODES}={place}. The checkpoint {request.parent} is unchanged"
+            )
         if torchrun.returncode:
             raise WorkerLost(
-                f"one of {processes} training processes died (torchrun ended with {torchrun.returncode}). Nothing was "
-                f"written, the checkpoint {request.parent} is unchanged. Standard error: "
+                f"one of {settings.workers} training processes died (torchrun ended with {torchrun.returncode}). "
+                f"Nothing was written, the checkpoint {request.parent} is unchanged. Standard error: "
                 f"{stderr[-_STDERR_CHARACTERS:]}"
             )
         return (folder / METRICS).read_bytes()
 
 
-def _kill_tree(torchrun: psutil.Process) -> None:
+def _wait(torchrun: subprocess.Popen[str], error: Path, *, timeout_s: float) -> str:
+    """Wait for the end of torchrun, or for an error report, and return the standard error so far.
+
+    Without the look at the report, the first node would wait for nodes that cannot take part. Raises `TimeoutError`.
+    """
+    ends = time.monotonic() + timeout_s
+    while True:
+        try:
+            return torchrun.communicate(timeout=min(_LOOK_S, max(0.0, ends - time.monotonic())))[1]
+        except subprocess.TimeoutExpired:
+            if error.is_file():
+                return ""
+            if time.monotonic() >= ends:
+                raise TimeoutError from None
+
+
+def nodes_folder() -> Path:
+    """Folder of GRPO_NODES. Raises `ConfigError` if it is not set, or not a folder that only its owner can write."""
+    place = os.environ.get(NODES)
+    if not place:
+        raise ConfigError(
+            f"training.nodes needs {NODES}, a folder that all nodes see at the same path. Set it on each node"
+        )
+    folder = Path(place).absolute()
+    if not folder.is_dir():
+        raise ConfigError(f"{NODES} names {folder}, which is not a folder. Make it, or mount it on this node")
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
+        raise ConfigError(
+            f"{NODES} names {folder}, which others can write to. What is in it is run: make it yours only, with chmod "
+            f"700 {folder}"
+        )
+    return folder
+
+
+def check_devices(settings: TrainingSettings) -> None:
+    """Raise `ConfigError` if this machine has too few accelerators, or names no network for its nodes."""
+    if torch.cuda.is_available() and settings.processes > torch.cuda.device_count():
+        raise ConfigError(
+            f"training.processes is {settings.processes}, but this machine has {torch.cuda.device_count()} "
+            "accelerators. Lower it, because each process needs one"
+        )
+    variable = "NCCL_SOCKET_IFNAME" if torch.cuda.is_available() else "GLOO_SOCKET_IFNAME"
+    if settings.nodes > 1 and not os.environ.get(variable):
+        raise ConfigError(
+            f"{variable} is not set, so training.nodes {settings.nodes} would use any network. Set it to the interface "
+            "of a network that only the nodes reach, because their connections are not encrypted and ask for no login"
+        )
+
+
+def start_torchrun(request: UpdateRequest, folder: Path, *, stderr: int | None) -> subprocess.Popen[str]:
+    """Start this node's processes of the update in a folder. They end when this process does."""
+    settings = request.settings
+    command = [sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-conf", f"store_type=file,join_timeout={_JOIN_S}"]
+    command += ["--rdzv-id", "update", "--rdzv-endpoint", str(folder / "rendezvous")]
+    command += ["-m", "grpo.learner.worker", str(folder / REQUEST), str(os.getpid())]
+    one_machine = _LOOPBACK if sys.platform == "linux" and settings.nodes == 1 else {}
+    release = RELEASE if settings.sharding == "sharded" else {}
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        env={**os.environ, **_NO_STORE, **one_machine, **release},
+        start_new_session=True,  # so that a terminal's Ctrl-C reaches only the process that waits
+    )
+
+
+def kill_tree(torchrun: psutil.Process) -> None:
     """Kill torchrun and its workers one by one, because torchrun starts each worker in a separate session."""
     torchrun.suspend()  # so that it starts no more workers
     for process in [*torchrun.children(recursive=True), torchrun]:

@@ -26,11 +26,11 @@ from grpo.config.training import TrainingSettings
 from grpo.errors import CapacityError, Diverged
 from grpo.learner.batch import Sample
 from grpo.learner.distributed import ProcessGroup
-from grpo.learner.logprobs import check_mismatch, check_ratio, compute_logprobs, local_logprobs, loss_tokens
+from grpo.learner.logprobs import check_mismatch, check_ratio, compute_logprobs, loss_tokens
 from grpo.learner.performance import activation_checkpointing, autocast, loss_scaler
 from grpo.policy.transformers.adapters import without_adapters
 from grpo.policy.transformers.forward.passes import is_out_of_memory, microbatches
-from grpo.policy.transformers.sharding import gather_full, shard_model
+from grpo.policy.transformers.sharding import gather_full
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,6 @@ class Learner:
         self.microbatch_tokens = settings.microbatch_tokens
         """Maximum number of tokens in a forward pass. It is halved when memory runs out."""
         self.step_count = 0
-        if settings.sharding == "sharded":
-            shard_model(model, local_logprobs)
         self.parameters = [parameter for parameter in self.master.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.parameters,

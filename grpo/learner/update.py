@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,16 +21,17 @@ from grpo.learner.critic import Critic
 from grpo.learner.distributed import ProcessGroup, UpdateRequest, run_workers
 from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_trl
 from grpo.learner.learner import Learner
-from grpo.learner.logprobs import compute_logprobs, reference_kl
+from grpo.learner.logprobs import compute_logprobs, local_logprobs, reference_kl
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.performance import model_flops_utilization
 from grpo.learner.trust_region import TrustRegionLearner
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import add_adapters, copy_model, has_adapters
 from grpo.policy.transformers.device import reproducible_kernels
-from grpo.policy.transformers.dtype import Dtype, cast_frozen
+from grpo.policy.transformers.dtype import cast_frozen
 from grpo.policy.transformers.forward.passes import microbatches
-from grpo.policy.transformers.model import TransformersPolicy, model_cache, weights_hash
+from grpo.policy.transformers.model import TransformersPolicy, check_hash, load_sharded, model_cache, weights_hash
+from grpo.policy.transformers.sharding import shard_model
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group
 
@@ -62,31 +62,33 @@ def update(
     base_artifact: Artifact | None = None,
     renderer: RendererSettings | None = None,
     samplers: tuple[str, ...] = (),
+    sources: str | None = None,
 ) -> UpdateMetrics:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
 
     The policy comes from the model cache if it is there, and returns to it under its new hash. A checkpoint of adapters
-    records their `base_artifact`. If `settings.processes` is above 1, the update runs in that many workers. With an
-    `importance_sampling_cap`, tokens may also come from the parent's parent or from the earlier policies `samplers`.
+    records their `base_artifact`. If `settings.workers` is above 1, the update runs in that many workers. Other nodes
+    refuse it unless `sources` is the digest of their own sources. With an `importance_sampling_cap`, tokens may also
+    come from the parent's parent or from the earlier policies `samplers`.
 
     Raises `NoLearningSignal` if the first iteration has none, `UpdateSkipped` if a later one has none, `NoEffect` if no
     weight changed, and `RatioError` and `PolicyError`.
     """
     request = UpdateRequest(
-        scored=tuple(scored),
-        parent=parent,
-        base=base,
-        target=target,
+        scored=tuple(path.absolute() for path in scored),
+        parent=parent.absolute(),
+        base=base.absolute(),
+        target=target.absolute(),
         settings=settings,
         seed=seed,
         iteration=iteration,
         base_artifact=base_artifact,
         renderer=renderer,
         samplers=samplers,
-        launcher=os.getpid(),
+        sources=sources,
     )
     try:
-        if settings.processes > 1:
+        if settings.workers > 1:
             return UpdateMetrics.model_validate_json(run_workers(request))
         return run_update(request, ProcessGroup())
     except NoLearningSignal as error:
@@ -101,9 +103,9 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     """Run this process's part of an update. Rank 0 writes the checkpoint. Raises as `update` does."""
     settings, seed, iteration = request.settings, request.seed, request.iteration
     state = read_state(request.parent)
-    policy, reference = _open(request.parent, request.base, settings, dtype=state.dtype, seed=seed)
+    policy, reference = _open(request)
     held, reference = policy.in_dtype(state.dtype), reference.in_dtype(state.dtype)
-    before = weights_hash(policy.model)
+    before = weights_hash(policy.model) if has_adapters(policy.model) else policy.hash  # adapters may be new
     groups = group(read_all(request.scored))
     batch = build_batch(
         groups,
@@ -141,12 +143,21 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     else:
         steps, mismatch = train_with_learner(learner, batch, seed=seed, iteration=iteration)
     seconds = time.perf_counter() - began
+    learner.optimizer.zero_grad(set_to_none=True)  # so that saving does not take more memory than a step
     policy.hash = weights_hash(policy.model)
     if policy.hash == before:
         raise _unchanged_error(request, steps[-1], is_trust_region=algorithm.update == "trust_region")
     request.target.mkdir(parents=True, exist_ok=True)
     adapter_base = request.base_artifact if has_adapters(policy.model) else None
-    save(policy, learner, request.target, parent=state.policy_hash, dtype=state.dtype, base=adapter_base)
+    save(
+        policy,
+        learner,
+        request.target,
+        parent=state.policy_hash,
+        dtype=state.dtype,
+        base=adapter_base,
+        source=request.parent if settings.sharding == "sharded" else None,
+    )
     if critic is not None and process_group.rank == 0:
         critic.save(request.target)
     model_cache.put(policy)
@@ -198,24 +209,39 @@ def _unchanged_error(
     )
 
 
-def _open(
-    parent: Path, base: Path, settings: TrainingSettings, *, dtype: Dtype, seed: int
-) -> tuple[TransformersPolicy, TransformersPolicy]:
-    """The policy to train and its reference, which is the base, or with adapters the policy itself without them."""
-    policy_hash, base_hash = (read_state(folder).policy_hash for folder in (parent, base))
-    is_base = policy_hash == base_hash
+def _open(request: UpdateRequest) -> tuple[TransformersPolicy, TransformersPolicy]:
+    """The policy to train and its reference, which is the base, or with adapters the policy itself without them.
+
+    Sharded weights are read by parts. A base of adapters is read whole by each process, because adapters are added to
+    whole layers, and sharded with them.
+    """
+    parent, base, settings = request.parent, request.base, request.settings
+    state, base_hash = read_state(parent), read_state(base).policy_hash
+    is_base = state.policy_hash == base_hash
+    if settings.sharding == "sharded" and settings.lora is None:
+        return _open_sharded(parent), _open_sharded(base)
     # copied if still in use: the base is the reference without adapters, and an off-policy update keeps its sampler
     if (is_base and settings.lora is None) or settings.importance_sampling_cap is not None:
-        policy = model_cache.get(policy_hash, parent, base=base, frozen=dtype)
+        policy = model_cache.get(state.policy_hash, parent, base=base, frozen=state.dtype)
         policy = TransformersPolicy(copy_model(policy.model), policy.tokenizer)
     else:
-        policy = model_cache.take(policy_hash, parent, base=base, frozen=dtype)
+        policy = model_cache.take(state.policy_hash, parent, base=base, frozen=state.dtype)
     if settings.lora is None:
         return policy, model_cache.get(base_hash, base)
     if is_base:
-        add_adapters(policy.model, settings.lora, seed=seed)
-        cast_frozen(policy.model, dtype)
+        add_adapters(policy.model, settings.lora, seed=request.seed)
+        cast_frozen(policy.model, state.dtype)
+    if settings.sharding == "sharded":
+        shard_model(policy.model, local_logprobs)
     return policy, policy
+
+
+def _open_sharded(folder: Path) -> TransformersPolicy:
+    """This process's part of a checkpoint, verified by the hash of all parts."""
+    state = read_state(folder)
+    policy = load_sharded(folder, path_check=state.path_check, shard=lambda model: shard_model(model, local_logprobs))
+    check_hash(policy, state.policy_hash, folder)
+    return policy
 
 
 def _measure_unchanged(scored: Sequence[Path], parent: Path, base: Path, *, max_tokens: int) -> UpdateMetrics:

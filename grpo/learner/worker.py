@@ -1,14 +1,15 @@
-"""Worker of a distributed update. torchrun starts it with the path of an `UpdateRequest`.
+"""Worker of a distributed update. torchrun starts it with the path of an `UpdateRequest` and the id of its launcher.
 
-torchrun --nproc-per-node 2 -m grpo.learner.worker request.json
+torchrun --nproc-per-node 2 -m grpo.learner.worker request.json 4711
 
-Processes of an update meet through files in a folder that only their owner can read, and communicate over the loopback
-interface.
+Processes of an update meet through files in a folder that only their owner can read. They communicate over the loopback
+interface, or, on several nodes, over the network that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import time
@@ -27,11 +28,11 @@ _POLL_S = 1.0
 """Seconds between two checks that the launcher is alive."""
 
 
-def main(path: Path) -> None:
-    """Run this process's part of the update. Rank 0 writes the metrics."""
+def main(path: Path, launcher: int) -> None:
+    """Run this process's part of the update, and end when process `launcher` is gone. Rank 0 writes the metrics."""
     request = UpdateRequest.model_validate_json(path.read_bytes())
     sys.excepthook = _ErrorWriter(path.with_name(ERROR))
-    threading.Thread(target=_exit_without_launcher, args=(request.launcher,), daemon=True).start()
+    threading.Thread(target=_exit_without_launcher, args=(launcher,), daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # a file, because a port would answer every user of the machine, and torch unpickles what it reads there
@@ -57,7 +58,7 @@ class _ErrorWriter:
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if not _is_of_another_process(traceback):
             report = ErrorReport(kind=kind.__name__, message=f"{error}")
-            own_file = self._path.with_suffix(f".{os.getpid()}")
+            own_file = self._path.with_name(f"{self._path.name}.{socket.gethostname()}.{os.getpid()}")
             own_file.write_text(report.model_dump_json(), encoding="utf-8")
             with suppress(FileExistsError):
                 os.link(own_file, self._path)
@@ -81,4 +82,4 @@ def _exit_without_launcher(launcher: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.environments.environment import Environment, SingleTurnEnvironment
 from grpo.errors import ConfigError
+from grpo.identity.code import source_digest
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import UpdateSkipped, update
 from grpo.notebook import history
@@ -227,6 +228,7 @@ class MultiTurnGRPOTrainer:
                 seed=self.config.seed,
                 iteration=index,
                 renderer=self.agent.config.renderer,
+                sources=source_digest() if self.settings.nodes > 1 else None,
             )
         except UpdateSkipped as skipped:
             shutil.copytree(parent, target, dirs_exist_ok=True)

@@ -38,7 +38,7 @@ def check_model_files(folder: Path) -> Path:
     if not (folder / CONFIG).is_file():
         raise PolicyError(f"no model in {folder}: config.json is missing. {_REMEDY}")
     check_quantization(folder)
-    for name in _weight_files(folder):
+    for name in weight_files(folder):
         _check_safetensors(folder / name)
     return folder
 
@@ -125,7 +125,7 @@ def quantization_of(folder: Path) -> Any:
 def _is_plain(folder: Path) -> bool:
     """True if a folder has its weights and all their types hold plain numbers. Reads only the headers."""
     try:
-        for name in _weight_files(folder):
+        for name in weight_files(folder):
             with safe_open(folder / name, framework="numpy") as tensors:
                 if any(tensors.get_slice(key).get_dtype() not in _PLAIN for key in tensors.keys()):  # noqa: SIM118
                     return False
@@ -134,7 +134,7 @@ def _is_plain(folder: Path) -> bool:
     return True
 
 
-def _weight_files(folder: Path) -> list[str]:
+def weight_files(folder: Path) -> list[str]:
     """Names of the files with the weights of a folder. Raises `PolicyError` if one of them is missing."""
     index = folder / INDEX
     if (folder / WEIGHTS).is_file():

@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="packages and devices of the settings are there", test=models.backend, imports=True),
     Check(name="the chat template can be used", test=models.template, imports=True),
     Check(name="the training settings fit the model", test=models.training, purposes=TRAINING, imports=True),
+    Check(name="the nodes can meet", test=models.nodes, purposes=TRAINING, imports=True),
     Check(name="the context is within the model's", test=models.context, imports=True),
     Check(name="demonstrations and pairs can be read", test=data.tuning, purposes=TRAINING, imports=True),
     Check(name="episodes can be played", test=models.episodes, imports=True),

@@ -53,6 +53,20 @@ def backend(facts: Facts) -> Iterator[Exception]:
         server_key()
 
 
+def nodes(facts: Facts) -> Iterator[Exception]:
+    """Find the folder and the network of the nodes, if the updates run on several and begin on this machine."""
+    sent = facts.given.compute.gpu_stages
+    if facts.given.training.nodes == 1 or (sent is not None and "train" in sent.stages):
+        return
+    from grpo.learner.distributed import check_devices, nodes_folder
+
+    for check in (nodes_folder, lambda: check_devices(facts.given.training)):
+        try:
+            check()
+        except GRPOError as error:
+            yield error
+
+
 def training(facts: Facts) -> Iterator[Exception]:
     """Build the model without weights, with its adapters, and with activation checkpointing if it is configured."""
     facts.sizes()

@@ -76,7 +76,7 @@ def _write_merged(models: Registry, version: ModelVersion, partial: Path, folder
 
 def _write_apart(models: Registry, version: ModelVersion, partial: Path, folder: Path) -> str:
     """Write the base and the adapters of the registered checkpoint, each with the tokenizer."""
-    from grpo.learner.checkpoints import OPTIMIZER, STATE, read_state
+    from grpo.learner.checkpoints import OPTIMIZER, OPTIMIZER_SHARDS, STATE, read_state
 
     checkpoint = version.checkpoint
     store = store_of(checkpoint)
@@ -87,7 +87,7 @@ def _write_apart(models: Registry, version: ModelVersion, partial: Path, folder:
             f"{version.name} version {version.version} was trained without adapters (training.lora). Leave out "
             "--adapters"
         )
-    own = shutil.ignore_patterns(STATE, OPTIMIZER, MANIFEST, "critic.safetensors")
+    own = shutil.ignore_patterns(STATE, OPTIMIZER, OPTIMIZER_SHARDS, MANIFEST, "critic.safetensors")
     shutil.copytree(store.path(base), partial / _BASE, ignore=own)
     shutil.copytree(trained, partial / _ADAPTERS, ignore=own)
     path = partial / _ADAPTERS / CONFIG

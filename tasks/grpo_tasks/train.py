@@ -37,6 +37,7 @@ def train(
     If a later rollout has no learning signal, e.g. because all its episodes succeed, the policy stays as it is. Raises
     `NoLearningSignal` if the first rollout has none, and `NoEffect` if the update changes no weight.
     """
+    from grpo.identity.code import source_digest
     from grpo.learner.checkpoints import read_state
     from grpo.learner.update import UpdateSkipped
     from grpo.learner.update import update as update_policy
@@ -55,6 +56,7 @@ def train(
                 base_artifact=base,
                 renderer=renderer,
                 samplers=samplers,
+                sources=source_digest() if settings.nodes > 1 else None,
             )
         checkpoint = new.artifact
     except UpdateSkipped as skipped:

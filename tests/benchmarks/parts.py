@@ -22,6 +22,7 @@ PARTS = (
     "score",
     "gates",
     "iteration",
+    "sharded",
     "race_real",
     "real",
 )

@@ -57,6 +57,7 @@ PARSED_ONLY = {
     "retrain": "trains; the tests of retraining run it",
     "rollback": "needs a registered model; the tests of the registry run it",
     "train": "trains for minutes, unless it is a dry run, which is run; tests/e2e run it",
+    "train-node": "ends when it is interrupted; tests/grpo/learner/test_nodes.py runs it",
     "tune": "trains many times; the tests of tuning run it",
     "ui": "ends when it is interrupted; tests/flows/cli/test_servers.py runs it",
     "verify-log": "needs the log of a server; tests/tasks/test_verify_log.py runs it",

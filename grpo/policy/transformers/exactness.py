@@ -108,6 +108,11 @@ def choose_path(model: PreTrainedModel, policy_hash: str) -> PathCheck:
     return result
 
 
+def set_path(model: PreTrainedModel, check: PathCheck) -> None:
+    """Set the forward path that an earlier comparison of the same policy has chosen."""
+    _set_path(model, check.path, check.attention)
+
+
 def _compared(model: PreTrainedModel, policy_hash: str) -> str:
     """Key of weights, class, config and device, on which the forward pass of a model depends in any dtype."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in ("_name_or_path", "dtype")}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.distributed import DistributedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from grpo.errors import CapacityError, PolicyError
@@ -25,11 +28,12 @@ from grpo.policy.policy import Sampler
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.adapters import has_adapters, load_adapters, merge_adapters
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, copy_in
-from grpo.policy.transformers.exactness import choose_path
+from grpo.policy.transformers.exactness import PathCheck, choose_path, set_path
 from grpo.policy.transformers.forward.passes import is_out_of_memory
 from grpo.policy.transformers.quantization import Quantization, bitsandbytes_config, published_quantization
 from grpo.policy.transformers.sampling.catalog import make_sampler
-from grpo.policy.transformers.sharding import gather_full
+from grpo.policy.transformers.sharding import gather_full, is_sharded_model, parts, sharded_class
+from grpo.policy.transformers.weight_stream import has_layout_of, write_weights
 from grpo.policy.transformers.wrappers import OTHER_TOWER, auto_class, freeze_towers, is_loadable, processor_files
 from grpo.renderers.chat_template import Renderer, rendering_tokenizer
 
@@ -47,7 +51,12 @@ class TransformersPolicy:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, policy_hash: str | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        policy_hash: str | None = None,
+        path_check: PathCheck | None = None,
     ) -> None:
         if not is_loadable(model):
             raise PolicyError(
@@ -59,7 +68,9 @@ class TransformersPolicy:
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.hash = policy_hash or weights_hash(model)
-        self.path_check = choose_path(model, self.hash)
+        self.path_check = path_check or choose_path(model, self.hash)
+        if path_check is not None:
+            set_path(model, path_check)
         self._held: TransformersPolicy | None = None
         """This policy with its weights in bfloat16."""
 
@@ -93,22 +104,44 @@ class TransformersPolicy:
             policy_hash=self.hash,
         )
 
-    def save(self, folder: Path, *, write: bool = True) -> None:
-        """Write config, safetensors weights, tokenizer, chat template, and the files that describe other inputs.
+    def save(self, folder: Path) -> None:
+        """Write config, safetensors weights, tokenizer, chat template, and the files that describe other inputs."""
+        self.model.save_pretrained(folder, state_dict=_whole_weights(self.model), safe_serialization=True)
+        self._save_inputs(folder)
 
-        Every process of a sharded model must call it. With `write=False` a process only contributes its shards.
+    def save_sharded(self, folder: Path, *, source: Path, write: bool) -> None:
+        """Write a policy with sharded weights, as `save` does, from the checkpoint `source` that it was read from.
+
+        Every process must call it. With `write=False` a process only contributes its shards. Each process holds a
+        shard of another at a time. Only the tensors of adapters, and the weights of models that do not fit `source`
+        (`has_layout_of`), are all gathered before they are written.
         """
-        tied: dict[int, torch.Tensor] = {}
-        weights = {
-            name: tied.setdefault(id(tensor), gather_full(tensor.detach()))
-            for name, tensor in self.model.state_dict(keep_vars=True).items()
-        }
-        if not write:
-            return
-        self.model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
+        if not has_adapters(self.model) and has_layout_of(self.model, source):
+            if write:
+                self.model.config.save_pretrained(folder)
+                if self.model.can_generate():
+                    self.model.generation_config.save_pretrained(folder)
+            write_weights(self.model, source, folder, write=write)
+        else:
+            weights = _whole_weights(self.model)
+            if write:
+                self.model.save_pretrained(folder, state_dict=weights, safe_serialization=True)
+        if write:
+            self._save_inputs(folder)
+
+    def _save_inputs(self, folder: Path) -> None:
         rendering_tokenizer(self.tokenizer).save_pretrained(folder)
         for name, content in getattr(self.model, "processor_files", {}).items():
             (folder / name).write_bytes(content)
+
+
+def _whole_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Weights of a model by name, gathered from all processes; of a sharded model with adapters only the adapters."""
+    weights = model.state_dict(keep_vars=True)
+    if has_adapters(model) and is_sharded_model(model):
+        weights = {name: tensor for name, tensor in weights.items() if tensor.requires_grad}
+    whole = {id(tensor): gather_full(tensor.detach()) for tensor in weights.values()}  # tied weights are one tensor
+    return {name: whole[id(tensor)] for name, tensor in weights.items()}
 
 
 def weights_hash(model: PreTrainedModel) -> str:
@@ -116,8 +149,18 @@ def weights_hash(model: PreTrainedModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(gather_full(tensor).detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        for part in parts(tensor):
+            digest.update(part.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
+
+
+def check_hash(policy: TransformersPolicy, expected: str, folder: Path) -> None:
+    """Raise `PolicyError` if the policy that was loaded from a folder has another hash than expected."""
+    if policy.hash != expected:
+        raise PolicyError(
+            f"{folder} holds policy {policy.hash}, expected {expected}: its files were changed. Run the stage that "
+            "wrote them again"
+        )
 
 
 @torch.inference_mode(False)  # weights that are loaded in inference mode cannot be trained
@@ -140,6 +183,47 @@ def load(
     if (check_model_files(folder) / ADAPTERS).is_file():
         return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
     check_architecture(folder)
+    model = _read(folder, _model_class, quantization=quantization)
+    if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        _align(model)
+    return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
+
+
+def load_sharded(
+    folder: Path, *, path_check: PathCheck, shard: Callable[[PreTrainedModel], None]
+) -> TransformersPolicy:
+    """Load this process's part of a checkpoint that is not adapters, in float32. Every process must call it.
+
+    `shard` is called on the model before it has memory for its weights. Its forward path is the one of `path_check`,
+    because a comparison would need all weights. Raises `PolicyError` as `load` does.
+    """
+    from torch import distributed
+
+    check_architecture(check_model_files(folder))
+
+    def loading(config: PretrainedConfig) -> Any:
+        with torch.device("meta"):
+            empty = _model_class(config).from_config(config, trust_remote_code=False)
+        return sharded_class(type(empty), shard)
+
+    model = _read(folder, loading, distributed_config=DistributedConfig(fsdp_size=distributed.get_world_size()))
+    return TransformersPolicy(model, load_tokenizer(folder), path_check=path_check)
+
+
+def _model_class(config: PretrainedConfig) -> Any:
+    """Class of transformers that loads models of a config."""
+    return auto_class(config.model_type, config.architectures)
+
+
+def _read(
+    folder: Path,
+    loading: Callable[[PretrainedConfig], Any],
+    *,
+    quantization: Quantization | None = None,
+    distributed_config: DistributedConfig | None = None,
+) -> PreTrainedModel:
+    """Read a model in float32, with the class that `loading` returns for its config. See `load` for the errors."""
     bitsandbytes = bitsandbytes_config(quantization) if quantization is not None else None
     published = None
     try:
@@ -149,7 +233,7 @@ def load(
             raise PolicyError(
                 f"policy.quantization {quantization}: weights in {folder} are quantized already. Leave it out"
             )
-        model, report = auto_class(config.model_type, config.architectures).from_pretrained(
+        model, report = loading(config).from_pretrained(
             str(folder),
             config=config,
             use_safetensors=True,
@@ -159,6 +243,7 @@ def load(
             local_files_only=True,
             ignore_mismatched_sizes=True,  # they are in the report
             quantization_config=bitsandbytes or published,
+            distributed_config=distributed_config,
         )
     except PolicyError:
         raise
@@ -181,10 +266,7 @@ def load(
         for parameter in model.parameters():  # weights that were not quantized are read in their own dtype
             parameter.data = parameter.data.float()
     model.processor_files = processor_files(folder)
-    if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
-        model.to("cuda" if torch.cuda.is_available() else "cpu")
-        _align(model)
-    return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
+    return cast("PreTrainedModel", model)
 
 
 def _config(folder: Path) -> PretrainedConfig:
@@ -258,11 +340,7 @@ class ModelCache:
             policy = self._policies.pop(policy_hash, None)
             if policy is None:
                 policy = load(folder, base=base, frozen=frozen)
-                if policy.hash != policy_hash:
-                    raise PolicyError(
-                        f"{folder} holds policy {policy.hash}, expected {policy_hash}: its files were changed. Run the "
-                        "stage that wrote them again"
-                    )
+                check_hash(policy, policy_hash, folder)
             self._policies[policy_hash] = policy
             self._trim(policy_hash)
             return policy

@@ -134,8 +134,8 @@ def test_help_imports_no_heavy_package():
 
 def test_a_shell_completes_commands_and_options():
     """bash completes the command, zsh the options with their help."""
-    words = _grpo(_GRPO_COMPLETE="complete_bash", COMP_WORDS="grpo tr", COMP_CWORD="1")
-    assert words.stdout.split() == ["train"]
+    words = _grpo(_GRPO_COMPLETE="complete_bash", COMP_WORDS="grpo pret", COMP_CWORD="1")
+    assert words.stdout.split() == ["pretrain"]
     options = _grpo(_GRPO_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="grpo train --dry")
     assert '"--dry-run":"Show what the command would do, and end without doing it."' in options.stdout
 

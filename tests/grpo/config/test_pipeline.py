@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 
 from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
 from tests.doubles import changed, short_run
 
@@ -139,3 +140,27 @@ def test_a_continuous_rollout_refuses_what_it_cannot_be_combined_with(
     base = short_run(tmp_path, rollout=rollout, training=training)
     with pytest.raises(ValidationError, match=re.escape(problem)):
         PipelineConfig.model_validate(changed(base, **sections))
+
+
+def test_nodes_without_a_common_folder_are_refused(tmp_path: Path):
+    """Processes of an update read their parts of a checkpoint from the store, which must therefore be a folder."""
+    document = changed(short_run(tmp_path), training={"nodes": 2})
+    assert PipelineConfig.model_validate(document).training.workers == 2
+    with pytest.raises(
+        ValidationError, match=r"training\.nodes 2 needs a store that all nodes see as a folder.* s3://"
+    ):
+        PipelineConfig.model_validate({**document, "store": "s3://bucket/store"})
+
+
+@pytest.mark.parametrize(
+    ("training", "problem"),
+    [
+        ({"nodes": 2, "algorithm": "trpo"}, "trpo takes its steps in one process. Set processes and nodes to 1"),
+        ({"nodes": 2, "algorithm": "ppo", "sharding": "sharded"}, "the critic of ppo reads whole models"),
+    ],
+)
+def test_several_nodes_are_several_processes(training: dict[str, object], problem: str):
+    """What one process must do is refused on several nodes, and what several can do is accepted."""
+    assert TrainingSettings(nodes=2, sharding="sharded", update_timeout_s=9.0).workers == 2
+    with pytest.raises(ValidationError, match=problem):
+        TrainingSettings.model_validate(training)

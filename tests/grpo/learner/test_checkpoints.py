@@ -14,6 +14,7 @@ from grpo.config.training import TrainingSettings
 from grpo.errors import PolicyError
 from grpo.learner.checkpoints import (
     OPTIMIZER,
+    OPTIMIZER_SHARDS,
     STATE,
     CheckpointState,
     load_policy,
@@ -25,7 +26,9 @@ from grpo.learner.checkpoints import (
 from grpo.learner.distributed import ProcessGroup
 from grpo.learner.inference_backend import make_inference_backend
 from grpo.learner.learner import Learner
+from grpo.learner.logprobs import local_logprobs
 from grpo.policy.transformers.model import TransformersPolicy, load, model_cache
+from grpo.policy.transformers.sharding import gather_full, shard_model
 from tests.doubles import put_folder
 from tests.grpo.learner.conftest import BASE
 from tests.grpo.learner.test_learner import make_samples, whole
@@ -96,6 +99,57 @@ def test_a_learner_continues_from_a_checkpoint(policy: TransformersPolicy, tmp_p
                 assert torch.equal(fresh.optimizer.state[mine][key], learner.optimizer.state[theirs][key])
 
 
+@pytest.mark.usefixtures("alone")
+def test_moments_in_shards_are_resumed_by_sharded_and_by_whole_learners(policy: TransformersPolicy, tmp_path: Path):
+    """A learner with sharded weights leaves shards, which it and a learner with whole weights go on from.
+
+    The one file of a learner with whole weights is read by both too. Moments and random numbers are equal in all cases.
+    """
+    save_base(policy, tmp_path / "base")
+    whole = _stepped(load(tmp_path / "base"))
+    save(policy, whole, tmp_path / "file", parent="p0")
+    sharded = load(tmp_path / "base")
+    shard_model(sharded.model, local_logprobs)
+    torch.manual_seed(11)
+    save(sharded, _stepped(sharded), tmp_path / "shards", parent="p0", source=tmp_path / "base")
+    drawn = torch.rand(3)
+    assert not (tmp_path / "shards" / OPTIMIZER).exists()
+    assert [path.name for path in (tmp_path / "shards" / OPTIMIZER_SHARDS).iterdir()] == [
+        "shard-00001-model-00001-of-00001.safetensors"
+    ]
+    for folder in ("file", "shards"):
+        for is_sharded in (True, False):
+            model = load(tmp_path / "base").model
+            if is_sharded:
+                shard_model(model, local_logprobs)
+            fresh = Learner(model, TrainingSettings())
+            resume(fresh, tmp_path / folder)
+            assert folder == "file" or torch.equal(torch.rand(3), drawn)
+            for parameter, expected in zip(fresh.parameters, whole.parameters, strict=True):
+                for key, value in whole.optimizer.state[expected].items():
+                    moment = fresh.optimizer.state[parameter][key]
+                    assert moment.device == parameter.device
+                    torch.testing.assert_close(gather_full(moment), value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.usefixtures("alone")
+def test_damaged_shards_are_refused(policy: TransformersPolicy, tmp_path: Path):
+    """A file that was cut off, and moments of other weights: both name the folder."""
+    save_base(policy, tmp_path / "base")
+    sharded = load(tmp_path / "base")
+    shard_model(sharded.model, local_logprobs)
+    save(sharded, _stepped(sharded), tmp_path / "shards", parent="p0", source=tmp_path / "base")
+    (file,) = (tmp_path / "shards" / OPTIMIZER_SHARDS).iterdir()
+    tensors = load_file(file)
+    tensors.pop("model.norm.weight.step")
+    save_file(tensors, file)
+    with pytest.raises(PolicyError, match=r"does not fit weight model.norm.weight \(32,\). Run the stage"):
+        resume(Learner(load(tmp_path / "base").model, TrainingSettings()), tmp_path / "shards")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(PolicyError, match=rf"^{tmp_path / 'shards' / OPTIMIZER_SHARDS} cannot be read: "):
+        resume(Learner(load(tmp_path / "base").model, TrainingSettings()), tmp_path / "shards")
+
+
 def test_a_base_has_no_optimizer_state(policy: TransformersPolicy, tmp_path: Path):
     """Step 0, no moments; microbatch tokens and RNG state are unchanged."""
     save_base(policy, tmp_path)
@@ -123,7 +177,7 @@ def test_the_loss_scale_of_fp16_is_restored(policy: TransformersPolicy, tmp_path
 
 
 def test_only_rank_0_writes(policy: TransformersPolicy, tmp_path: Path):
-    """Rank 1 takes part and leaves no file."""
+    """Rank 1 leaves no file."""
     learner = Learner(policy.model, TrainingSettings(), process_group=ProcessGroup(rank=1, size=2))
     save(policy, learner, tmp_path / "second", parent="p0")
     assert not (tmp_path / "second").exists()

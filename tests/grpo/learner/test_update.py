@@ -25,7 +25,7 @@ from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load, model_cache
 from grpo.tables import write_trajectories
-from tests.grpo.learner.conftest import BASE, DeskRollout
+from tests.grpo.learner.conftest import BASE, DeskRollout, largest_difference, share_of_the_step, weights
 
 SPACED = """
 from grpo import Renderer
@@ -68,33 +68,11 @@ def _rewrite(desk: DeskRollout, path: Path, **changes: object) -> Path:
     return path
 
 
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def _largest_difference(left: Path, right: Path) -> float:
-    first, second = _weights(left), _weights(right)
-    assert first.keys() == second.keys()
-    return max(float((first[name] - second[name]).abs().max()) for name in first)
-
-
-def _share_of_the_step(left: Path, right: Path, start: Path) -> float:
-    """The distance of two policies (2-norm) as a share of the step that the first has made from `start`.
-
-    Adam divides a gradient by its own size. Where that is below Adam's epsilon (1e-8), the order of additions
-    alone moves a weight by percents of the learning rate: no bound holds for the largest weight, one does for all.
-    """
-    first, second, base = _weights(left), _weights(right), _weights(start)
-    apart = sum(float((first[name] - second[name]).square().sum()) for name in first)
-    step = sum(float((first[name] - base[name]).square().sum()) for name in first)
-    return (apart / step) ** 0.5
-
-
 def test_activation_checkpointing_gives_the_same_weights(desk_rollout: DeskRollout, tmp_path: Path):
     """It changes the memory, not the result; dropout stays off."""
     _update(desk_rollout, tmp_path / "plain")
     _update(desk_rollout, tmp_path / "less", gradient_checkpointing=True)
-    assert _largest_difference(tmp_path / "plain", tmp_path / "less") < 1e-6
+    assert largest_difference(tmp_path / "plain", tmp_path / "less") < 1e-6
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -105,7 +83,7 @@ def test_half_precision_takes_nearly_the_same_step(desk_rollout: DeskRollout, tm
     assert 0 < half.mismatch_kl < 1e-3
     assert half.gradient_norm == pytest.approx(exact.gradient_norm, rel=0.05)
     assert half.gradient_norm != exact.gradient_norm
-    saved = _weights(tmp_path / precision)
+    saved = weights(tmp_path / precision)
     assert all(tensor.dtype == torch.float32 for tensor in saved.values())
     scale = read_state(tmp_path / precision).loss_scale
     assert (scale is not None) == (precision == "fp16")
@@ -123,7 +101,7 @@ def test_weights_in_bfloat16_take_nearly_the_same_step(desk_rollout: DeskRollout
     metrics = _update(desk, tmp_path / "bf16", importance_sampling_cap=2.0)
     assert 1e-6 < metrics.mismatch_kl < 1e-2
     before, after, rounded = (
-        torch.cat([weight.flatten() for weight in _weights(folder).values()])
+        torch.cat([weight.flatten() for weight in weights(folder).values()])
         for folder in (desk_rollout.base, tmp_path / "fp32", tmp_path / "bf16")
     )
     assert rounded.dtype == torch.float32
@@ -298,8 +276,8 @@ def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_p
     """Gloo on the CPU, each with its part of the batch: the same step, up to the order of additions."""
     alone = _update(desk_rollout, tmp_path / "one")
     shared = _update(desk_rollout, tmp_path / "two", processes=2, sharding=sharding)
-    assert _share_of_the_step(tmp_path / "one", tmp_path / "two", desk_rollout.base) < 3e-4
-    assert _largest_difference(tmp_path / "one", desk_rollout.base) > 1e-4
+    assert share_of_the_step(tmp_path / "one", tmp_path / "two", desk_rollout.base) < 3e-4
+    assert largest_difference(tmp_path / "one", desk_rollout.base) > 1e-4
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
     assert shared.tokens == alone.tokens
     # and one process goes on from the moments that two have left, to the same weights as from its own
@@ -309,7 +287,7 @@ def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_p
         _update(
             desk_rollout, tmp_path / then, scored=scored, parent=tmp_path / first, iteration=1, ratio_tolerance=10.0
         )
-    assert _share_of_the_step(tmp_path / "three", tmp_path / "four", tmp_path / "one") < 3e-4
+    assert share_of_the_step(tmp_path / "three", tmp_path / "four", tmp_path / "one") < 3e-4
 
 
 def test_an_error_of_a_worker_is_raised_as_its_own_class(desk_rollout: DeskRollout, tmp_path: Path):
@@ -407,7 +385,7 @@ def test_uneven_shards_agree_on_the_entropy_threshold(desk_rollout: DeskRollout,
         desk_rollout, tmp_path / "two", top_entropy_quantile=0.5, microbatch_tokens=900, processes=2, sharding="sharded"
     )
     assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
-    assert _largest_difference(tmp_path / "one", tmp_path / "two") < 1e-4
+    assert largest_difference(tmp_path / "one", tmp_path / "two") < 1e-4
 
 
 def test_a_policy_that_diverges_is_not_saved(desk_rollout: DeskRollout, tmp_path: Path):

@@ -27,7 +27,7 @@ from tests.grpo.learner.conftest import BASE, DeskRollout
 from tests.places import ROOT
 
 
-def _request(desk: DeskRollout, target: Path, *, launcher: int | None = None, **settings: object) -> UpdateRequest:
+def _request(desk: DeskRollout, target: Path, **settings: object) -> UpdateRequest:
     return UpdateRequest(
         scored=(desk.scored,),
         parent=desk.base,
@@ -37,7 +37,6 @@ def _request(desk: DeskRollout, target: Path, *, launcher: int | None = None, **
         seed=4,
         iteration=0,
         base_artifact=BASE,
-        launcher=os.getpid() if launcher is None else launcher,
     )
 
 
@@ -64,7 +63,7 @@ def test_a_worker_runs_its_request_and_writes_the_metrics(desk_rollout: DeskRoll
     )
     request = _request(desk_rollout, tmp_path / "requested", lora={"r": 2})
     (tmp_path / "request.json").write_text(request.model_dump_json())
-    main(tmp_path / "request.json")
+    main(tmp_path / "request.json", os.getpid())
     metrics = UpdateMetrics.model_validate_json((tmp_path / METRICS).read_bytes())
     assert metrics.model_copy(update={"tokens_per_s": 0.0}) == alone.model_copy(update={"tokens_per_s": 0.0})
     assert read_state(tmp_path / "requested") == read_state(tmp_path / "alone")
@@ -79,7 +78,7 @@ def test_the_first_error_of_a_worker_is_reported_and_shown(
 ):
     """With class and message; an earlier report of another process stays."""
     (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x").model_dump_json())
-    main(tmp_path / "request.json")
+    main(tmp_path / "request.json", os.getpid())
     first = ErrorReport(kind="RatioError", message="the first")
     if before:
         (tmp_path / ERROR).write_text(first.model_dump_json())
@@ -93,7 +92,7 @@ def test_the_first_error_of_a_worker_is_reported_and_shown(
 def test_a_communication_error_is_not_reported(desk_rollout: DeskRollout, tmp_path: Path):
     """The reason is in another process: no report is written until an error of this one."""
     (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x").model_dump_json())
-    main(tmp_path / "request.json")
+    main(tmp_path / "request.json", os.getpid())
     with pytest.raises(Exception) as away:  # noqa: PT011
         distributed.all_reduce(torch.ones(1))
     sys.excepthook(away.type, away.value, away.tb)
@@ -108,11 +107,11 @@ def test_a_worker_ends_without_its_launcher(desk_rollout: DeskRollout, tmp_path:
     """The launcher is gone: the worker does not wait for the second process, which never starts."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x", launcher=gone.pid).model_dump_json())
+    (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x").model_dump_json())
     meeting = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     began = time.monotonic()
     process = subprocess.run(
-        [sys.executable, "-m", "grpo.learner.worker", str(tmp_path / "request.json")],
+        [sys.executable, "-m", "grpo.learner.worker", str(tmp_path / "request.json"), str(gone.pid)],
         cwd=ROOT, env={**os.environ, **meeting}, capture_output=True, timeout=240, check=False,
     )  # fmt: skip
     assert (process.returncode, process.stderr) == (1, b"")

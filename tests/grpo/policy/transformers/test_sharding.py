@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from torch import distributed
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from grpo.policy.transformers.model import load
+from grpo.config.training import LoraSettings
+from grpo.policy.transformers.adapters import add_adapters
+from grpo.policy.transformers.exactness import PathCheck
+from grpo.policy.transformers.model import TransformersPolicy, load, load_sharded
 from grpo.policy.transformers.sharding import distribute_like, gather_full, is_sharded, shard_model
+from grpo.policy.transformers.weight_stream import has_layout_of
 
 IDS = torch.arange(5, 25)[None]
-
-
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A group of processes that this one is alone in."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
 
 
 def _mean_logits(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -74,18 +68,79 @@ def test_a_shard_is_gathered_and_distributed_again(tiny_folder: Path):
     assert not is_sharded(distribute_like(torch.arange(32.0), weight))
 
 
-@pytest.mark.usefixtures("alone")
-def test_the_hash_of_a_sharded_model_is_that_of_its_whole_weights(tiny_folder: Path, tmp_path: Path):
-    """Saved by the process that writes, it is the policy that it was; one that does not write leaves no file."""
-    from grpo.policy.transformers.model import weights_hash
+def _load_sharded(folder: Path, path_check: PathCheck) -> TransformersPolicy:
+    return load_sharded(folder, path_check=path_check, shard=lambda model: shard_model(model, _mean_logits))
 
-    policy = load(tiny_folder)
-    shard_model(policy.model, _mean_logits)
-    assert weights_hash(policy.model) == policy.hash
-    policy.save(tmp_path / "none", write=False)
-    assert not (tmp_path / "none").exists()
-    policy.save(tmp_path / "copy")
-    assert load(tmp_path / "copy").hash == policy.hash
+
+@pytest.mark.usefixtures("alone")
+def test_a_model_is_sharded_before_its_weights_are_read(tiny_folder: Path):
+    """When it is sharded it has no memory for weights; when it is loaded it is the policy of the folder, on its path.
+
+    A sharded weight that is tied to another one is still one tensor.
+    """
+    whole = load(tiny_folder)
+    devices: set[str] = set()
+
+    def shard(model: PreTrainedModel) -> None:
+        devices.update(parameter.device.type for parameter in model.parameters())
+        shard_model(model, _mean_logits)
+
+    policy = load_sharded(tiny_folder, path_check=whole.path_check, shard=shard)
+    assert devices == {"meta"}
+    assert all(map(is_sharded, policy.model.parameters()))
+    assert (policy.hash, policy.path_check) == (whole.hash, whole.path_check)
+    assert policy.model.forward_path == whole.model.forward_path
+    assert len(list(policy.model.parameters())) == len(list(whole.model.parameters()))
+    assert torch.equal(policy.model.local_logprobs(IDS)[0], _mean_logits(whole.model, IDS)[0])
+
+
+@pytest.mark.usefixtures("alone")
+def test_sharded_weights_are_written_as_whole_ones(tiny_folder: Path, tmp_path: Path):
+    """Byte for byte the folder that one process writes; a process that does not write leaves no file."""
+    whole = load(tiny_folder)
+    whole.save(tmp_path / "source")
+    policy = _load_sharded(tmp_path / "source", whole.path_check)
+    with torch.no_grad():
+        for model in (whole.model, policy.model):
+            for parameter in model.parameters():
+                parameter.mul_(2)
+    whole.save(tmp_path / "whole")
+    for name in ("sharded", "silent"):
+        (tmp_path / name).mkdir()
+        policy.save_sharded(tmp_path / name, source=tmp_path / "source", write=name == "sharded")
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "sharded").iterdir()} == expected
+    assert list((tmp_path / "silent").iterdir()) == []
+
+
+@pytest.mark.usefixtures("alone")
+def test_weights_of_another_layout_are_gathered(tiny_folder: Path, tmp_path: Path):
+    """A source whose file lacks a weight: the policy is written all the same, with the names of its own."""
+    whole = load(tiny_folder)
+    policy = _load_sharded(tiny_folder, whole.path_check)
+    shutil.copytree(tiny_folder, tmp_path / "source")
+    weights = load_file(tmp_path / "source" / "model.safetensors")
+    assert has_layout_of(policy.model, tmp_path / "source")
+    save_file({"renamed": weights.pop("model.norm.weight"), **weights}, tmp_path / "source" / "model.safetensors")
+    assert not has_layout_of(policy.model, tmp_path / "source")
+    policy.save_sharded(tmp_path / "copy", source=tmp_path / "source", write=True)
+    assert load(tmp_path / "copy").hash == whole.hash
+
+
+@pytest.mark.usefixtures("alone")
+def test_only_adapters_of_a_sharded_model_are_written(tiny_folder: Path, tmp_path: Path):
+    """Byte for byte the folder of a process with whole weights; the base is neither gathered nor written."""
+    for name in ("whole", "sharded"):
+        policy = load(tiny_folder)
+        add_adapters(policy.model, LoraSettings(r=2), seed=3)
+        if name == "sharded":
+            shard_model(policy.model, _mean_logits)
+            policy.save_sharded(tmp_path / name, source=tiny_folder, write=True)
+        else:
+            policy.save(tmp_path / name)
+    expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    assert "adapter_model.safetensors" in expected
+    assert {path.name: path.read_bytes() for path in (tmp_path / "sharded").iterdir()} == expected
 
 
 def test_a_tensor_goes_to_the_device_of_the_other():

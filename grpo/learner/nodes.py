@@ -1,0 +1,88 @@
+"""The other nodes of distributed updates: each follows the folder of the nodes, and joins every update that appears.
+
+The first node runs the train stage. It makes a folder for each update in the folder that `GRPO_NODES` names, which all
+nodes see at the same path, with the request in it. The folder is gone when the update has ended. Nodes find each other,
+and are counted, by torchrun's rendezvous on a file in it.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from grpo.errors import ConfigError
+from grpo.learner.distributed import (
+    ERROR,
+    REQUEST,
+    UPDATE_PREFIX,
+    ErrorReport,
+    UpdateRequest,
+    check_devices,
+    kill_tree,
+    start_torchrun,
+)
+from grpo.storage.files import write_atomically
+
+_POLL_S = 0.5
+"""Interval at which the folder of the nodes is searched."""
+
+
+def follow(nodes: Path, *, sources: str) -> Iterator[str]:
+    """Join every update in the folder of the nodes, one after the other, without end. Yields a line for each event.
+
+    `sources` is the digest of this node's sources. Updates of nodes with other sources are refused.
+    """
+    seen: set[str] = set()
+    while True:
+        requests = [path for path in nodes.glob(f"{UPDATE_PREFIX}*/{REQUEST}") if path.parent.name not in seen]
+        if not requests:
+            time.sleep(_POLL_S)
+            continue
+        update = max(requests, key=_time).parent  # older ones are of killed runs
+        seen |= {path.parent.name for path in requests}
+        yield f"{update.name}: joining"
+        yield f"{update.name}: {join(update, sources=sources)}"
+
+
+def join(update: Path, *, sources: str) -> str:
+    """Run this node's processes of an update until they end or its folder is gone, and return how it ended.
+
+    If this node cannot take part, it reports the reason to the first node, which ends the update with it.
+    """
+    try:
+        request = UpdateRequest.model_validate_json((update / REQUEST).read_bytes())
+        _check(request, sources)
+    except FileNotFoundError:
+        return "over before this node joined"
+    except ConfigError as error:
+        report = ErrorReport(kind="ConfigError", message=f"node {socket.gethostname()}: {error}")
+        write_atomically(update / ERROR, report.model_dump_json())
+        return f"refused: {error}"
+    with start_torchrun(request, update, stderr=None) as torchrun:
+        while torchrun.poll() is None:
+            if not (update / REQUEST).exists():
+                kill_tree(psutil.Process(torchrun.pid))
+                return "over"
+            time.sleep(_POLL_S)
+    return "ended" if torchrun.returncode == 0 else f"failed, torchrun ended with {torchrun.returncode}"
+
+
+def _check(request: UpdateRequest, sources: str) -> None:
+    """Raise `ConfigError` if this node has other sources or does not see the checkpoint."""
+    check_devices(request.settings)
+    if request.sources != sources:
+        raise ConfigError("its sources of grpo differ from the first node's. Install the same version on both")
+    missing = [path for path in (*request.scored, request.parent, request.base) if not path.exists()]
+    if missing:
+        raise ConfigError(f"{missing[0]} is not there. Set store to a folder that all nodes see at the same path")
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # it is over
+        return 0.0

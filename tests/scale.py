@@ -1,0 +1,124 @@
+"""Tables of docs/scale.md: does a model fit on N accelerators of 80 GB, by the estimates of the dry run.
+
+`python -m tests.scale` writes them. Nothing is measured here, and no weights are read, because the sizes follow from
+config.json. The estimate is held against the peaks that `make bench` has measured with a model of 0.5 B weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from grpo.config.training import LoraSettings, TrainingSettings
+from grpo.learner.empty_model import empty_model
+from grpo.learner.memory_estimate import memory_estimate
+from grpo.learner.model_sizes import ModelSizes, model_sizes
+from grpo.learner.process_memory import GATHERED, ProcessMemory, process_memory
+from grpo.storage.files import write_atomically
+from tests.benchmarks.page import Table, read
+from tests.places import ROOT
+
+PAGE = ROOT / "docs" / "scale.md"
+SECTION = "## Does it fit?"
+DEVICE = 80 * 10**9
+"""Bytes of one accelerator."""
+MODELS = {
+    "Qwen2.5-7B": ("qwen2", 3584, 28, 28, 4, 18944, 152064),
+    "Qwen2.5-32B": ("qwen2", 5120, 64, 40, 8, 27648, 152064),
+    "Llama-3-70B": ("llama", 8192, 80, 64, 8, 28672, 128256),
+}
+"""Type, hidden size, layers, heads, key-value heads, intermediate size and vocabulary of the published configs."""
+PER_NODE = 8
+NODES = (1, 2, 4, 8)
+MICROBATCH = 4096
+_CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+
+
+def main() -> None:
+    """Write the section of the page."""
+    rows = [row for name in MODELS for row in _rows(name)]
+    head = ("model", "trained", "GPUs", "state GB", "buffers GB", "activations GB", "load GB", "peak GB", "fits 80 GB")
+    keep(f"{TEXT}\n\n{Table(head=head, rows=tuple(rows)).markdown()}\n\n{against_the_bench()}", PAGE)
+
+
+TEXT = f"""\
+Written by `python -m tests.scale` from the estimates of `grpo train CONFIG --dry-run`. Nobody has run these models
+here: the table is arithmetic. `training.sharding` is sharded, with one process for each GPU and {PER_NODE} GPUs in a
+node, gradient checkpointing, and passes of {MICROBATCH:,} tokens (`training.microbatch_tokens`). For all weights a
+process holds (4 + 4 + 4 + 8) bytes a weight / GPUs: the policy, its reference, gradients and two moments, all in
+float32. For adapters it holds 4 bytes a weight / GPUs, and the base is read whole by each process, which is what does
+not fit. Buffers are the gathered layers and their gradients; activations are of one pass."""
+
+
+def _rows(name: str) -> Iterator[tuple[str, ...]]:
+    for trained, lora in (("all weights", None), ("LoRA, r 16", LoraSettings())):
+        with TemporaryDirectory() as folder:
+            sizes = _sizes(name, Path(folder), lora)
+        for nodes in NODES:
+            memory = _memory(sizes, lora, nodes)
+            parts = (memory.state, memory.buffers, memory.activations or 0, memory.load, memory.peak)
+            fits = "yes" if memory.peak <= DEVICE else "no"
+            yield (name, trained, f"{nodes * PER_NODE}", *(f"{size / 1e9:.1f}" for size in parts), fits)
+
+
+def _sizes(name: str, folder: Path, lora: LoraSettings | None) -> ModelSizes:
+    kind, hidden, layers, heads, kv_heads, intermediate, vocabulary = MODELS[name]
+    config = {
+        "model_type": kind,
+        "architectures": [_CLASSES[kind]],
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    training = TrainingSettings(lora=lora)
+    return model_sizes(folder, training, lambda: empty_model(folder, training))
+
+
+def _memory(sizes: ModelSizes, lora: LoraSettings | None, nodes: int) -> ProcessMemory:
+    training = TrainingSettings(
+        lora=lora,
+        nodes=nodes,
+        processes=PER_NODE,
+        sharding="sharded",
+        gradient_checkpointing=True,
+        microbatch_tokens=MICROBATCH,
+    )
+    estimate = memory_estimate(sizes, training, episodes=0, max_context=MICROBATCH)
+    return process_memory(estimate, sizes, training)
+
+
+def against_the_bench() -> str:
+    """The estimate of the bench's model, without a reference, beside the measured peak of a step."""
+    (table,) = read()["sharded"].findings.tables
+    lines = []
+    for row in table.rows:
+        step = dict(zip(table.head, row, strict=True))
+        if step["phase"] == "step":
+            share, layer, peak = (
+                int(step[name].replace(",", "")) for name in ("share MiB", "largest layer MiB", "peak MiB")
+            )
+            lines.append((step["processes"], f"{share:,}", f"{share + GATHERED * layer:,}", f"{peak:,}"))
+    shown = Table(head=("processes", "state MiB", "estimated peak MiB", "measured peak MiB"), rows=tuple(lines))
+    return (
+        "The same estimate for the random model of 0.5 B weights, of which a step was measured on two cores\n"
+        f"([benchmarks.md](benchmarks.md), memory of sharded weights), without a reference:\n\n{shown.markdown()}"
+    )
+
+
+def keep(section: str, page: Path) -> None:
+    """Put the section in the place of the one that the page has, and leave the others."""
+    before, _, behind = page.read_text(encoding="utf-8").partition(f"{SECTION}\n")
+    _, separator, others = behind.partition("\n## ")
+    write_atomically(page, f"{before.rstrip()}\n\n{SECTION}\n\n{section}\n{separator}{others}")
+
+
+if __name__ == "__main__":
+    main()

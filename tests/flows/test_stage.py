@@ -53,6 +53,7 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "settings": config.training,
             "renderer": RendererSettings(kind="python", object="json:JSONDecoder", options={"strict": True}),
             "iteration": 0,
+            "samplers": ("earlier",),
             **common,
         },
         "evaluate": {

@@ -476,7 +476,10 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
         raise OSError("no such weights")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    installed = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: object() if name == "bitsandbytes" else installed(name)
+    )
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
     with pytest.raises(
         PolicyError,
@@ -495,6 +498,7 @@ def test_models_are_loaded_from_local_files_without_remote_code(folder: Path, mo
         "output_loading_info": True,
         "local_files_only": True,
         "ignore_mismatched_sizes": True,
+        "distributed_config": None,
     }
 
 

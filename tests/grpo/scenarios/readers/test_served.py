@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from pydantic import ValidationError
+
 from grpo.config.scenarios import ServedSource
 from grpo.log.folder import ServedLog
 from grpo.log.records import Record
@@ -91,7 +94,7 @@ def test_the_user_may_become_a_goal(tmp_path: Path):
 
 
 def test_a_conversation_that_is_not_a_scenario_is_a_record_with_a_problem(tmp_path: Path):
-    """An unknown domain, and a user who does not come to speak; the damaged line is one, too."""
+    """A user who does not come to speak, and the damaged line. Whoever builds the scenario refuses an unknown domain."""
     write(
         tmp_path,
         replace(turn("a"), metadata={"domain": "moon"}),
@@ -100,8 +103,10 @@ def test_a_conversation_that_is_not_a_scenario_is_a_record_with_a_problem(tmp_pa
     )
     [segment] = (tmp_path / "segments").glob("*.log")
     segment.write_bytes(segment.read_bytes() + b"damage\n")
-    problems = [record.problem or "" for record in read_records(source(tmp_path))]
-    assert problems[0].startswith("not a conversation: domain: Input should be")
+    records = list(read_records(source(tmp_path)))
+    with pytest.raises(ValidationError, match="domain\n  Input should be"):
+        Scenario.model_validate(records[0].data)
+    problems = [record.problem or "" for record in records]
     assert problems[1:3] == ["not a conversation: no user turn: a scenario needs one", ""]
     assert problems[3].startswith("damaged record: the checksum differs, line 4")
 

@@ -94,7 +94,7 @@ def test_the_user_may_become_a_goal(tmp_path: Path):
 
 
 def test_a_conversation_that_is_not_a_scenario_is_a_record_with_a_problem(tmp_path: Path):
-    """A user who does not come to speak, and the damaged line. Whoever builds the scenario refuses an unknown domain."""
+    """A user who does not come to speak, and the damaged line. The scenario itself refuses an unknown domain."""
     write(
         tmp_path,
         replace(turn("a"), metadata={"domain": "moon"}),

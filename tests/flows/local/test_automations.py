@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
-until = partial(waiting.until, patience_s=120.0)
+until = partial(waiting.until, patience_s=300.0)
 
 
 class Receiver:

@@ -162,7 +162,7 @@ class IterationMetrics(UpdateMetrics):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What speaks against this iteration: replies that ignore the input, turn rewards that mislead."""
+        """Problems of this iteration: replies that do not depend on the input, turn rewards that lower success."""
         texts = []
         if self.input_agnostic:
             texts.append(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -315,6 +315,15 @@ def _add_sockets(app: FastAPI, parts: ServerState) -> None:
         await serve_event_socket(socket, parts.service)
 
 
+@contextmanager
+def _asked_again(what: str) -> Iterator[None]:
+    """Answer 503 with a time to wait if the log cannot be written."""
+    try:
+        yield
+    except StorageError as error:
+        raise overloaded(f"{what} cannot be logged now. Try again", retry_after_s=10.0) from error
+
+
 def _add_feedback(app: FastAPI, parts: ServerState) -> None:
     service = parts.service
 
@@ -322,10 +331,8 @@ def _add_feedback(app: FastAPI, parts: ServerState) -> None:
     async def feedback(request: Request, caller: Authenticated, response: Response) -> Receipt:
         """Log feedback on a turn or a conversation. It may arrive late, repeatedly and in any order."""
         body = await read_small_request(FeedbackRequest, request, preparation=service.preparation)
-        try:
+        with _asked_again("feedback"):
             record = await log_feedback(body, caller, service.log, parts.limiter, now=service.now())
-        except StorageError as error:
-            raise overloaded("feedback cannot be logged now. Try again", retry_after_s=10.0) from error
         parts.metrics.observe_feedback(record)
         response.headers.update(await parts.limiter.headers(caller))
         return Receipt(id=record.id)
@@ -334,10 +341,8 @@ def _add_feedback(app: FastAPI, parts: ServerState) -> None:
     async def log(request: Request, caller: Authenticated, response: Response) -> LogReceipt:
         """Log a conversation that another server had, so that retraining reads it like a conversation of this one."""
         body = await read_small_request(LogRequest, request, preparation=service.preparation)
-        try:
+        with _asked_again("the conversation"):
             receipt = await log_conversation(body, caller, service.log, parts.limiter, now=service.now())
-        except StorageError as error:
-            raise overloaded("the conversation cannot be logged now. Try again", retry_after_s=10.0) from error
         response.headers.update(await parts.limiter.headers(caller))
         return receipt
 

@@ -28,8 +28,8 @@ _MIN_SHARED = 16
 _CHUNKS = 2
 """Largest number of prompt chunks in one pass."""
 _MIN_IDLE = 2
-"""Closed conversations that may keep their slots even if fewer are in progress. Otherwise there are no more of them
-than conversations in progress, because they slow the passes down."""
+"""Number of closed conversations that may always keep their slots. Further ones keep them only while as many
+conversations are in progress, because each idle slot slows the passes down."""
 
 
 class ServingSampler(SlotSampler):

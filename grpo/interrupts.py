@@ -108,7 +108,8 @@ def stoppable() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM interrupt the block, and end the process if the block does not end within `GRACE_S`.
 
     The main thread raises the exception of a handler that others have installed, or else `KeyboardInterrupt` or
-    `Stopped`. In another thread the block runs unchanged, because signals belong to the main thread.
+    `Stopped`. It does so as well if code in the block has caught that exception and `check` then ended its task. In
+    another thread the block runs unchanged, because signals belong to the main thread.
     """
     if threading.current_thread() is not threading.main_thread() or _state.received is not None:
         yield
@@ -127,6 +128,11 @@ def stoppable() -> Iterator[None]:
     wakeup = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
     try:
         yield
+    except asyncio.CancelledError:
+        handler = signal.getsignal(_state.signum) if stopping() and _state.signum is not None else None
+        if callable(handler):
+            handler(_state.signum, None)
+        raise
     finally:
         ended.set()
         if _state.is_command and stopping():  # a thread that never ends would keep the interpreter

@@ -18,6 +18,7 @@ from grpo.policy.policy import Policy, Prompt, Sampling
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
+from tests.benchmarks import gpu_memory
 from tests.benchmarks.against_trl import make_trainer, trl_inputs, trl_step
 from tests.benchmarks.desk import MODEL
 from tests.benchmarks.growth import attended_tokens, trajectories
@@ -47,6 +48,7 @@ SIBLINGS = 8
 CALL_ROWS = 128
 """Conversations in one call of `generate`."""
 STEP_ROWS = (8, 16)
+SWAP_BATCHES = (64, 256)
 REPEATS = 3
 IDLE = 0.8
 """Below this share of time at work the GPU waits for the CPU to launch kernels."""
@@ -65,10 +67,19 @@ def measure() -> Findings:
             f"{torch.cuda.get_device_name(device)}, a model of Qwen3-0.6B's shape with random weights. Rollout: groups "
             f"of {SIBLINGS}, prompts of {PROMPT} tokens, {TURNS} turns of {SHORTEST} to {LONGEST} tokens, replies of "
             f"{HEARD}, weights in bfloat16. The limit is what the memory's bandwidth allows: each pass reads the "
-            "weights and the keys and values of all conversations once. Step: 8 groups of 8, weights in float32, "
-            f"passes in bfloat16. Medians of {REPEATS}, runs alternate."
+            "weights and the keys and values of all conversations once. Step: 8 groups of 8, passes in bfloat16 with "
+            "weights in float32, or also with weights rounded to bfloat16 beside those in float32. New weights: the "
+            f"whole rollout of {SWAP_BATCHES} conversations, and with other weights in the middle of a turn, after "
+            f"which each conversation is read again. Medians of {REPEATS}, runs alternate. Memory: a model of Qwen2.5-1.5B's "
+            f"shape with random weights, 64 episodes of {gpu_memory.LENGTH} tokens, what PyTorch allocates at most; a "
+            "process with a limit may not allocate more."
         ),
-        tables=(rollout_table(device, QWEN3_0_6B, BATCHES), step_table(device, QWEN3_0_6B)),
+        tables=(
+            rollout_table(device, QWEN3_0_6B, BATCHES),
+            step_table(device, QWEN3_0_6B),
+            swap_table(device, QWEN3_0_6B),
+            gpu_memory.memory_table(),
+        ),
     )
 
 
@@ -111,8 +122,11 @@ def _sampling(conversation: int, turn: int) -> Sampling:
     return Sampling(temperature=1.0, max_new_tokens=length, seed=conversation)
 
 
-def _converse(make_inference_backend: Policy, batch: int) -> None:
-    """Play `batch` conversations with a world that answers at once."""
+def _converse(make_inference_backend: Policy, batch: int, *, replacement: TransformersPolicy | None = None) -> None:
+    """Play `batch` conversations with a world that answers at once.
+
+    The sampler goes on with the weights of a replacement when the first turn ends, while other turns are in progress.
+    """
     renderer = Renderer(load_tokenizer(MODEL))
 
     def tokens(count: int, *seed: int) -> list[int]:
@@ -126,6 +140,8 @@ def _converse(make_inference_backend: Policy, batch: int) -> None:
                 heard = tokens(PROMPT, index // SIBLINGS)
                 for turn in range(TURNS):
                     await session.generate(Prompt(new_ids=heard), _sampling(index, turn))
+                    if replacement is not None and replacement.hash != sampler.policy_hash:  # type: ignore[attr-defined]
+                        sampler.replace_model(replacement.model, replacement.hash)  # type: ignore[attr-defined]
                     heard = tokens(HEARD, index, turn)
                 session.close()
 
@@ -154,9 +170,13 @@ def step_table(device: torch.device, shape: Qwen3Config) -> Table:
     samples = trajectories(8, 4, 512, groups=8)
     tokens = sum(len(sample.token_ids) for sample in samples)
     settings = TrainingSettings(precision="bf16", importance_sampling_cap=2.0)
-    ours = our_step(TransformersPolicy(copy.deepcopy(model), tokenizer).model, samples, settings, on_policy=False)
+    policy = TransformersPolicy(copy.deepcopy(model), tokenizer)
+    rounded = policy.in_dtype("bfloat16").model
     model.set_attn_implementation("sdpa")
-    steps: dict[str, Callable[[], float]] = {"ours": ours}
+    steps: dict[str, Callable[[], float]] = {
+        "ours": our_step(policy.model, samples, settings, on_policy=False),
+        "ours, weights rounded to bfloat16": our_step(rounded, samples, settings, master=policy.model, on_policy=False),
+    }
     inputs = trl_inputs(samples, device=device)
     for rows in STEP_ROWS:
         trainer = make_trainer(copy.deepcopy(model), tokenizer, rows=rows, checkpointing=False, half=True)
@@ -167,7 +187,7 @@ def step_table(device: torch.device, shape: Qwen3Config) -> Table:
     table = []
     for name, step in steps.items():
         # the synthetic trajectories are of one length: no padding
-        passed = len(attended_tokens(samples)) if name == "ours" else tokens
+        passed = len(attended_tokens(samples)) if name.startswith("ours") else tokens
         mfu = model_flops_utilization(model, tokens_per_s=passed / taken[name], precision="bf16")
         told = "unknown" if mfu is None else f"{mfu:.0%}"
         busy = _busy_share(step, device)
@@ -175,6 +195,28 @@ def step_table(device: torch.device, shape: Qwen3Config) -> Table:
             (name, f"{taken[name]:.3f}", f"{tokens / taken[name]:,.0f}", told, _limited_by(busy, "its kernels"))
         )
     return Table(head=("step", "s", "tokens/s", "MFU", "limited by"), rows=tuple(table))
+
+
+def swap_table(device: torch.device, shape: Qwen3Config) -> Table:
+    """Seconds of a rollout with the same weights, and with other weights in the middle of a turn."""
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer(MODEL)
+    policies = [
+        TransformersPolicy(Qwen3ForCausalLM(shape).to(device, torch.bfloat16).eval(), tokenizer) for _ in range(2)
+    ]
+    rows = []
+    for batch in SWAP_BATCHES:
+        plays = {
+            "same": partial(_converse, policies[0], batch),
+            "other": partial(_converse, policies[0], batch, replacement=policies[1]),
+        }
+        for play in plays.values():
+            play()
+        taken = in_turn({name: partial(_timed, play) for name, play in plays.items()}, repeats=REPEATS)
+        rows.append(
+            (str(batch), f"{taken['same']:.2f}", f"{taken['other']:.2f}", f"{taken['other'] - taken['same']:.2f}")
+        )
+    return Table(head=("conversations", "s", "s with new weights", "difference, s"), rows=tuple(rows))
 
 
 def _timed(act: Callable[[], object]) -> float:

@@ -21,10 +21,15 @@ TRIES, REPEATS = 2, 5
 
 
 def our_step(
-    model: PreTrainedModel, samples: Sequence[Sample], settings: TrainingSettings, *, on_policy: bool = True
+    model: PreTrainedModel,
+    samples: Sequence[Sample],
+    settings: TrainingSettings,
+    *,
+    master: PreTrainedModel | None = None,
+    on_policy: bool = True,
 ) -> Callable[[], float]:
     """A step of the learner that may be repeated, since its learning rate is 0; it returns the gradient's norm."""
-    learner = Learner(model, settings.model_copy(update={"learning_rate": 0.0}))
+    learner = Learner(model, settings.model_copy(update={"learning_rate": 0.0}), master=master)
     of = Denominators(
         sequences=len(samples),
         tokens=sum(int(sample.loss_mask.sum()) for sample in samples),

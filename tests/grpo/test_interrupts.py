@@ -36,6 +36,15 @@ def swallow():
         except BaseException:
             pass
 
+async def catch_once():
+    try:
+        started()
+        time.sleep(1000)
+    except BaseException:
+        pass
+    with user_code("an episode"):
+        pass
+
 def in_thread():
     with concurrent.futures.ThreadPoolExecutor() as pool:
         pool.submit(lambda: (started(), time.sleep(1000))).result()
@@ -49,6 +58,7 @@ BUSY = {
     "waiting in an event loop": "asyncio.run(asyncio.wait_for((started(), asyncio.Event())[1].wait(), 1000))",
     "in one of many episodes that block": "asyncio.run(episodes(lambda: time.sleep(1000)))",
     "in code that catches everything": "swallow()",
+    "in a task that catches it and goes on": "asyncio.run(catch_once())",
     "waiting for a thread": "in_thread()",
     "in an extension": "started(); hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)",
 }

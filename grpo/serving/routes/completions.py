@@ -140,6 +140,10 @@ class CompletionHandler:
         tasks = [self.admission.generate(self._choose(index)) for index in range(self._choices)]
         try:
             await asyncio.gather(*tasks)
+        except asyncio.CancelledError:
+            if self.admission.erased:  # also while a choice is being logged
+                raise erased_error() from None
+            raise
         except Exception as error:
             raise answerable(error) from error
         finally:
@@ -180,7 +184,6 @@ class CompletionHandler:
             status, reason = "aborted", "the client went away"
             if self.admission.erased:
                 status, reason = "erased", "erased while it ran"
-                raise erased_error() from None
             raise
         except BaseException as error:
             self._service.count_error()
@@ -195,7 +198,7 @@ class CompletionHandler:
         text = self._text(generation) if stream.stopped_text is None else stream.stopped_text
         usage = Usage(prompt=len(self._prompt), completion=len(generation.token_ids))
         turn = self._record(index, stream, status, reason, generation=generation, text=text)
-        await asyncio.shield(self.admission.start(self._service.record(turn, usage, stream.times)))
+        await asyncio.shield(self.admission.start(self._log_answered(index, stream, turn, usage)))
         self._done[index] = (self._choice(index, text, reason, generation, stream), usage)
 
     def _sampling(self, index: int) -> Sampling:
@@ -239,6 +242,13 @@ class CompletionHandler:
         if self._request.return_tokens_as_token_ids:
             return f"token_id:{id_}"
         return str(self._tokenizer.decode([id_]))
+
+    async def _log_answered(self, index: int, stream: TokenStream, turn: ServedTurn, usage: Usage) -> None:
+        """Log an answered turn. If it was erased before this task began, log only that."""
+        if self.admission.erased:
+            await self._log_unanswered(index, stream, status="erased", reason="erased while it ran")
+        else:
+            await self._service.record(turn, usage, stream.times)
 
     async def _log_unanswered(self, index: int, stream: TokenStream, *, status: TurnStatus, reason: str) -> None:
         try:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -95,3 +97,27 @@ def test_the_erasure_of_another_process_ends_turns_and_memory(tmp_path: Path):
         with pytest.raises(openai.NotFoundError):
             ask(extra_body={"conversation_id": first.conversation_id})
         until("the log", lambda: [turn.status for turn in server.turns()] == ["erased"])
+
+
+def test_a_completion_that_is_being_logged_is_answered_410_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is generated, but its record is not written yet when its user is erased."""
+    with chat_server(tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        record, begun, may_write = server.service.record, threading.Event(), threading.Event()
+
+        async def slow_record(*arguments: Any) -> None:
+            begun.set()
+            await asyncio.to_thread(may_write.wait, 240)
+            await record(*arguments)
+
+        monkeypatch.setattr(server.service, "record", slow_record)
+        client = server.client()
+        answer = pool.submit(
+            client.completions.create, model="clerk", prompt="Hello, order 1234", user="ann", max_tokens=4
+        )
+        assert begun.wait(240)
+        receipt = httpx.delete(f"{server.url}/v1/users/ann", headers=server.headers(), timeout=60).json()
+        may_write.set()
+        assert receipt["ended"] == 1
+        with pytest.raises(openai.APIStatusError) as refused:
+            answer.result()
+        assert (refused.value.status_code, refused.value.code) == (410, "conversation_erased")

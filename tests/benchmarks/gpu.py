@@ -70,9 +70,9 @@ def measure() -> Findings:
             "weights and the keys and values of all conversations once. Step: 8 groups of 8, passes in bfloat16 with "
             "weights in float32, or also with weights rounded to bfloat16 beside those in float32. New weights: the "
             f"whole rollout of {SWAP_BATCHES} conversations, and with other weights in the middle of a turn, after "
-            f"which each conversation is read again. Medians of {REPEATS}, runs alternate. Memory: a model of Qwen2.5-1.5B's shape "
-            f"with random weights, 64 episodes of {gpu_memory.LENGTH} tokens, what PyTorch allocates at most; a "
-            "process with a limit may not allocate more."
+            f"which each conversation is read again. Medians of {REPEATS}, runs alternate. Memory: a model of the "
+            f"shape of Qwen2.5-1.5B with random weights, 64 episodes of {gpu_memory.LENGTH} tokens, and what PyTorch "
+            "allocates at most. A process with a limit may not allocate more."
         ),
         tables=(
             rollout_table(device, QWEN3_0_6B, BATCHES),

@@ -99,7 +99,8 @@ class KVCache:
         own = max(0, tokens - self.shared_length)
         for pair in self._layers.values():
             for part in pair:
-                part[targets, :, :own] = part[source : source + 1, :, :own]
+                # PyTorch refuses overlapping memory, and sees the overlap if a conversation fills its slot
+                part[targets, :, :own] = part[source : source + 1, :, :own].clone()
 
     def share(self, prefix: KeysValues, tokens: int) -> None:
         """Begin every conversation with the `tokens` tokens of a prefix. Call it only while all slots are empty."""

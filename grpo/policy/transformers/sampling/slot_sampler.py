@@ -82,11 +82,12 @@ class SlotSampler(TurnSampler):
             self._holders[successor.slot] = successor
             self._followers.update((follower, successor) for follower in followers if follower is not successor)
             return
-        last = self._holders.pop()
+        last = self._holders[-1]
         if last is not session and last.slot is not None:
-            self._cache.copy(last.slot, [session.slot], last.length)
+            self._cache.copy(last.slot, [session.slot], last.length)  # if it fails, the slots are as before
             self._holders[session.slot] = last
             last.slot = session.slot
+        self._holders.pop()
         session.slot = None
 
     def _abandon(self, session: TurnSession) -> None:

@@ -53,6 +53,19 @@ def test_a_layer_that_writes_first_after_a_reservation_is_cleared():
     assert not values.any()
 
 
+@pytest.mark.parametrize("tokens", [3, 4])
+def test_a_conversation_is_copied_to_other_slots(tokens: int):
+    """Also one that fills its slot of 4 tokens, for which PyTorch sees that slots are parts of the same memory."""
+    cache, *parts = _cache(slots=3)
+    cache.reserve(4)
+    for part in parts:
+        part[1] = 7
+    cache.copy(1, [0, 2], tokens)
+    for part in parts:
+        assert (part[:, :, :tokens] == 7).all()
+        assert (part[[0, 2], :, tokens:] == 0).all()
+
+
 @pytest.mark.parametrize(("tokens", "capacity"), [(4, 4), (5, 8), (8, 8), (9, 9)])
 def test_a_cache_grows_to_twice_its_size_or_to_what_is_needed(tokens: int, capacity: int):
     """From 4 tokens; what was written stays in its place, and the new ones are 0."""

@@ -25,6 +25,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -104,6 +105,7 @@ class _Process:
 
     async def serve(self, connection: socket.socket) -> None:
         """Handle messages until the connection is closed."""
+        asyncio.get_running_loop().set_exception_handler(end_on_callback_error)
         connection.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self._frames, sock=connection)
         await self._disconnected.wait()
@@ -211,6 +213,17 @@ class _Process:
             turns_admitted=sampler.turns_admitted,
             queue_s=sampler.queue_s,
         )
+
+
+def end_on_callback_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """End the process after an error in a callback, because a turn may then never end, or keep its slot.
+
+    The server answers its turns 500, and loads the version again. The error of a task is only reported, because
+    the task has given it to its turns.
+    """
+    loop.default_exception_handler(context)
+    if "handle" in context:
+        os._exit(1)
 
 
 def set_threads(threads: int | None) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import signal
@@ -24,7 +25,7 @@ from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.engine.engine import Engine, EngineStopped, ProcessPolicy
 from grpo.serving.engine.messages import EngineStats
-from grpo.serving.engine.process import set_threads
+from grpo.serving.engine.process import end_on_callback_error, set_threads
 from tests.models.families import tiny_model
 from tests.waiting import until
 
@@ -610,3 +611,30 @@ def test_one_core_is_the_models(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     set_threads(None)
     assert chosen == [1]
+
+
+def test_an_error_in_a_callback_ends_the_engine_process_and_one_of_a_task_does_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """After the first, a turn might never end. The second is reported to its turns already."""
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+
+    async def fail() -> None:
+        raise PolicyError("a pass failed")
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(end_on_callback_error)
+        task = asyncio.create_task(fail())
+        await asyncio.wait([task])
+        del task
+        gc.collect()
+        assert codes == []
+        loop.call_soon([].pop)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert codes == [1]
+    assert "a pass failed" in caplog.text
+    assert "pop from empty list" in caplog.text

@@ -156,9 +156,7 @@ def starting_policies(config: PipelineConfig, base: Checkpoint) -> tuple[Checkpo
 def _tuning_inputs(config: PipelineConfig, policy: Checkpoint) -> dict[str, Any]:
     return {
         "base": policy.checkpoint,
-        "renderer": config.policy.renderer,
-        "agent": config.agent,
-        "environment": config.environment,
+        "parts": config.episode_parts,
         "max_tokens": config.training.microbatch_tokens,
         "seed": config.seed,
         "store": config.store,

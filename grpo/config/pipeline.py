@@ -11,6 +11,7 @@ from grpo.config.agent import AgentSettings, AnyAgentSettings
 from grpo.config.base import LEAST_TEMPERATURE, LocalPlace, ModelAddress, Name, RunName, Settings
 from grpo.config.dpo import DPOSettings
 from grpo.config.environments import EnvironmentSettings, TRLEnvironmentSettings, VerifiersSettings
+from grpo.config.episode_parts import EpisodeParts
 from grpo.config.gates import DEFAULT_GATES, GateSettings, PassGate
 from grpo.config.loading import load_settings
 from grpo.config.python_object import import_folder
@@ -140,6 +141,11 @@ class PipelineConfig(Settings):
     import_from: LocalPlace | None = None
     """Folder of your own modules, so that they can be imported. By default the folder of the YAML file, if it has a
     module that the config names. On other machines, install the modules or put them in a folder of PYTHONPATH."""
+
+    @property
+    def episode_parts(self) -> EpisodeParts:
+        """Environment, agent and renderer of the episodes."""
+        return EpisodeParts(environment=self.environment, agent=self.agent, renderer=self.policy.renderer)
 
     @property
     def objects(self) -> tuple[str, ...]:

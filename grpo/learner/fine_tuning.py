@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.renderer import RendererSettings
+from grpo.config.episode_parts import EpisodeParts
 from grpo.config.sft import SFTSettings
-from grpo.environments.environment import Environment
+from grpo.environments.episode_parts import make_parts
 from grpo.errors import DataError
 from grpo.learner.checkpoints import save_tuned
 from grpo.learner.demonstrations import (
@@ -21,7 +20,6 @@ from grpo.learner.demonstrations import (
 )
 from grpo.learner.read_back import check_read_back
 from grpo.messages import Message, Tool
-from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.model import load
 
@@ -32,13 +30,11 @@ def fine_tune(
     target: Path,
     settings: SFTSettings,
     *,
-    environment: Environment,
-    agent: MultiTurnAgent,
+    parts: EpisodeParts,
     max_tokens: int,
     seed: int,
-    renderer: RendererSettings | None = None,
 ) -> tuple[str, int, tuple[float, ...]]:
-    """Fine-tune checkpoint `base` and write `target`.
+    """Fine-tune checkpoint `base` on conversations in the prompts of these episodes, and write `target`.
 
     Returns the policy's hash, the number of demonstrations, and the loss of each step. Raises `DataError` if a
     demonstration cannot be read, exceeds the model's context, calls a tool that neither environment nor agent has, or
@@ -47,8 +43,8 @@ def fine_tune(
     from grpo.learner.trl.sft_trainer import train_sft  # the import takes 2.5 s
 
     policy = load(base)
+    environment, agent, renderer = make_parts(parts, policy.tokenizer)
     tools = (*environment.tools, *agent.tools)
-    rendering = make_renderer(policy.tokenizer, tools=tools, settings=renderer)
     examples = []
     source = source_place(settings.demonstrations)
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
@@ -56,8 +52,8 @@ def fine_tune(
         _check_calls(messages, tools, place)
         for position, message in enumerate(messages):
             if message.role == "assistant":
-                check_read_back(message, messages[:position], rendering, f"{place}: message {position}")
-        ids, mask = rendering.tokenize_conversation(messages)
+                check_read_back(message, messages[:position], renderer, f"{place}: message {position}")
+        ids, mask = renderer.tokenize_conversation(messages)
         if len(ids) > policy.max_context:
             raise DataError(
                 f"{place} has {len(ids)} tokens, but the model reads {policy.max_context}. Shorten it or leave it out"

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.agents.catalog import make_agent
 from grpo.config.dpo import DPOSettings, PreferenceSettings
-from grpo.config.renderer import RendererSettings
-from grpo.environments.environment import Environment
+from grpo.config.episode_parts import EpisodeParts
+from grpo.environments.catalog import make_environment
 from grpo.learner.checkpoints import save_tuned
 from grpo.learner.demonstrations import with_agent_prompt
 from grpo.learner.metrics import PreferenceMetrics
@@ -49,24 +49,25 @@ def tune_on_preferences(
     target: Path,
     settings: DPOSettings,
     *,
-    environment: Environment,
-    agent: MultiTurnAgent,
+    parts: EpisodeParts,
     max_tokens: int,
     seed: int,
-    renderer: RendererSettings | None = None,
 ) -> PreferenceTuning:
     """Train checkpoint `base`, which is the reference policy, on preference pairs, and write `target`.
+
+    The prompts of the pairs are rendered as in these episodes, with the tools of a pair if it states its own.
 
     Raises `DataError` if pairs cannot be read or exceed the model's context, and `NoEffect` if no weight changed.
     """
     policy, written = load(base), read_pairs(settings.pairs)
+    environment, agent = make_environment(parts.environment), make_agent(parts.agent)
     renderers: dict[str, Renderer] = {}
 
     def tokenize(pair: WrittenPair) -> TokenizedPair:
         tools = (*(environment.tools if pair.tools is None else pair.tools), *agent.tools)
         key = json.dumps([tool.to_template() for tool in tools])
         if key not in renderers:
-            renderers[key] = make_renderer(policy.tokenizer, tools=tools, settings=renderer)
+            renderers[key] = make_renderer(policy.tokenizer, tools=tools, settings=parts.renderer)
         prompt = with_agent_prompt(pair.prompt, agent, environment)
         return tokenize_pair(replace(pair, prompt=prompt), renderers[key], max_context=policy.max_context)
 

@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo.agents.catalog import make_agent
-from grpo.artifacts import Artifact
-from grpo.config.agent import AnyAgentSettings
-from grpo.config.environments import EnvironmentSettings
-from grpo.config.renderer import RendererSettings
-from grpo.config.rollout import RolloutSettings
-from grpo.environments.catalog import make_environment
+from grpo.artifacts import Artifact, ArtifactStore
+from grpo.environments.episode_parts import make_parts
 from grpo.identity.code import UserCode
-from grpo.policy.renderer import make_renderer
 from grpo.reads.recording import recorded_reads
 from grpo.rollout.collect import schedule
 from grpo.rollout.continuous import ContinuousRollout
 from grpo.rollout.live import LiveRollout, live_rollouts
 from grpo.rollout.windows import GroupQueue, QueueState
 from grpo.scenario import Scenario
+from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
+from grpo_tasks.rollout_request import RolloutRequest
+from grpo_tasks.split import read_split
+from grpo_tasks.stage import own_folders
 
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy
@@ -31,26 +28,22 @@ if TYPE_CHECKING:
 
 def begin_rollout(
     policy: TransformersPolicy,
-    table: Path,
-    train: Sequence[str],
+    request: RolloutRequest,
+    artifacts: ArtifactStore,
     *,
-    renderer: RendererSettings | None,
-    agent: AnyAgentSettings,
-    environment: EnvironmentSettings,
-    settings: RolloutSettings,
     window: int,
     windows: int,
     state: QueueState,
-    seed: int,
     code: UserCode | None,
-    exclude: tuple[Path, ...],
 ) -> LiveRollout:
-    """Begin with window `window` of `windows`, version `window` of the policy, and the scenarios `train` of a table.
+    """Begin with window `window` of `windows`, and with version `window` of the policy, on the training split.
 
-    `code` is the user's code that the rollout runs. What it reads is recorded, without the folders `exclude`.
+    `code` is the user's code that the rollout runs. What it reads is recorded, without the project's own folders.
     """
+    settings, table = request.settings, artifacts.path(request.scenarios) / SCENARIOS_FILE
+    train = read_split(artifacts, request.split).train
     queue = GroupQueue(
-        cache(lambda index: schedule(train, iteration=index, count=settings.scenarios, seed=seed)),
+        cache(lambda index: schedule(train, iteration=index, count=settings.scenarios, seed=request.seed)),
         group_size=settings.group_size,
         max_staleness=settings.max_staleness,
         windows=windows,
@@ -59,7 +52,7 @@ def begin_rollout(
         window=window,
         state=state,
     )
-    world, player = make_environment(environment), make_agent(agent)
+    parts = make_parts(request.parts, policy.tokenizer)
 
     def read(ids: Sequence[str]) -> list[Scenario]:
         by_id = {scenario.id: scenario for scenario in read_scenarios(table, ids=ids)}
@@ -68,16 +61,15 @@ def begin_rollout(
     rollout = ContinuousRollout(
         queue,
         policy,
-        world,
-        make_renderer(policy.tokenizer, tools=(*world.tools, *player.tools), settings=renderer),
+        parts.environment,
+        parts.renderer,
         settings,
         scenarios=read,
-        run_seed=seed,
-        agent=player,
+        run_seed=request.seed,
+        agent=parts.agent,
     )
-    return LiveRollout(
-        rollout, nullcontext() if code is None else recorded_reads(code.modules, code.texts), exclude=exclude
-    )
+    reads = nullcontext() if code is None else recorded_reads(code.modules, code.texts)
+    return LiveRollout(rollout, reads, exclude=own_folders(artifacts))
 
 
 def window_key(store: str, window: Artifact) -> str:

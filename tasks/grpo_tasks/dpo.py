@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from grpo.agents.catalog import make_agent
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.agent import AnyAgentSettings
 from grpo.config.dpo import DPOSettings
-from grpo.config.environments import EnvironmentSettings
-from grpo.config.renderer import RendererSettings
-from grpo.environments.catalog import make_environment
+from grpo.config.episode_parts import EpisodeParts
 from grpo.learner.metrics import PreferenceMetrics
 from grpo_tasks.gpu_slots import holds_gpu_slot
 from grpo_tasks.load_base import Checkpoint
@@ -30,9 +26,7 @@ class DPOResult(Checkpoint):
 def dpo(
     base: Artifact,
     settings: DPOSettings,
-    renderer: RendererSettings | None,
-    agent: AnyAgentSettings,
-    environment: EnvironmentSettings,
+    parts: EpisodeParts,
     max_tokens: int,
     seed: int,
     store: str,
@@ -46,11 +40,9 @@ def dpo(
             artifacts.path(base),
             new.path,
             settings,
-            environment=make_environment(environment),
-            agent=make_agent(agent),
+            parts=parts,
             max_tokens=max_tokens,
             seed=seed,
-            renderer=renderer,
         )
     return DPOResult(
         checkpoint=new.artifact,

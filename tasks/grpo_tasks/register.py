@@ -82,7 +82,7 @@ def register(
     for needed in (candidate, champion):
         Retention(artifacts).keep(needed, REGISTERED)
     run_id = models.open_run(config.registry.experiment, config.name, run_key=run_key, params=parameters(config))
-    models.log_code(run_id, user_code_files([config.agent, config.policy, config.environment]))
+    models.log_code(run_id, user_code_files([config.episode_parts]))
     policy = load_policy(artifacts, candidate)
     if (whole := policy.merged_hash) is not None:
         tags["merged"] = whole

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from grpo.agents.catalog import make_agent
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.agent import AnyAgentSettings
-from grpo.config.environments import EnvironmentSettings
-from grpo.config.renderer import RendererSettings
+from grpo.config.episode_parts import EpisodeParts
 from grpo.config.sft import SFTSettings
-from grpo.environments.catalog import make_environment
 from grpo_tasks.gpu_slots import holds_gpu_slot
 from grpo_tasks.load_base import Checkpoint
 from grpo_tasks.stage import stage
@@ -27,9 +23,7 @@ class SFTResult(Checkpoint):
 def sft(
     base: Artifact,
     settings: SFTSettings,
-    renderer: RendererSettings | None,
-    agent: AnyAgentSettings,
-    environment: EnvironmentSettings,
+    parts: EpisodeParts,
     max_tokens: int,
     seed: int,
     store: str,
@@ -43,10 +37,8 @@ def sft(
             artifacts.path(base),
             new.path,
             settings,
-            environment=make_environment(environment),
-            agent=make_agent(agent),
+            parts=parts,
             max_tokens=max_tokens,
             seed=seed,
-            renderer=renderer,
         )
     return SFTResult(checkpoint=new.artifact, policy=policy, demonstrations=count, losses=losses)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.environments.catalog import make_environment
 from grpo.learner.checkpoints import save_base
@@ -55,8 +54,7 @@ def fine_tuned(config: PipelineConfig, folder: Path) -> TransformersPolicy:
         base,
         start,
         config.sft,
-        environment=make_environment(config.environment),
-        agent=MultiTurnAgent(),
+        parts=config.episode_parts,
         max_tokens=config.training.microbatch_tokens,
         seed=config.seed,
     )

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from grpo.artifacts import Artifact, ArtifactStore
+from grpo.config.agent import PythonAgentSettings
+from grpo.config.episode_parts import EpisodeParts
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.renderer import RendererSettings
 from grpo.errors import ConfigError, NoLearningSignal
@@ -15,9 +17,12 @@ from grpo.identity.cache_identity import stage_key
 from grpo.identity.code import source_digest
 from grpo_flows.stage import STAGES, run_received, run_stage
 from grpo_tasks.remote import decode, encode, read_error, read_result_artifact, write_result_artifact
+from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import SplitResult, split
 from grpo_tasks.train import train
 from tests.doubles import put_file
+
+STORE = "s3://bucket"
 
 
 def _artifact(kind: str) -> Artifact:
@@ -28,23 +33,27 @@ def _artifact(kind: str) -> Artifact:
 def inputs(desk_config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Inputs of each stage that can be sent, as a run gives them."""
     config = PipelineConfig.model_validate(desk_config)
-    common = {"seed": 3, "store": "s3://bucket"}
+    common = {"seed": 3, "store": STORE}
     return {
         "rollout": {
-            "scenarios": _artifact("scenarios"),
-            "split": _artifact("split"),
-            "checkpoint": _artifact("checkpoint"),
-            "renderer": None,
-            "agent": config.agent,
-            "environment": config.environment,
-            "settings": config.rollout,
+            "request": RolloutRequest(
+                checkpoint=_artifact("checkpoint"),
+                scenarios=_artifact("scenarios"),
+                split=_artifact("split"),
+                parts=EpisodeParts(
+                    environment=config.environment,
+                    agent=PythonAgentSettings(kind="python", object="json:JSONDecoder", options={"strict": True}),
+                ),
+                settings=config.rollout,
+                seed=3,
+            ),
             "samples": 4,
             "temperature": 0.7,
             "part": "heldout",
             "round": 0,
             "shard": 1,
             "curriculum": _artifact("curriculum"),
-            **common,
+            "store": STORE,
         },
         "train": {
             "scored": (_artifact("scored"), _artifact("further")),

@@ -17,6 +17,7 @@ from grpo_tasks.curriculum import curriculum, read_curriculum
 from grpo_tasks.ingest import ingest
 from grpo_tasks.load_base import load_base
 from grpo_tasks.rollout import rollout
+from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import read_split, split
 from tests.doubles import changed, make_trajectory, put_file
 
@@ -65,19 +66,19 @@ def test_a_rollout_plays_what_the_curriculum_draws(desk_config: Mapping[str, obj
     past = curriculum.fn(previous=None, scored=(scored,), settings=settings, store=store)
     policy = load_base.fn(policy=config.policy, content="", store=store)
     played = rollout.fn(
-        scenarios=read.scenarios,
-        split=sides.split,
-        checkpoint=policy.checkpoint,
-        renderer=config.policy.renderer,
-        agent=config.agent,
-        environment=config.environment,
-        settings=config.rollout,
+        request=RolloutRequest(
+            checkpoint=policy.checkpoint,
+            scenarios=read.scenarios,
+            split=sides.split,
+            parts=config.episode_parts,
+            settings=config.rollout,
+            seed=3,
+        ),
         samples=2,
         temperature=1.0,
         part=1,
         round=0,
         shard=0,
-        seed=3,
         store=store,
         curriculum=past.curriculum,
     )

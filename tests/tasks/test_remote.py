@@ -29,6 +29,7 @@ from grpo_tasks.executor import StageExecutor
 from grpo_tasks.remote import RemoteStages, decode, error_message
 from grpo_tasks.results import write_result
 from grpo_tasks.rollout import RolloutResult, rollout
+from grpo_tasks.rollout_request import RolloutRequest
 from tests.doubles import put_file
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
@@ -61,20 +62,20 @@ def inputs(desk_config: dict[str, Any]) -> dict[str, Any]:
     config = PipelineConfig.model_validate(desk_config)
     Path(config.store).mkdir()
     return {
-        "scenarios": _artifact(uuid4().hex),
-        "split": _artifact("split"),
-        "checkpoint": _artifact("checkpoint"),
-        "renderer": None,
-        "agent": config.agent,
-        "environment": config.environment,
-        "settings": config.rollout,
+        "request": RolloutRequest(
+            checkpoint=_artifact("checkpoint"),
+            scenarios=_artifact(uuid4().hex),
+            split=_artifact("split"),
+            parts=config.episode_parts,
+            settings=config.rollout,
+            seed=3,
+        ),
         "samples": 4,
         "temperature": 1.0,
         "part": 0,
         "round": 0,
         "shard": 0,
         "curriculum": None,
-        "seed": 3,
         "store": config.store,
     }
 

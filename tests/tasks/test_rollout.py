@@ -18,6 +18,7 @@ from grpo.trajectories import Trajectory
 from grpo_tasks.ingest import ingest
 from grpo_tasks.load_base import load_base
 from grpo_tasks.rollout import rollout
+from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import split
 
 DATED = """
@@ -41,19 +42,19 @@ def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:
     sides = split.fn(scenarios=read.scenarios, validation_fraction=0.25, limit=8, store=store)
     policy = load_base.fn(policy=config.policy, content="", store=store)
     played = rollout.fn(
-        scenarios=read.scenarios,
-        split=sides.split,
-        checkpoint=policy.checkpoint,
-        renderer=config.policy.renderer,
-        agent=agent,
-        environment=config.environment,
-        settings=config.rollout,
+        request=RolloutRequest(
+            checkpoint=policy.checkpoint,
+            scenarios=read.scenarios,
+            split=sides.split,
+            parts=config.episode_parts.model_copy(update={"agent": agent}),
+            settings=config.rollout,
+            seed=3,
+        ),
         samples=1,
         temperature=1.0,
         part="heldout",
         round=0,
         shard=0,
-        seed=3,
         store=store,
     )
     return read_all([ArtifactStore(store).path(played.rollout)])

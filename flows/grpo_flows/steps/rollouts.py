@@ -19,6 +19,7 @@ from grpo.rewards.rollout_summary import RolloutSummary
 from grpo_tasks.continuous import end_rollout
 from grpo_tasks.curriculum import CurriculumResult
 from grpo_tasks.rollout import rollout
+from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.rollout_window import WindowResult, rollout_window
 from grpo_tasks.score import ScoreResult, score
 from grpo_tasks.split import SplitResult
@@ -80,16 +81,9 @@ def collect_window(
     `policy` is the checkpoint that the window is trained on.
     """
     result = rollout_window(
-        scenarios=scenarios,
-        split=split.split,
-        checkpoint=policy,
-        renderer=config.policy.renderer,
-        agent=config.agent,
-        environment=config.environment,
-        settings=config.rollout,
+        request=_request(config, policy, scenarios, split),
         iteration=iteration,
         iterations=config.training.iterations,
-        seed=config.seed,
         store=config.store,
         previous=None if previous is None or previous.window is None else previous.window.rollout,
     )
@@ -139,19 +133,12 @@ def _collect(
     shards = run_all(
         [
             rollout.bind(
-                scenarios=scenarios,
-                split=split.split,
-                checkpoint=policy,
-                renderer=config.policy.renderer,
-                agent=config.agent,
-                environment=config.environment,
-                settings=config.rollout,
+                request=_request(config, policy, scenarios, split),
                 samples=config.evaluation.samples if heldout else config.rollout.group_size,
                 temperature=config.evaluation.temperature if heldout else config.rollout.temperature,
                 part=part,
                 round=round,
                 shard=shard,
-                seed=config.seed,
                 store=config.store,
                 curriculum=None if past is None else past.curriculum,
             )
@@ -159,6 +146,17 @@ def _collect(
         ]
     )
     return _score(config, tuple(result.rollout for result in shards), scenarios)
+
+
+def _request(config: PipelineConfig, policy: Artifact, scenarios: Artifact, split: SplitResult) -> RolloutRequest:
+    return RolloutRequest(
+        checkpoint=policy,
+        scenarios=scenarios,
+        split=split.split,
+        parts=config.episode_parts,
+        settings=config.rollout,
+        seed=config.seed,
+    )
 
 
 def _score(config: PipelineConfig, rollouts: tuple[Artifact, ...], scenarios: Artifact) -> ScoreResult:

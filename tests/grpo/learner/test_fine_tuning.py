@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.environments import SupportDeskSettings
+from grpo.config.episode_parts import EpisodeParts
 from grpo.config.sft import SFTSettings
-from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import DataError
 from grpo.learner.checkpoints import save_base
 from grpo.learner.fine_tuning import fine_tune
@@ -47,8 +47,7 @@ def test_what_the_policy_would_be_taught_wrongly_is_refused(tmp_path: Path, turn
             tmp_path / "base",
             tmp_path / "tuned",
             settings,
-            environment=SupportDesk(),
-            agent=MultiTurnAgent(),
+            parts=EpisodeParts(environment=SupportDeskSettings(kind="support_desk")),
             max_tokens=1024,
             seed=0,
         )

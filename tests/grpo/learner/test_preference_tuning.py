@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo.agents.multi_turn import MultiTurnAgent
-from grpo.config.agent import AgentConfig
+from grpo.config.agent import AgentSettings
 from grpo.config.dpo import DPOSettings, WrittenPairs
-from grpo.environments.conversation import ConversationEnvironment
+from grpo.config.environments import ConversationSettings
+from grpo.config.episode_parts import EpisodeParts
 from grpo.errors import NoEffect
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.preference_tuning import PreferenceTuning, optimize, tune_on_preferences
@@ -36,8 +36,10 @@ def tune(folder: Path, policy: TransformersPolicy, **settings: float) -> Prefere
         base,
         folder / "tuned",
         DPOSettings(pairs=WrittenPairs(kind="jsonl", path=str(path)), **settings),
-        environment=ConversationEnvironment(max_turns=1),
-        agent=MultiTurnAgent(AgentConfig(model_name="tiny", system_prompt="Be brief.")),
+        parts=EpisodeParts(
+            environment=ConversationSettings(kind="conversation", max_turns=1),
+            agent=AgentSettings(system_prompt="Be brief."),
+        ),
         max_tokens=4096,
         seed=0,
     )

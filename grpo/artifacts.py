@@ -55,6 +55,8 @@ class NewArtifact:
         self.path = path
         """Staging path. A folder already exists there, a file does not."""
         self.stored: Artifact | None = None
+        self.kept = True
+        """Set to False in the block if there is nothing to store. Then the folder is dropped when the block ends."""
 
     @property
     def artifact(self) -> Artifact:
@@ -98,8 +100,7 @@ class ArtifactStore:
         new.artifact
         """
         with self._stage() as staged:
-            new = NewArtifact(staged)
-            yield new
+            yield (new := NewArtifact(staged))
             digest = file_digest(staged)
             new.stored = self._publish(staged, f"{kind}/{digest[:_DIGITS]}{suffix}", digest, kind)
 
@@ -108,8 +109,9 @@ class ArtifactStore:
         """Store the folder that the block fills at `path`. Its manifest is written last. See `new_file`."""
         with self._stage() as staged:
             staged.mkdir()
-            new = NewArtifact(staged)
-            yield new
+            yield (new := NewArtifact(staged))
+            if not new.kept:
+                return
             manifest = json.dumps(_folder_digests(staged), indent=1, sort_keys=True).encode()
             (staged / MANIFEST).write_bytes(manifest)
             digest = hashlib.sha256(manifest).hexdigest()

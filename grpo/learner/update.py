@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -42,12 +43,14 @@ _OF_STEPS = ("gradient_norm", "learning_rate", "loss", "margin")
 logger = logging.getLogger(__name__)
 
 
-class UpdateSkipped(Exception):
-    """Raised if a later rollout has no learning signal, e.g. if every episode succeeds. The policy is unchanged."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """Result of an update."""
 
-    def __init__(self, metrics: UpdateMetrics) -> None:
-        super().__init__("no learning signal: the policy is unchanged")
-        self.metrics = metrics
+    changed: bool
+    """False if a later rollout has no learning signal, e.g. because every episode succeeds. Then no checkpoint is
+    written, and the policy is the parent."""
+    metrics: UpdateMetrics
 
 
 def update(
@@ -63,7 +66,7 @@ def update(
     renderer: RendererSettings | None = None,
     samplers: tuple[str, ...] = (),
     sources: str | None = None,
-) -> UpdateMetrics:
+) -> UpdateResult:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
 
     The policy comes from the model cache if it is there, and returns to it under its new hash. A checkpoint of adapters
@@ -71,8 +74,10 @@ def update(
     refuse it unless `sources` is the digest of their own sources. With an `importance_sampling_cap`, tokens may also
     come from the parent's parent or from the earlier policies `samplers`.
 
-    Raises `NoLearningSignal` if the first iteration has none, `UpdateSkipped` if a later one has none, `NoEffect` if no
-    weight changed, and `RatioError` and `PolicyError`.
+    If an iteration after the first has no learning signal, the result is unchanged and `target` is not a checkpoint.
+
+    Raises `NoLearningSignal` if the first iteration has none, `NoEffect` if no weight changed, and `RatioError` and
+    `PolicyError`.
     """
     request = UpdateRequest(
         scored=tuple(path.absolute() for path in scored),
@@ -89,13 +94,16 @@ def update(
     )
     try:
         if settings.workers > 1:
-            return UpdateMetrics.model_validate_json(run_workers(request))
-        return run_update(request, ProcessGroup())
+            metrics = UpdateMetrics.model_validate_json(run_workers(request))
+        else:
+            metrics = run_update(request, ProcessGroup())
     except NoLearningSignal as error:
         if iteration == 0:
             raise
         logger.info("iteration %d leaves the policy unchanged: %s", iteration, error)
-        raise UpdateSkipped(_measure_unchanged(scored, parent, base, max_tokens=settings.microbatch_tokens)) from error
+        metrics = _measure_unchanged(scored, parent, base, max_tokens=settings.microbatch_tokens)
+        return UpdateResult(changed=False, metrics=metrics)
+    return UpdateResult(changed=True, metrics=metrics)
 
 
 @reproducible_kernels()

@@ -17,7 +17,7 @@ from grpo.environments.environment import Environment, SingleTurnEnvironment
 from grpo.errors import ConfigError
 from grpo.identity.code import source_digest
 from grpo.learner.checkpoints import read_state, save_base
-from grpo.learner.update import UpdateSkipped, update
+from grpo.learner.update import update
 from grpo.notebook import history
 from grpo.notebook.adjuster import Adjuster
 from grpo.notebook.callbacks import EVENTS, Callback, Event, TrainingControl
@@ -218,26 +218,24 @@ class MultiTurnGRPOTrainer:
         base, parent, target = (self.checkpoint(k) for k in (-1, index - 1, index))
         rollout = folder / _ROLLOUT
         write_trajectories(rollout, scored, provenance={"policy": self._policy.hash})
-        try:
-            metrics = update(
-                [rollout],
-                parent,
-                base,
-                target,
-                self.settings,
-                seed=self.config.seed,
-                iteration=index,
-                renderer=self.agent.config.renderer,
-                sources=source_digest() if self.settings.nodes > 1 else None,
-            )
-        except UpdateSkipped as skipped:
+        updated = update(
+            [rollout],
+            parent,
+            base,
+            target,
+            self.settings,
+            seed=self.config.seed,
+            iteration=index,
+            renderer=self.agent.config.renderer,
+            sources=source_digest() if self.settings.nodes > 1 else None,
+        )
+        if not updated.changed:
             shutil.copytree(parent, target, dirs_exist_ok=True)
-            metrics = skipped.metrics
         self._load(target)
         record = IterationRecord(
             index=index,
             rollout=summary,
-            update=metrics,
+            update=updated.metrics,
             reward_interval=history.rollout_interval(scored, "reward", seed=index),
             success_interval=history.rollout_interval(scored, "success", seed=index),
         )

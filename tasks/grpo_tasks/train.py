@@ -39,28 +39,24 @@ def train(
     """
     from grpo.identity.code import source_digest
     from grpo.learner.checkpoints import read_state
-    from grpo.learner.update import UpdateSkipped
     from grpo.learner.update import update as update_policy
 
     artifacts = ArtifactStore(store)
-    try:
-        with artifacts.new_folder("checkpoint") as new:
-            metrics = update_policy(
-                [artifacts.path(rollout) for rollout in scored],
-                artifacts.path(parent),
-                artifacts.path(base),
-                new.path,
-                settings,
-                seed=seed,
-                iteration=iteration,
-                base_artifact=base,
-                renderer=renderer,
-                samplers=samplers,
-                sources=source_digest() if settings.nodes > 1 else None,
-            )
-        checkpoint = new.artifact
-    except UpdateSkipped as skipped:
-        checkpoint, metrics = parent, skipped.metrics
-    return TrainResult(
-        checkpoint=checkpoint, policy=read_state(artifacts.path(checkpoint)).policy_hash, metrics=metrics
-    )
+    with artifacts.new_folder("checkpoint") as new:
+        result = update_policy(
+            [artifacts.path(rollout) for rollout in scored],
+            artifacts.path(parent),
+            artifacts.path(base),
+            new.path,
+            settings,
+            seed=seed,
+            iteration=iteration,
+            base_artifact=base,
+            renderer=renderer,
+            samplers=samplers,
+            sources=source_digest() if settings.nodes > 1 else None,
+        )
+        new.kept = result.changed
+    checkpoint = new.artifact if result.changed else parent
+    policy = read_state(artifacts.path(checkpoint)).policy_hash
+    return TrainResult(checkpoint=checkpoint, policy=policy, metrics=result.metrics)

@@ -55,6 +55,16 @@ def test_a_failed_writer_leaves_nothing(store: ArtifactStore):
     assert [p for p in Path(store.root).rglob("*") if p.is_file()] == []
 
 
+def test_a_folder_that_is_not_kept_is_dropped(store: ArtifactStore):
+    """No file stays in the store, and the folder has no artifact."""
+    with store.new_folder("pair") as new:
+        (new.path / "a").write_text("1")
+        new.kept = False
+    assert [p for p in Path(store.root).rglob("*") if p.is_file()] == []
+    with pytest.raises(ArtifactError, match="is not stored yet"):
+        _ = new.artifact
+
+
 _KILLED = """
 import os, signal, sys
 from grpo.artifacts import ArtifactStore

@@ -29,7 +29,7 @@ from grpo.learner.demonstrations import TokenizedDemonstration
 from grpo.learner.preference_tuning import optimize
 from grpo.learner.preferences import WrittenPair, tokenize_pair
 from grpo.learner.trl.sft_trainer import train_sft
-from grpo.learner.update import UpdateSkipped, update
+from grpo.learner.update import update
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
@@ -99,11 +99,8 @@ class Trial:
             played = self.play(load(parent), chosen, samples=self.config.rollout.group_size, part=iteration)
             path, target = place / f"{iteration}.parquet", place / str(iteration)
             write_trajectories(path, list(score(played, make_reward(self.config.reward))), provenance={})
-            try:
-                update([path], parent, base, target, settings, seed=self.seed, iteration=iteration)
-            except UpdateSkipped:
-                continue
-            parent = target
+            if update([path], parent, base, target, settings, seed=self.seed, iteration=iteration).changed:
+                parent = target
         return load(parent)
 
     def measure(self, policy: TransformersPolicy, cases: Sequence[Scenario]) -> Result:

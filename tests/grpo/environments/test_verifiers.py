@@ -317,6 +317,6 @@ def test_a_verifiers_environment_is_trained_unchanged(tmp_path: Path, tiny_folde
             break
         scored, target = tmp_path / f"{iteration}.parquet", tmp_path / str(iteration + 1)
         write_trajectories(scored, score(played, EnvironmentReward()), provenance={})
-        update([scored], checkpoint, base, target, plan, seed=0, iteration=iteration)
+        assert update([scored], checkpoint, base, target, plan, seed=0, iteration=iteration).changed
         checkpoint = target
     assert means[-1] > means[0] + 0.3

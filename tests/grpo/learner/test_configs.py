@@ -38,7 +38,9 @@ def scored(desk_rollout: DeskRollout, tmp_path_factory: pytest.TempPathFactory) 
 def test_an_update_changes_the_policy(config: PipelineConfig, desk_rollout: DeskRollout, scored: Path, tmp_path: Path):
     """By the config's own settings, from scored Parquet to a checkpoint."""
     base, target = desk_rollout.base, tmp_path / "one"
-    metrics = update([scored], base, base, target, config.training, seed=config.seed, iteration=0, base_artifact=BASE)
+    result = update([scored], base, base, target, config.training, seed=config.seed, iteration=0, base_artifact=BASE)
+    metrics = result.metrics
+    assert result.changed
     assert metrics.tokens > 0
     assert metrics.gradient_norm > 0
     assert read_state(target).policy_hash != read_state(base).policy_hash

@@ -35,7 +35,7 @@ SETTINGS = [
 
 def _update(desk: DeskRollout, target: Path, **settings: object) -> UpdateMetrics:
     plan = TrainingSettings(learning_rate=5e-4, **settings)  # type: ignore[arg-type]
-    return update([desk.scored], desk.base, desk.base, target, plan, seed=0, iteration=0, base_artifact=BASE)
+    return update([desk.scored], desk.base, desk.base, target, plan, seed=0, iteration=0, base_artifact=BASE).metrics
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)

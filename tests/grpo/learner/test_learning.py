@@ -69,7 +69,7 @@ def _train(folder: Path, tiny: Path, reward: Callable[[Trajectory], float], **se
         scored = folder / f"{iteration}.parquet"
         write_trajectories(scored, rows, provenance={})
         target = folder / str(iteration + 1)
-        update([scored], checkpoint, base, target, plan, seed=0, iteration=iteration)
+        assert update([scored], checkpoint, base, target, plan, seed=0, iteration=iteration).changed
         checkpoint = target
     return shares
 

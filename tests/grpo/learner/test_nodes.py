@@ -55,7 +55,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _update(desk: DeskRollout, target: Path, **settings: object) -> UpdateMetrics:
     plan = TrainingSettings(**{"learning_rate": 5e-4, **settings})  # type: ignore[arg-type]
     options = {"seed": 0, "iteration": 0, "base_artifact": BASE, "sources": source_digest()}
-    return update([desk.scored], desk.base, desk.base, target, plan, **options)  # type: ignore[arg-type]
+    return update([desk.scored], desk.base, desk.base, target, plan, **options).metrics  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSi
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.distributed import WorkerFailed, WorkerLost
 from grpo.learner.metrics import UpdateMetrics
-from grpo.learner.update import UpdateSkipped, mean_metrics, update
+from grpo.learner.update import UpdateResult, mean_metrics, update
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load, model_cache
@@ -36,7 +37,14 @@ class SpacedRenderer(Renderer):
 """
 
 
-def _update(
+def _update(desk: DeskRollout, target: Path, **arguments: Any) -> UpdateMetrics:
+    """Metrics of an update that changes the policy."""
+    result = _result(desk, target, **arguments)
+    assert result.changed
+    return result.metrics
+
+
+def _result(
     desk: DeskRollout,
     target: Path,
     *,
@@ -45,7 +53,7 @@ def _update(
     iteration: int = 0,
     renderer: RendererSettings | None = None,
     **settings: object,
-) -> UpdateMetrics:
+) -> UpdateResult:
     rate = {} if settings.get("algorithm") == "trpo" else {"learning_rate": 5e-4}
     plan = TrainingSettings(**{**rate, **settings})  # type: ignore[arg-type]
     return update(
@@ -188,9 +196,10 @@ def test_metrics_of_an_update_are_means_over_its_tokens():
 def test_a_skipped_update_has_no_loss_and_no_ratio(desk_rollout: DeskRollout, tmp_path: Path):
     """All rewards are equal: entropy and KL of the unchanged policy, and nothing that a step would have."""
     scored = _rewrite(desk_rollout, tmp_path / "equal.parquet", terminal_reward=0.5, turn_rewards=())
-    with pytest.raises(UpdateSkipped) as skipped:
-        _update(desk_rollout, tmp_path / "none", scored=scored, iteration=1)
-    metrics = skipped.value.metrics
+    result = _result(desk_rollout, tmp_path / "none", scored=scored, iteration=1)
+    metrics = result.metrics
+    assert not result.changed
+    assert not (tmp_path / "none").exists()
     assert metrics.entropy > 0
     assert metrics.kl_to_base == pytest.approx(0, abs=1e-6)
     assert metrics.model_dump(exclude={"entropy", "kl_to_base"}, exclude_none=True) == {

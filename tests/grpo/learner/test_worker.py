@@ -60,7 +60,7 @@ def test_a_worker_runs_its_request_and_writes_the_metrics(desk_rollout: DeskRoll
         seed=4,
         iteration=0,
         base_artifact=BASE,
-    )
+    ).metrics
     request = _request(desk_rollout, tmp_path / "requested", lora={"r": 2})
     (tmp_path / "request.json").write_text(request.model_dump_json())
     main(tmp_path / "request.json", os.getpid())

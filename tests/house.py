@@ -47,7 +47,7 @@ MODEL_TEXTS = (
     "grpo/environments/tool_calling.py",
     "grpo/environments/users/simulated_user.py",
     "grpo/environments/users/user_model.py",
-    "grpo/environments/worlds",
+    "grpo/contrib/worlds",
     "grpo/renderers",
     "grpo/rewards/hacking/probes.py",
     "grpo/rewards/judge",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 from collections.abc import Iterable
 
 from grpo.config.environments import (
@@ -29,21 +31,30 @@ from grpo.environments.triage.triage import TriageEnvironment
 from grpo.environments.trl import TRLEnvironment
 from grpo.environments.users.simulated_user import ScenarioUser, SimulatedUser
 from grpo.environments.users.user_model import open_user_model
-from grpo.environments.worlds.file_system import FILE_SYSTEM
-from grpo.environments.worlds.mathematics import MATHEMATICS
-from grpo.environments.worlds.messaging import MESSAGING
-from grpo.environments.worlds.posting import POSTING
-from grpo.environments.worlds.retail import RETAIL
-from grpo.environments.worlds.tickets import TICKETS
-from grpo.environments.worlds.trading import TRADING
-from grpo.environments.worlds.travel import TRAVEL
-from grpo.environments.worlds.vehicle import VEHICLE
+from grpo.environments.world import World
 from grpo.errors import BudgetError, DataError
 from grpo.scenario import Scenario
 from grpo.user_objects import create
 
-WORLDS = (FILE_SYSTEM, MATHEMATICS, MESSAGING, POSTING, TICKETS, TRADING, TRAVEL, VEHICLE, RETAIL)
-"""Worlds of the task environment. The one without a state key of its own is the last."""
+WORLDS = (
+    "file_system",
+    "mathematics",
+    "messaging",
+    "posting",
+    "tickets",
+    "trading",
+    "travel",
+    "vehicle",
+    "retail",
+)
+"""Modules of `grpo.contrib.worlds` with the worlds of the task environment. The one without a state key is the last."""
+
+
+@functools.cache
+def load_worlds() -> tuple[World, ...]:
+    """Worlds of the task environment. The module `file_system` has the world `FILE_SYSTEM`."""
+    modules = [(name, importlib.import_module(f"grpo.contrib.worlds.{name}")) for name in WORLDS]
+    return tuple(getattr(module, name.upper()) for name, module in modules)
 
 
 def make_environment(settings: EnvironmentSettings) -> Environment:
@@ -89,7 +100,7 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
         return TaskEnvironment(
             max_turns=settings.max_turns,
             system_prompt=settings.system_prompt,
-            worlds=WORLDS,
+            worlds=load_worlds(),
             user=ScenarioUser(_simulated(settings)),
         )
     return ConversationEnvironment(max_turns=settings.max_turns, system_prompt=settings.system_prompt)
@@ -102,7 +113,7 @@ def make_environment_without_model(settings: EnvironmentSettings) -> Environment
 
 def _verifiers(settings: VerifiersSettings) -> Environment:
     from grpo.environments.verifiers import VerifiersEnvironment  # the package is an extra
-    from grpo.scenarios.datasets.verifiers import load_taskset
+    from grpo.scenarios.readers.verifiers import load_taskset
 
     taskset = load_taskset(settings.id, settings.args)
     return VerifiersEnvironment(taskset, max_turns=settings.max_turns, success_reward=settings.success_reward)

@@ -20,7 +20,7 @@ from grpo.environments.tool_calling import (
     user_turn_index,
 )
 from grpo.environments.users.user import User
-from grpo.environments.worlds.world import Function, State, World, describe_function
+from grpo.environments.world import Function, State, World, describe_function
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Tool, ToolCall
 from grpo.scenario import Scenario

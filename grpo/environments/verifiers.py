@@ -18,7 +18,7 @@ from grpo.environments.scenario_sampler import ScenarioSampler
 from grpo.errors import ConfigError, DataError
 from grpo.messages import Message, Tool
 from grpo.scenario import Scenario
-from grpo.scenarios.datasets.verifiers import bounded, task_id, task_prompt, task_scenario
+from grpo.scenarios.readers.verifiers import bounded, task_id, task_prompt, task_scenario
 from grpo.trajectories import Outcome
 
 # after the import of the scenarios, because its error names the extra

@@ -4,7 +4,7 @@
     labelled reply     prompt, if there was one, reply, label or score
 
 Messages are text, because the learner tokenizes them. A data set's pairs and labels are read by `read_NAME_pairs` and
-`read_NAME_labels` in `grpo/scenarios/datasets/NAME.py`.
+`read_NAME_labels` in `grpo/contrib/datasets/NAME.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sources of scenarios: for each class of settings, one `Reader` in `SOURCES` says how its records are read.
 
 A new source is a class of settings in `grpo.config.scenarios` and a line in `SOURCES`. A published data set `NAME` is
-read by `read_NAME(folder, parts)` in `grpo/scenarios/datasets/NAME.py`.
+read by `read_NAME(folder, parts)` in `grpo/contrib/datasets/NAME.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from grpo.config.scenarios import (
 )
 from grpo.data_errors import read_guarded
 from grpo.errors import DataError
-from grpo.scenarios.datasets.multidogo import find_multidogo, read_multidogo
-from grpo.scenarios.datasets.tau2_bench import find_tau2, read_tau2_bench
 from grpo.scenarios.hub_dataset import FORMATS, fetch_split, pin_source
 from grpo.scenarios.readers.chat_records import read_chats
 from grpo.scenarios.readers.help_desks import read_help_desk
@@ -53,9 +51,13 @@ DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 
 def dataset_reader(name: str, items: str = "") -> DatasetReader:
     """Reader of a published data set: of its scenarios, or if `items` is `_pairs` or `_labels`, of these."""
-    module = importlib.import_module(f"grpo.scenarios.datasets.{name}")
-    reader: DatasetReader = getattr(module, f"read_{name}{items}")
+    reader: DatasetReader = getattr(_dataset(name), f"read_{name}{items}")
     return reader
+
+
+def _dataset(name: str) -> Any:
+    """Module of a published data set, which is found by its name."""
+    return importlib.import_module(f"grpo.contrib.datasets.{name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,12 +164,13 @@ def _all_files(source: Any, root: Path) -> list[Path]:
 
 
 def _multidogo_files(source: MultiDoGOSource, root: Path) -> list[Path]:
-    return [part.path for part in find_multidogo(root, source.level, source.domains, source.parts)]
+    find = _dataset(source.kind).find_multidogo
+    return [part.path for part in find(root, source.level, source.domains, source.parts)]
 
 
 def _tau2_files(source: Tau2Source, root: Path) -> list[Path]:
-    suffixes = (".json", ".md", ".toml")
-    return sorted(path for path in find_tau2(root, source.domain).rglob("*") if path.suffix in suffixes)
+    folder, suffixes = _dataset(source.kind).find_tau2(root, source.domain), (".json", ".md", ".toml")
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
 
 
 def _read_trace(source: TraceSource, path: Path) -> Iterator[SourceRecord]:
@@ -176,7 +179,7 @@ def _read_trace(source: TraceSource, path: Path) -> Iterator[SourceRecord]:
 
 
 def _read_taskset(source: VerifiersSource) -> Iterator[SourceRecord]:
-    from grpo.scenarios.datasets.verifiers import read_taskset  # the package is an extra
+    from grpo.scenarios.readers.verifiers import read_taskset  # the package is an extra
 
     return read_taskset(source.id, source.args)
 
@@ -204,9 +207,13 @@ SOURCES: dict[type[Any], Reader] = {
     HelpDeskSource: _file(lambda source, path: read_help_desk(source.kind, path, source.users)),
     HuggingFaceSource: _folder(read_huggingface, _all_files),
     PublishedSource: _folder(lambda source, path: dataset_reader(source.kind)(path, source.parts), _all_files),
-    Tau2Source: _folder(lambda source, path: read_tau2_bench(path, source.domain, source.tasks), _tau2_files),
+    Tau2Source: _folder(
+        lambda source, path: _dataset(source.kind).read_tau2_bench(path, source.domain, source.tasks), _tau2_files
+    ),
     MultiDoGOSource: _folder(
-        lambda source, path: read_multidogo(path, domains=source.domains, parts=source.parts, level=source.level),
+        lambda source, path: _dataset(source.kind).read_multidogo(
+            path, domains=source.domains, parts=source.parts, level=source.level
+        ),
         _multidogo_files,
     ),
     HubDataSource: Reader(read=_read_hub, identity=_hub_identity, name=lambda source: source.id, pin=pin_source),

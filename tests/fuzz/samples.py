@@ -23,16 +23,16 @@ from grpo.config.scenarios import (
     TraceSource,
 )
 from tests.fuzz.mutate import LITERALS
-from tests.grpo.scenarios.datasets import test_abcd_sample as abcd
-from tests.grpo.scenarios.datasets import test_bfcl_multi_turn as bfcl
-from tests.grpo.scenarios.datasets import test_bridge_math_tutoring as bridge
-from tests.grpo.scenarios.datasets import test_casino_negotiation as casino
-from tests.grpo.scenarios.datasets import test_cima_tutoring as cima
-from tests.grpo.scenarios.datasets import test_mt_bench as mt_bench
-from tests.grpo.scenarios.datasets import test_pandalm as pandalm
-from tests.grpo.scenarios.datasets import test_sgd as sgd
-from tests.grpo.scenarios.datasets import test_taskmaster as taskmaster
-from tests.grpo.scenarios.datasets import test_tau2_bench as tau2
+from tests.grpo.contrib.datasets import test_abcd_sample as abcd
+from tests.grpo.contrib.datasets import test_bfcl_multi_turn as bfcl
+from tests.grpo.contrib.datasets import test_bridge_math_tutoring as bridge
+from tests.grpo.contrib.datasets import test_casino_negotiation as casino
+from tests.grpo.contrib.datasets import test_cima_tutoring as cima
+from tests.grpo.contrib.datasets import test_mt_bench as mt_bench
+from tests.grpo.contrib.datasets import test_pandalm as pandalm
+from tests.grpo.contrib.datasets import test_sgd as sgd
+from tests.grpo.contrib.datasets import test_taskmaster as taskmaster
+from tests.grpo.contrib.datasets import test_tau2_bench as tau2
 from tests.grpo.scenarios.readers import test_help_desks as desks
 from tests.places import PUBLISHED
 

@@ -18,11 +18,11 @@ from grpo.config.environments import (
     TextArenaSettings,
     TextWorldSettings,
 )
-from grpo.environments.catalog import find_unplayable, make_environment
+from grpo.contrib.datasets.tau2_bench import read_tau2_bench
+from grpo.environments.catalog import WORLDS, find_unplayable, load_worlds, make_environment
 from grpo.errors import BudgetError, ConfigError
 from grpo.scenario import Scenario
-from grpo.scenarios.datasets.tau2_bench import read_tau2_bench
-from tests.places import PUBLISHED
+from tests.places import PUBLISHED, ROOT
 
 SCRIPTED = [Scenario(id=f"s{k}", user_responses=("hi",)) for k in range(9)]
 WITH_A_GOAL = Scenario(id="g", goal="I want a refund.")
@@ -59,6 +59,15 @@ def test_the_users_model_is_not_called():
 def test_an_environment_accepts_all_scenarios_by_default():
     """The support desk has no check of its own."""
     assert find_unplayable(SupportDeskSettings(kind="support_desk"), SCRIPTED, max_fraction=0.0) == {}
+
+
+def test_every_world_of_contrib_is_loaded_by_its_name():
+    """The catalog lists each module of the folder; only the last world has no key of its own."""
+    modules = {path.stem for path in (ROOT / "grpo" / "contrib" / "worlds").glob("*.py")} - {"__init__"}
+    assert sorted(WORLDS) == sorted(modules)
+    *others, last = load_worlds()
+    assert all(world.state_key for world in others)
+    assert last.state_key is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.environments.catalog import WORLDS, unplayable_reasons
+from grpo.environments.catalog import load_worlds, unplayable_reasons
 from grpo.environments.environment import SingleTurnEnvironment
 from grpo.environments.task import TaskEnvironment
 from grpo.scenario import Scenario
@@ -15,5 +15,5 @@ BREWING = Scenario(id="b", user_responses=("hi",), tools=({"name": "brew", "para
 
 def test_a_wrapper_refuses_the_scenarios_of_the_wrapped_environment():
     """Single-turn episodes need a world as well."""
-    world = SingleTurnEnvironment(TaskEnvironment(worlds=WORLDS))
+    world = SingleTurnEnvironment(TaskEnvironment(worlds=load_worlds()))
     assert list(unplayable_reasons(world, [*SCRIPTED, BREWING])) == ["b"]

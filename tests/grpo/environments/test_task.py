@@ -11,7 +11,7 @@ import pytest
 
 from grpo.agents.tools import ToolError
 from grpo.config.environments import TaskSettings
-from grpo.environments.catalog import WORLDS, make_environment
+from grpo.environments.catalog import load_worlds, make_environment
 from grpo.environments.environment import StepResult
 from grpo.environments.task import TaskEnvironment
 from grpo.errors import ConfigError, DataError
@@ -248,7 +248,7 @@ def test_a_task_needs_tools():
     with pytest.raises(ConfigError, match="needs tools"):
         TaskEnvironment([ORDER])
     with pytest.raises(ConfigError, match="either"):
-        TaskEnvironment(functions=(look,), worlds=WORLDS)
+        TaskEnvironment(functions=(look,), worlds=load_worlds())
 
 
 NOTES = Scenario(
@@ -267,7 +267,7 @@ NOTES = Scenario(
 
 def test_a_world_with_verified_results_requires_that_the_agent_saw_them():
     """No call changes this state, so the state alone would reward an agent that did not look."""
-    world = TaskEnvironment(worlds=WORLDS)
+    world = TaskEnvironment(worlds=load_worlds())
     lazy, busy = _reply("Two."), _call("wc", file_name="a.txt", mode="w")
     assert dict(_outcome(world, NOTES, lazy).checks) == {"end_state": True, "answers_seen": False}
     assert _outcome(world, NOTES, busy, lazy).success
@@ -294,14 +294,14 @@ def test_a_scenario_whose_tools_no_world_has_is_not_playable():
     """The error names the tool."""
     scenario = NOTES.model_copy(update={"tools": (*NOTES.tools, {"name": "brew", "parameters": {}})})
     with pytest.raises(DataError, match="scenario notes is not playable: no world has brew"):
-        asyncio.run(TaskEnvironment(worlds=WORLDS).reset(scenario))
+        asyncio.run(TaskEnvironment(worlds=load_worlds()).reset(scenario))
 
 
 def test_a_scenario_whose_expected_call_fails_is_not_playable():
     """With verified results the agent would have to see an error."""
     wrong = NOTES.model_copy(update={"expected": Expected(calls=({"name": "cat", "arguments": {"file_name": "b"}},))})
     with pytest.raises(DataError, match=r"scenario notes is not playable.*cat: b: No such file"):
-        asyncio.run(TaskEnvironment(worlds=WORLDS).reset(wrong))
+        asyncio.run(TaskEnvironment(worlds=load_worlds()).reset(wrong))
 
 
 def test_a_tool_of_two_worlds_acts_on_the_one_in_the_scenario():
@@ -314,7 +314,7 @@ def test_a_tool_of_two_worlds_acts_on_the_one_in_the_scenario():
     async def order(world: dict[str, Any], order_id: Any) -> Any:
         call = {"name": "get_order_details", "arguments": {"order_id": order_id}}
         scenario = NOTES.model_copy(update={"tools": (tool,), "world": world, "expected": Expected(calls=(call,))})
-        (step,) = [step async for step in TaskEnvironment(worlds=WORLDS).replay(scenario)]
+        (step,) = [step async for step in TaskEnvironment(worlds=load_worlds()).replay(scenario)]
         return step.result
 
     assert asyncio.run(order(desk, 5))["symbol"] == "AAPL"
@@ -340,7 +340,7 @@ def test_a_tool_that_comes_later_is_unknown_before_its_turn_and_known_from_it_on
     """`wc` comes with the user's second turn: the same call fails before and succeeds after."""
 
     async def run() -> tuple[dict[str, Any], dict[str, Any]]:
-        world = TaskEnvironment(worlds=WORLDS)
+        world = TaskEnvironment(worlds=load_worlds())
         early = await world.step(await world.reset(LATE), _call("wc", file_name="a.txt", mode="w"))
         late = await world.step(
             (await world.step(early.state, _reply("I cannot."))).state, _call("wc", file_name="a.txt", mode="w")
@@ -358,7 +358,7 @@ def test_the_message_that_brings_a_tool_ends_with_its_schema():
     """The context lists the initial tools alone and stays; the next message has no schema."""
 
     async def run() -> tuple[str, list[str]]:
-        world = TaskEnvironment(worlds=WORLDS)
+        world = TaskEnvironment(worlds=load_worlds())
         state = await world.reset(LATE)
         context = state.context
         state = (await world.step((await world.step(state, _reply("I cannot."))).state, _reply("Two."))).state

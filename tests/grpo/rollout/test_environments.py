@@ -13,7 +13,7 @@ import yaml
 
 from grpo.config.environments import SimulatedUserSettings
 from grpo.config.rollout import RolloutSettings
-from grpo.environments.catalog import WORLDS, make_environment
+from grpo.environments.catalog import load_worlds, make_environment
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.environments.simulator import SimulatedEnvironment
@@ -216,7 +216,7 @@ def test_a_later_tool_is_appended_after_the_sampled_tokens(policy: TransformersP
             "world": {"GorillaFileSystem": {"root": {"r": {"type": "directory", "contents": {}}}}},
         }
     )
-    for trajectory in _collect(policy, TaskEnvironment(worlds=WORLDS), [script]):
+    for trajectory in _collect(policy, TaskEnvironment(worlds=load_worlds()), [script]):
         roles = [turn.message.role for turn in trajectory.turns]
         assert roles == ["system", "user", "assistant", "user", "assistant"]
         before, bringing = trajectory.turns[2].stop, trajectory.turns[3]
@@ -239,5 +239,5 @@ def test_an_unplayable_scenario_is_refused_before_the_rollout(policy: Transforme
         Scenario(id="bad", user_responses=("hello",), tools=({"name": "brew", "parameters": {}},)),
     ]
     with pytest.raises(DataError, match="scenario bad is not playable: no world has brew"):
-        _collect(policy, Watched(worlds=WORLDS), scripts, ScriptedPolicy(["ok"]))
+        _collect(policy, Watched(worlds=load_worlds()), scripts, ScriptedPolicy(["ok"]))
     assert resets == []

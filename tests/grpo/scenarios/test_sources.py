@@ -140,13 +140,15 @@ def sources(folder: Path) -> dict[str, Source]:
 
 
 @pytest.mark.parametrize(("name", "file"), [("gsm8k", "train.jsonl"), ("telecom", "telecom/db.toml")])
-def test_a_changed_file_changes_the_content_hash(name: str, file: str, folder: Any) -> None:
+def test_a_changed_file_changes_the_content_hash(name: str, file: str, tmp_path: Path) -> None:
     """A database in TOML counts like any other file."""
-    root = folder({"train.jsonl": "a", "telecom/db.toml": "a"})
-    before = content_hash([sources(root)[name]])
-    assert content_hash([sources(root)[name]]) == before
-    (root / file).write_text("b")
-    assert content_hash([sources(root)[name]]) != before
+    (tmp_path / "telecom").mkdir()
+    for path in ("train.jsonl", "telecom/db.toml"):
+        (tmp_path / path).write_text("a")
+    before = content_hash([sources(tmp_path)[name]])
+    assert content_hash([sources(tmp_path)[name]]) == before
+    (tmp_path / file).write_text("b")
+    assert content_hash([sources(tmp_path)[name]]) != before
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

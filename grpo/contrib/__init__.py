@@ -1,0 +1,1 @@
+"""Published data sets and worlds of tools. No other package imports them: a config names them, and they are loaded."""

@@ -11,35 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import Field
-
-from grpo.config.base import Settings
 from grpo.environments.gymnasium_text.environment import GymnasiumTextEnvironment, env_digest, make_text_env
+from grpo.environments.levels import Level, draw_splits
 from grpo.environments.seeded_worlds import Part, demonstrate, draw_worlds
 from grpo.scenario import Scenario
 
 from minigrid.utils.baby_ai_bot import BabyAIBot  # isort: skip
 
 
-class BabyAILevel(Settings):
+class BabyAILevel(Level):
     """Number of worlds of a level."""
 
     id: str
     """Id of the environment, such as `BabyAI-GoToLocal-v0`."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the environment, such as `max_steps`."""
-    train: int = Field(default=0, ge=0)
-    """Worlds that the policy is trained on."""
-    heldout: int = Field(default=0, ge=0)
-    """Worlds that it is evaluated on."""
 
 
 def babyai_scenarios(levels: Sequence[BabyAILevel]) -> Iterator[dict[str, Any]]:
     """Records of the levels' scenarios, for a source of kind python. Raises `DataError` for an exhausted level."""
-    drawn: set[str] = set()
-    for level in levels:
-        yield from _draw(level, "train", level.train, drawn)
-        yield from _draw(level, "heldout", level.heldout, drawn)
+    return draw_splits(levels, _draw)
 
 
 def babyai_demonstrations(levels: Sequence[str], each: int, max_turns: int = 20) -> Iterator[dict[str, Any]]:

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from pydantic import Field
-
-from grpo.config.base import Settings
+from grpo.environments.levels import NamedLevel, draw_splits
 from grpo.environments.reasoning_gym.environment import load_task
 from grpo.errors import DataError
 from grpo.scenarios.split import HELDOUT_SHARE, assign_split
@@ -27,32 +25,21 @@ _INDICES = {"train": range(4_000), "heldout": range(4_000, 8_000), "demonstratio
 _SIZE = 12_000
 
 
-class ReasoningTask(Settings):
+class ReasoningTask(NamedLevel):
     """Number of questions of a task."""
 
     task: str
     """Name in reasoning-gym, such as `chain_sum`."""
-    name: str = ""
-    """Category of the results. If empty, it is the name of the task."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the task, such as `num_terms`."""
-    train: int = Field(default=0, ge=0)
-    """Questions that the policy is trained on."""
-    heldout: int = Field(default=0, ge=0)
-    """Questions that it is evaluated on."""
 
     @property
-    def category(self) -> str:
-        """Category of its scenarios."""
-        return self.name or self.task
+    def generator(self) -> str:
+        """Name of the task."""
+        return self.task
 
 
 def reasoning_scenarios(tasks: Sequence[ReasoningTask], seed: int = 0) -> Iterator[dict[str, Any]]:
     """Records of the tasks' scenarios, for a source of kind python. Raises `DataError` if questions are too few."""
-    drawn: set[str] = set()
-    for task in tasks:
-        yield from _draw(task, "train", task.train, seed, drawn)
-        yield from _draw(task, "heldout", task.heldout, seed, drawn)
+    return draw_splits(tasks, lambda task, part, number, drawn: _draw(task, part, number, seed, drawn))
 
 
 def reasoning_demonstrations(tasks: Sequence[ReasoningTask], each: int, seed: int = 0) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import Field
-
-from grpo.config.base import Settings
+from grpo.environments.levels import NamedLevel, draw_splits
 from grpo.environments.seeded_worlds import Part, demonstrate, draw_worlds
 from grpo.environments.textarena.environment import TextArenaEnvironment
 from grpo.environments.textarena.games import ArenaGame
@@ -20,32 +18,21 @@ from grpo.environments.textarena.players import player_actions
 import textarena  # isort: skip
 
 
-class ArenaLevel(Settings):
+class ArenaLevel(NamedLevel):
     """Number of worlds of a game."""
 
     game: str
     """Id in TextArena, such as `GuessTheNumber-v0`."""
-    name: str = ""
-    """Category of the results. If empty, it is the id of the game."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of the game, such as `max_number`."""
-    train: int = Field(default=0, ge=0)
-    """Worlds that the policy is trained on."""
-    heldout: int = Field(default=0, ge=0)
-    """Worlds that it is evaluated on."""
 
     @property
-    def category(self) -> str:
-        """Category of its scenarios."""
-        return self.name or self.game
+    def generator(self) -> str:
+        """Id of the game."""
+        return self.game
 
 
 def textarena_scenarios(levels: Sequence[ArenaLevel]) -> Iterator[dict[str, Any]]:
     """Records of the levels' scenarios, for a source of kind python. Raises `DataError` for an exhausted level."""
-    drawn: set[str] = set()
-    for level in levels:
-        yield from _draw(level, "train", level.train, drawn)
-        yield from _draw(level, "heldout", level.heldout, drawn)
+    return draw_splits(levels, _draw)
 
 
 def textarena_demonstrations(levels: Sequence[ArenaLevel], each: int, max_turns: int = 20) -> Iterator[dict[str, Any]]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pydantic import Field
-
-from grpo.config.base import Settings
+from grpo.environments.levels import NamedLevel, draw_splits
 from grpo.environments.seeded_worlds import Part, demonstrate, draw_worlds
 from grpo.environments.textworld.environment import TextWorldEnvironment, game_of
 from grpo.environments.textworld.games import TextWorldGame
@@ -19,32 +17,23 @@ from grpo.environments.textworld.games import TextWorldGame
 import textworld  # isort: skip
 
 
-class TextWorldLevel(Settings):
+class TextWorldLevel(NamedLevel):
     """Number of worlds of a maker."""
 
     maker: str
     """`treasure_hunter` or `quest`."""
     options: dict[str, int]
     """Options of the maker: `level` of the first, `nb_rooms`, `nb_objects` and `quest_length` of the second."""
-    name: str = ""
-    """Category of the results. If empty, it is the maker with its options."""
-    train: int = Field(default=0, ge=0)
-    """Worlds that the policy is trained on."""
-    heldout: int = Field(default=0, ge=0)
-    """Worlds that it is evaluated on."""
 
     @property
-    def category(self) -> str:
-        """Category of its scenarios."""
-        return self.name or "-".join((self.maker, *(str(value) for _, value in sorted(self.options.items()))))
+    def generator(self) -> str:
+        """The maker with its options."""
+        return "-".join((self.maker, *(str(value) for _, value in sorted(self.options.items()))))
 
 
 def textworld_scenarios(levels: Sequence[TextWorldLevel]) -> Iterator[dict[str, Any]]:
     """Records of the levels' scenarios, for a source of kind python. Raises `DataError` for an exhausted level."""
-    drawn: set[str] = set()
-    for level in levels:
-        yield from _draw(level, "train", level.train, drawn)
-        yield from _draw(level, "heldout", level.heldout, drawn)
+    return draw_splits(levels, _draw)
 
 
 def textworld_demonstrations(

@@ -1,0 +1,55 @@
+"""Levels of games and tasks that another package generates: how many scenarios of each the splits get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from pydantic import Field
+
+from grpo.config.base import Settings
+from grpo.environments.seeded_worlds import Part
+
+
+class Level(Settings):
+    """A generator of a package with its options, and its number of scenarios. A subclass names the generator."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the generator, such as `max_number`."""
+    train: int = Field(default=0, ge=0)
+    """Scenarios that the policy is trained on. A level with 0 is held out as a whole."""
+    heldout: int = Field(default=0, ge=0)
+    """Scenarios that it is evaluated on."""
+
+
+class NamedLevel(Level):
+    """A level that may have a name of its own, because one generator has several levels by its options."""
+
+    name: str = ""
+    """Category of the results. If empty, it is made from the generator."""
+
+    @property
+    def generator(self) -> str:
+        """Category of the results without a name."""
+        raise NotImplementedError
+
+    @property
+    def category(self) -> str:
+        """Category of its scenarios."""
+        return self.name or self.generator
+
+
+L = TypeVar("L", bound=Level)
+
+
+def draw_splits(
+    levels: Sequence[L], draw: Callable[[L, Part, int, set[str]], Iterator[dict[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """Draw the training and held-out scenarios of each level.
+
+    `draw` yields so many scenarios of a level. It leaves out the digests in its last argument, and adds new ones to it.
+    """
+    drawn: set[str] = set()
+    for level in levels:
+        yield from draw(level, "train", level.train, drawn)
+        yield from draw(level, "heldout", level.heldout, drawn)

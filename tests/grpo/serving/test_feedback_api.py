@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -12,21 +11,11 @@ from grpo.log.join import join
 from grpo.log.records import Feedback
 from grpo.serving.access.callers import CallerLimits
 from tests import waiting
-from tests.grpo.serving.chat_servers import ChatServer, chat_server
+from tests.grpo.serving.chat_servers import ChatServer
 
 QUESTION = {"role": "user", "content": "Hello, where is my order 1234?"}
 PLAIN = ("chat", "feedback")
 until = partial(waiting.until, patience_s=240)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
-    folder = tmp_path_factory.mktemp("server")
-    with pytest.MonkeyPatch.context() as patch:  # an erasure reads every run of the registry
-        patch.setenv("GRPO_HOME", str(folder))
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        with chat_server(folder) as running:
-            yield running
 
 
 def ask(server: ChatServer, name: str, scopes: tuple[str, ...] = PLAIN) -> Any:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +10,7 @@ from grpo.log.folder import ServedLog
 from grpo.log.join import ServedConversation, join
 from grpo.messages import Message, ToolCall
 from grpo.serving.access.callers import CallerLimits
-from tests.grpo.serving.chat_servers import ChatServer, chat_server
+from tests.grpo.serving.chat_servers import ChatServer
 
 QUESTION = {"role": "user", "content": "Where is my order 17?"}
 CALLS = [
@@ -28,16 +27,6 @@ MESSAGES: list[dict[str, Any]] = [
 ]
 BODY = {"id": "order 17 / 2", "model": "desk/1", "messages": MESSAGES, "consent": "training", "licence": "own"}
 LOG = ("log",)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatServer]:
-    folder = tmp_path_factory.mktemp("server")
-    with pytest.MonkeyPatch.context() as patch:  # an erasure reads every run of the registry
-        patch.setenv("GRPO_HOME", str(folder))
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        with chat_server(folder) as running:
-            yield running
 
 
 def send(server: ChatServer, name: str, scopes: tuple[str, ...] = LOG, **changes: Any) -> httpx.Response:

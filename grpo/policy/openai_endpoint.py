@@ -143,7 +143,7 @@ class OpenAIEndpoint:
         if 300 <= status < 400:
             place = self.redact(error.response.headers.get("location", ""))[:100]
             return PolicyError(
-                f"{self.address} redirects to {place!r} (HTTP {status}). A conversation is sent only to the server that "
+                f"{self.address} redirects to {place!r} (HTTP {status}). A conversation goes only to the server that "
                 "the settings name. If you trust the other address, name it instead"
             )
         kind = PolicyError if status == _NOT_FOUND else RequestFailed

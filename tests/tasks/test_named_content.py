@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 import grpo_tasks
-from grpo.config.base import ByContent, marks_of, ModelMark
+from grpo.config.base import ByContent, ModelMark, marks_of
 from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.config.retraining import RetrainConfig
 from grpo.identity.cache_identity import model_digest, stage_key

@@ -80,12 +80,13 @@ class OpenAIEndpoint:
         key = self._secret()
         if not (key.isascii() and key.isprintable()):
             raise PolicyError(f"{self.key} holds characters that a key cannot have. Set it again")
+        bounded: Any = BoundedClient(reply_s=self.reply_s or self.timeout_s)  # of httpx, also where openai has httpx2
         return AsyncOpenAI(
             api_key=key or "none",
             base_url=self.base_url,
             timeout=self.timeout_s,
             max_retries=self.retries,
-            http_client=BoundedClient(reply_s=self.reply_s or self.timeout_s),
+            http_client=bounded,
         )
 
     @asynccontextmanager

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.errors import PolicyError
 from grpo.messages import Message, ToolCall
 from grpo.policy.openai_answers import ChatAnswer, TextAnswer, TextChoice
-from grpo.policy.openai_endpoint import OpenAIEndpoint
+from grpo.policy.openai_endpoint import OpenAIEndpoint, RequestFailed
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.renderers.argument_values import read_arguments
 from grpo.renderers.chat_template import Renderer
@@ -75,6 +75,8 @@ class ChatSession:
             request["tools"] = tools
         response = await self._endpoint.send(self._client.chat.completions.create(**request), ChatAnswer)
         self._turns += 1
+        if isinstance(response.choices[0].message.content, list):
+            raise RequestFailed(f"{self._endpoint.address} answered with a list of parts instead of a text")
         message = _to_message(response, self._renderer)
         ids = self._renderer.encode_reply(message, prompt.messages)
         if response.choices[0].finish_reason == "length":
@@ -229,7 +231,7 @@ def _to_message(response: ChatAnswer, renderer: Renderer) -> Message:
     A malformed call is kept in the content, as in the replies of a local model. The others become calls.
     """
     message = response.choices[0].message
-    text = clean_text(message.content or "")
+    text = clean_text(message.content) if isinstance(message.content, str) else ""
     calls: list[ToolCall] = []
     malformed: str | None = None
     for call in message.tool_calls or ():

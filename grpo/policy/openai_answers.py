@@ -52,7 +52,8 @@ class Call(_Answer):
 class ReplyMessage(_Answer):
     """Reply of a chat model."""
 
-    content: str | None = None
+    content: str | list[Any] | None = None
+    """Text. A list of parts is malformed for whoever wants a text, but its tokens are counted."""
     tool_calls: list[Call] | None = None
 
 

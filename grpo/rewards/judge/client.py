@@ -98,7 +98,8 @@ class JudgeClient:
         usage = answer.usage
         self.ledger.add(server.address, usage.prompt_tokens, usage.completion_tokens)
         logger.info("%s: %s in all", server.address, self.ledger.usage)
-        return server.redact(answer.choices[0].message.content or "")
+        content = answer.choices[0].message.content
+        return server.redact(content) if isinstance(content, str) else ""
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[_Session]:

@@ -19,7 +19,7 @@ from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
-from tests.model_server import DRIPPING, Answer, Model
+from tests.model_server import DRIPPING, Answer, Model, says
 
 SECRET = "sk-very-secret-42"
 LOOK_UP = Tool(name="look_up", parameters={"type": "object", "properties": {"order": {"type": "string"}}})
@@ -384,6 +384,13 @@ def test_a_completion_with_impossible_numbers_is_refused(model: Model, renderer:
     model.answers = [lambda body: (200, f'{{"choices": [{choice}]}}')]
     with pytest.raises(PolicyError, match="does not answer in the format of the OpenAI API"):
         _generate(CompletionsPolicy(model.server()), renderer, HELLO)
+
+
+def test_a_list_of_parts_is_not_a_reply(model: Model, renderer: Renderer):
+    """Some servers answer with parts, which would become an empty reply."""
+    model.answers = [says([{"type": "text", "text": "Hi."}])]
+    with pytest.raises(PolicyError, match="answered with a list of parts instead of a text"):
+        _generate(ChatPolicy(model.server()), renderer, HELLO)
 
 
 def test_a_reply_is_read_up_to_a_bound(model: Model, renderer: Renderer):

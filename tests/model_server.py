@@ -29,6 +29,7 @@ class Model:
         self.answers: list[Answer] = []
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.encodings: list[str] = []
         self.hang = threading.Event()
         self.at_once = 0
         self.most_at_once = 0
@@ -40,6 +41,7 @@ class Model:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with lock:
                     model.keys.append(self.headers["Authorization"])
+                    model.encodings.append(self.headers["Accept-Encoding"])
                     model.asked.append({"path": self.path, **body})
                     answer = model.answers[min(len(model.asked), len(model.answers)) - 1]
                     model.at_once += 1

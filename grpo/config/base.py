@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -83,6 +83,9 @@ class Settings(BaseModel):
 class ByContent:
     """Mark of a field that holds an address: a cache identity includes its content instead of the address."""
 
+    is_input: bool = True
+    """False for a place that is written to, that grows, or that other settings stand for."""
+
 
 class Override(str):
     """Text of an override. Its paths count from the working folder, not from the folder of the YAML file."""
@@ -152,16 +155,31 @@ def without_paths(settings: BaseModel) -> dict[str, Any]:
     keys = settings.path_options if isinstance(settings, Settings) else ()
     values: dict[str, Any] = {}
     for name, value in settings:
-        marks = type(settings).model_fields[name].metadata
+        marks = marks_of(type(settings).model_fields[name])
         if any(isinstance(mark, ByContent | Placement) for mark in marks):
             continue
-        if isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
+        if isinstance(value, str) and any(isinstance(mark, ModelMark) for mark in marks):
             scheme_and_path = model_path(value)
             value = value if scheme_and_path is None else scheme_and_path[0]
         elif isinstance(value, dict):
             value = {key: item for key, item in value.items() if key not in keys}
         values[name] = value
     return values
+
+
+def named_inputs(settings: BaseModel) -> Iterator[str]:
+    """Files and folders of fields with the mark `ByContent` that are inputs. Declared reads may be `$VARIABLES`."""
+    for name, value in settings:
+        marks = [mark for mark in marks_of(type(settings).model_fields[name]) if isinstance(mark, ByContent)]
+        if marks and value is not None and all(mark.is_input for mark in marks):
+            yield from value if isinstance(value, tuple) else (value,)
+
+
+def named_models(settings: BaseModel) -> Iterator[str]:
+    """Addresses of models in fields of the type `ModelAddress`."""
+    for name, value in settings:
+        if value is not None and any(isinstance(m, ModelMark) for m in marks_of(type(settings).model_fields[name])):
+            yield value
 
 
 def with_paths_from(settings: S, folder: Path) -> S:
@@ -183,14 +201,14 @@ def _with_paths(settings: S, change: Callable[[str], str]) -> S:
 
     changes: dict[str, Any] = {}
     for name, value in settings:
-        marks = _marks(type(settings).model_fields[name])
+        marks = marks_of(type(settings).model_fields[name])
         if isinstance(value, Settings):
             changes[name] = _with_paths(value, change)
         elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
             changes[name] = tuple(_with_paths(item, change) for item in value)
         elif isinstance(value, str) and any(isinstance(mark, ByContent) for mark in marks):
             changes[name] = changed_path(value)
-        elif isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
+        elif isinstance(value, str) and any(isinstance(mark, ModelMark) for mark in marks):
             path = model_path(value)
             changes[name] = value if path is None else f"{path[0]}{changed_path(path[1])}"
         elif isinstance(value, tuple) and any(isinstance(mark, ByContent) for mark in marks):
@@ -202,13 +220,13 @@ def _with_paths(settings: S, change: Callable[[str], str]) -> S:
     return settings.model_copy(update=changed) if changed else settings
 
 
-def _marks(field: FieldInfo) -> list[object]:
+def marks_of(field: FieldInfo) -> list[object]:
     """Marks of a field. The ones of an optional field, `LocalPath | None`, are inside of its annotation."""
     inner = (get_args(part)[1:] for part in get_args(field.annotation) if get_origin(part) is Annotated)
     return [*field.metadata, *chain.from_iterable(inner)]
 
 
-class _ModelMark:
+class ModelMark:
     """Mark of a field that names a model."""
 
 
@@ -218,9 +236,9 @@ _LOCAL_SCHEMES = ("stub", "vllm")
 """Schemes of model addresses that are followed by a path."""
 LocalPath = Annotated[str, BeforeValidator(from_config_folder), ByContent()]
 """File or folder, relative to the folder of the YAML file. `grpo://scenarios/support_desk.jsonl` is a shipped file."""
-LocalPlace = Annotated[str, BeforeValidator(_place_from_config_folder), ByContent()]
+LocalPlace = Annotated[str, BeforeValidator(_place_from_config_folder), ByContent(is_input=False)]
 """File or folder that is written to, is imported from or grows, relative to the folder of the YAML file."""
-ModelAddress = Annotated[str, BeforeValidator(_model_from_config_folder), _ModelMark()]
+ModelAddress = Annotated[str, BeforeValidator(_model_from_config_folder), ModelMark()]
 """Model, see `grpo.policy.catalog`. A relative path counts from the folder of the YAML file."""
 
 HOME_FOLDERS = frozenset(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from grpo.config.base import ByContent, LocalPath, Settings, from_config_folder
+from grpo.config.base import LocalPath, Settings, from_config_folder
 from grpo.config.python_object import PythonObject
 from grpo.config.rewards import JudgeSettings
 
@@ -84,7 +84,7 @@ class SafetyGate(Settings):
     """Largest share of episodes that nothing could judge. If there are more, the gate fails and asks for a judge."""
     judge: JudgeSettings | None = None
     """LLM judge of the episodes that the safety reward cannot judge."""
-    model: Annotated[LocalPath | None, ByContent()] = None
+    model: LocalPath | None = None
     """Folder of a learned safety reward. None is the shipped one."""
 
 

@@ -26,6 +26,7 @@ _MOST_VALUES = 20_000
 _MOST_LEVELS = 50
 _EXPECTED = "Input should be "
 _LONGEST = 80  # characters of a value that is shown
+_LONGEST_WORD = 1000  # characters of a word of a message, which may be a value
 
 
 def load_settings(
@@ -120,8 +121,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Parse `key=value`, with the value in YAML. Raises `ConfigError` for any other form."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
-        raise ConfigError(f"override {shortened(text)} is not of the form section.key=value")
-    return key, parse_yaml(value, place=f"override {shortened(text)}")
+        raise ConfigError(f"override {shortened(masked(text))} is not of the form section.key=value")
+    return key, parse_yaml(value, place=f"override {shortened(masked(text))}")
 
 
 def _override(document: dict[str, Any], override: str, *, counts_from_config: bool = False) -> None:
@@ -135,7 +136,7 @@ def _override(document: dict[str, Any], override: str, *, counts_from_config: bo
             node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
         node[int(last) if isinstance(node, list) else last] = value
     except (IndexError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"override {shortened(override)} does not fit the config: {error}") from error
+        raise ConfigError(f"override {shortened(masked(override))} does not fit the config: {error}") from error
 
 
 def _marked(value: Any) -> Any:
@@ -198,6 +199,7 @@ def _line(place: tuple[str, ...], problems: list[ErrorDetails], kind: type[BaseM
     messages = list(dict.fromkeys(problem["msg"].removeprefix("Value error, ") for problem in problems))
     first, *others = messages
     rule = ", or ".join([first, *(message.removeprefix(_EXPECTED) for message in others)])
+    rule = " ".join(word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST]}…" for word in rule.split(" "))
     value = problems[0]["input"]
     hidden = secret or isinstance(value, dict) or problems[0]["type"] == "missing"
     shown = "" if hidden else f" (got {shortened(value)})"

@@ -150,7 +150,7 @@ class RetrainConfig(Settings):
 
     name: RunName
     """Name of the run and of its report's folder."""
-    pipeline: LocalPath
+    pipeline: Annotated[LocalPath, ByContent(is_input=False)]  # the settings in it are the input
     """YAML config of the run that is repeated, starting from the champion."""
     overrides: tuple[str, ...] = ()
     """Overrides of that config, each `section.key=value`."""

@@ -6,6 +6,7 @@ A run may have stored many thousands of episodes. The first iteration shows the 
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,8 @@ from itertools import islice, pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-import yaml
-
 from grpo.artifacts import store_of
+from grpo.config.loading import parse_yaml
 from grpo.errors import ArtifactError, DataError, StorageError
 from grpo.evaluation.explanation import Diagnosis
 from grpo.evaluation.schema import (
@@ -136,7 +136,7 @@ class RunEvidence:
     def train(self, *settings: str) -> str:
         """Command that trains again with these settings, under another name, so that both reports stay."""
         changes = "".join(f" --set {shlex.quote(setting)}" for setting in settings)
-        return f"grpo train CONFIG{changes} --set name={self.name[:90]}-retry"
+        return f"grpo train CONFIG{changes} --set name={shlex.quote(self.name[:90])}-retry"
 
     def scaled_step(self, factor: float) -> tuple[str, float, float]:
         """Setting of the step size, its value, and its value times a factor. For trpo it is the trust region."""
@@ -153,7 +153,7 @@ class RunEvidence:
 
     def show(self, outcome: str | None = None) -> str:
         """Command that prints conversations of the last iteration."""
-        return f"grpo show {self.name} --conversations --iteration {self.last_index}" + (
+        return f"grpo show {shlex.quote(self.name)} --conversations --iteration {self.last_index}" + (
             f" --outcome {outcome}" if outcome else ""
         )
 
@@ -180,7 +180,7 @@ def read_evidence(document: ReportDocument) -> RunEvidence:
         unread.append("no iteration: the report names no stored episodes")
     return RunEvidence(
         name=document.name,
-        settings=yaml.safe_load(document.config) or {},
+        settings=parse_yaml(document.config, place=f"config of the run {document.name}") or {},
         decision=document.decision,
         ingestion=document.ingestion,
         evaluation=document.evaluation,
@@ -238,5 +238,5 @@ def rise_error(values: Sequence[float]) -> float:
     if len(values) < 2:
         return 0.0
     third = max(1, len(values) // 3)
-    squares = [(after - before) ** 2 for before, after in pairwise(values)]
-    return float((sum(squares) / len(squares) / third) ** 0.5)
+    differences = [after - before for before, after in pairwise(values)]
+    return math.hypot(*differences) / math.sqrt(len(differences) * third)  # a reward may be 1e200, whose square is not

@@ -93,8 +93,8 @@ class TextGameEnvironment(Environment):
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Take the agent's text as the action."""
-        game: TextGame = state.metadata["game"].copied()
-        turn = game.step(action.content)
+        # on a thread, because a game that hangs must end its episode only
+        game, turn = await call_on_thread(_played, state.metadata["game"], action.content)
         total = state.metadata["reward"] + turn.reward
         state = state.after(action, turn_count=state.turn_count + 1, metadata={"game": game, "reward": total})
         if turn.over or turn.cut_off:
@@ -135,6 +135,12 @@ class TextGameEnvironment(Environment):
                 "the package's earlier release"
             )
         return game, text
+
+
+def _played(game: TextGame, action: str) -> tuple[TextGame, GameTurn]:
+    """Copy of a game after an action, and its answer."""
+    game = game.copied()
+    return game, game.step(action)
 
 
 def world_of(scenario: Scenario, name: str, example: str) -> tuple[str, Mapping[str, Any], int]:

@@ -36,7 +36,7 @@ def read_report(path: Path) -> ReportDocument:
     try:
         content = path.read_bytes()
         version = json.loads(content).get("schema_version")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a report: {error}") from error
     if version != SCHEMA_VERSION:
         raise DataError(f"{path} has report schema version {version!r}, this code reads {SCHEMA_VERSION}. Run it again")

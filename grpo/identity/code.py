@@ -22,14 +22,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from grpo.artifacts import local_path
-from grpo.config.dpo import ServedPairs, WrittenPairs
-from grpo.config.environments import PackageSettings, SimulatedUserSettings, TaskSettings, VerifiersSettings
+from grpo.config.base import named_inputs, named_models
+from grpo.config.dpo import ServedPairs
+from grpo.config.environments import PackageSettings, VerifiersSettings
 from grpo.config.gates import SafetyGate
-from grpo.config.pipeline import PipelineConfig
+from grpo.config.pipeline import PipelineConfig, PolicySettings
 from grpo.config.python_object import VARIABLE, UserObject
 from grpo.config.rewards import RewardComponent
 from grpo.config.scenarios import VerifiersSource
-from grpo.config.sft import ServedDemonstrations, WrittenDemonstrations
+from grpo.config.sft import ServedDemonstrations
 from grpo.errors import ConfigError, install_command
 from grpo.identity.user_code import module_files, source_texts, user_code_digests, user_modules
 from grpo.policy.catalog import STUB, VLLM, is_weights
@@ -39,11 +40,14 @@ from grpo.rewards.catalog import reward_files
 from grpo.rewards.judge.rubrics import RUBRICS
 from grpo.rewards.learned.safety import SHIPPED
 from grpo.scenarios.readers.served import served_digest
+from grpo.scenarios.sources import SOURCES
 from grpo.storage.files import stamped_digest
 from grpo.storage.shipped import package_folder, shipped_folder
 
 _REFERRING = (RewardComponent, UserObject, VerifiersSettings, VerifiersSource)
 """Settings with a `reference` to code."""
+_SOURCES = tuple(SOURCES)
+"""Settings of sources. `content_hash` digests their files, and stages take it as `content`."""
 NUMERIC_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyarrow", "trl", "peft", "accelerate")
 
 
@@ -115,7 +119,7 @@ def executed_code(values: Iterable[Any]) -> UserCode | None:
     if not parts:
         return None
     references = sorted({str(_reference(part)) for part in parts})
-    texts = {text for part in parts for text in _texts(getattr(part, "options", None))}
+    texts = {text for part in parts for name in ("options", "args") for text in _texts(getattr(part, name, None))}
     return UserCode(
         references=tuple(references),
         modules=tuple(sorted({module for reference in references for module in user_modules(reference)})),
@@ -150,7 +154,7 @@ def external_digests(values: Iterable[Any]) -> dict[str, str]:
             identity[f"log {_shown(local_path(part.path))}"] = served_digest(part)
         for variable in _variables(part):
             identity[f"variable {variable}"] = variable_digest(variable, os.environ.get(variable)) or ABSENT
-        if (model := _user_model(part)) is not None:
+        for model in _models(part):
             identity[f"model {model if '://' in model else _shown(Path(model))}"] = model_identity(model)
     return dict(sorted(identity.items()))
 
@@ -180,16 +184,15 @@ def _reference(part: BaseModel) -> str | None:
 
 def _files(part: BaseModel) -> Iterator[Path]:
     """Yield the files and folders that these settings declare."""
-    if isinstance(part, (UserObject, RewardComponent)):
+    if not isinstance(part, _SOURCES):
+        yield from (local_path(name) for name in named_inputs(part) if not name.startswith(VARIABLE))
+        yield from (Path(model.partition("://")[2]) for model in named_models(part) if model.startswith(f"{STUB}://"))
+    elif isinstance(part, UserObject):
         yield from (local_path(name) for name in part.reads if not name.startswith(VARIABLE))
     if isinstance(part, RewardComponent):
         yield from (local_path(str(path)) for path in reward_files(part))
-    elif isinstance(part, (WrittenDemonstrations, WrittenPairs)):
-        yield local_path(part.path)
-    elif isinstance(part, SafetyGate):
-        yield SHIPPED if part.model is None else local_path(part.model)
-    elif isinstance(part, (SimulatedUserSettings, TaskSettings)) and (part.model or "").startswith(f"{STUB}://"):
-        yield Path(str(part.model).partition("://")[2])
+    elif isinstance(part, SafetyGate) and part.model is None:
+        yield SHIPPED
 
 
 def _variables(part: BaseModel) -> Iterator[str]:
@@ -198,12 +201,10 @@ def _variables(part: BaseModel) -> Iterator[str]:
         yield from (name.removeprefix(VARIABLE) for name in part.reads if name.startswith(VARIABLE))
 
 
-def _user_model(part: BaseModel) -> str | None:
-    """Address of the weights that generate a simulated user's messages, or None."""
-    if not isinstance(part, (SimulatedUserSettings, TaskSettings)) or part.model is None:
-        return None
-    model = part.model.removeprefix(f"{VLLM}://")
-    return model if is_weights(model) else None
+def _models(part: BaseModel) -> Iterator[str]:
+    """Yield the addresses of weights that these settings name, except the policy's, which stages take as `content`."""
+    if not isinstance(part, PolicySettings):
+        yield from filter(is_weights, (model.removeprefix(f"{VLLM}://") for model in named_models(part)))
 
 
 def _shown(path: Path) -> str:

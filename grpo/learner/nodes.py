@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+from pydantic import BaseModel, ValidationError
 
 from grpo.errors import ConfigError
 from grpo.learner.distributed import (
@@ -54,8 +55,7 @@ def join(update: Path, *, sources: str) -> str:
     If this node cannot take part, it reports the reason to the first node, which ends the update with it.
     """
     try:
-        request = UpdateRequest.model_validate_json((update / REQUEST).read_bytes())
-        _check(request, sources)
+        request = _read_request((update / REQUEST).read_bytes(), sources)
     except FileNotFoundError:
         return "over before this node joined"
     except ConfigError as error:
@@ -71,14 +71,30 @@ def join(update: Path, *, sources: str) -> str:
     return "ended" if torchrun.returncode == 0 else f"failed, torchrun ended with {torchrun.returncode}"
 
 
-def _check(request: UpdateRequest, sources: str) -> None:
-    """Raise `ConfigError` if this node has other sources or does not see the checkpoint."""
+class _Sources(BaseModel):
+    """The part of a request that every version of this project reads."""
+
+    sources: str | None = None
+
+
+def _read_request(document: bytes, sources: str) -> UpdateRequest:
+    """Read a request. Raises `ConfigError` if this node has other sources or does not see the checkpoint.
+
+    The sources are compared first, because another version may have other settings.
+    """
+    try:
+        if _Sources.model_validate_json(document).sources != sources:
+            raise ConfigError("its sources of grpo differ from the first node's. Install the same version on both")
+        request = UpdateRequest.model_validate_json(document)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{REQUEST} of the update is damaged: {error.errors()[0]['msg']}. Check the file system"
+        ) from None
     check_devices(request.settings)
-    if request.sources != sources:
-        raise ConfigError("its sources of grpo differ from the first node's. Install the same version on both")
     missing = [path for path in (*request.scored, request.parent, request.base) if not path.exists()]
     if missing:
         raise ConfigError(f"{missing[0]} is not there. Set store to a folder that all nodes see at the same path")
+    return request
 
 
 def _time(path: Path) -> float:

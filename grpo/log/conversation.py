@@ -39,6 +39,8 @@ _GIVEN = ("rating", "comment", "success", "expected", "world")
 """Fields of a conversation that become feedback."""
 _OWN_SCOPES = ("feedback", "outcomes")
 """Scopes of feedback that a program writes into its own log."""
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+"""Each day of a log is a folder, so this also bounds how many folders one key can make."""
 _BATCH = 256  # conversations whose records wait for the disk together
 
 
@@ -151,23 +153,35 @@ async def append_conversation(
     decide whether its outcomes count. Raises like `append`.
     """
     now = datetime.now(UTC) if now is None else now
-    if conversation.time > now:
+    if (fault := time_fault(conversation.time, now=now)) is not None:
         raise DataError(
-            f"conversation {conversation.id} begins at {conversation.time.isoformat()}, which is in the future. Give "
-            "the time at which it began"
+            f"conversation {conversation.id} begins at {conversation.time.isoformat()}, which is {fault}. Give the "
+            "time at which it began"
         )
     user = log.user_hash(conversation.user) if conversation.user else ""
     conversation_id = log.ids.new_conversation(key, conversation.id)
     if log.is_conversation_erased(conversation_id, user=user, time=conversation.time):
         return None
     turns = list(_turns(conversation, conversation_id, log.ids, key=key, user=user))
-    feedback = _feedback(conversation, conversation_id, key=key, scopes=scopes, now=now)
+    try:
+        feedback = list(_feedback(conversation, conversation_id, key=key, scopes=scopes, now=now))
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"the outcome of conversation {conversation.id} cannot be stored as JSON: {error}. Correct its values"
+        ) from error
     records: list[Record] = [*turns, *feedback]
     for record in records:
         encode(record)  # before the first record is written, so that a fault of one leaves no part of the conversation
     await asyncio.gather(*map(log.append, records))
     answered = tuple(turn.id for turn in turns if turn.status == "answered")
     return LoggedIds(conversation_id=conversation_id, turn_ids=answered)
+
+
+def time_fault(time: datetime, *, now: datetime) -> str | None:
+    """What is wrong with the start of a conversation, or None. Times before 2000 come from a clock that was not set."""
+    if time > now:
+        return "in the future"
+    return "before 2000" if time < _EARLIEST else None
 
 
 def _turns(

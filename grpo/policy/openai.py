@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.errors import PolicyError
 from grpo.messages import Message, ToolCall
-from grpo.policy.openai_endpoint import OpenAIEndpoint
+from grpo.policy.openai_answers import ChatAnswer, TextAnswer, TextChoice
+from grpo.policy.openai_endpoint import OpenAIEndpoint, RequestFailed
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.renderers.argument_values import read_arguments
 from grpo.renderers.chat_template import Renderer
@@ -25,8 +26,6 @@ from grpo.strict_json import clean_text, encode
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-    from openai.types import CompletionChoice
-    from openai.types.chat import ChatCompletion
 
 _TOKEN = re.compile(r"token_id:(\d+)")
 
@@ -74,8 +73,10 @@ class ChatSession:
             request["extra_body"] = {"top_k": sampling.top_k}
         if tools:
             request["tools"] = tools
-        response = await self._endpoint.send(self._client.chat.completions.create(**request), "message")
+        response = await self._endpoint.send(self._client.chat.completions.create(**request), ChatAnswer)
         self._turns += 1
+        if isinstance(response.choices[0].message.content, list):
+            raise RequestFailed(f"{self._endpoint.address} answered with a list of parts instead of a text")
         message = _to_message(response, self._renderer)
         ids = self._renderer.encode_reply(message, prompt.messages)
         if response.choices[0].finish_reason == "length":
@@ -139,7 +140,7 @@ class CompletionsSession:
                 "repetition_penalty": 1.0,
             },
         )
-        response = await self._endpoint.send(request, "text")
+        response = await self._endpoint.send(request, TextAnswer)
         self._turns += 1
         generation = self._read(response.choices[0], top_logprobs=sampling.top_logprobs)
         self._ids += generation.token_ids
@@ -148,16 +149,16 @@ class CompletionsSession:
     def close(self) -> None:
         """No resource to release."""
 
-    def _read(self, choice: CompletionChoice, *, top_logprobs: int) -> Generation:
-        address, extra = self._endpoint.address, choice.model_extra or {}
-        logprobs = choice.logprobs.token_logprobs if choice.logprobs else None
-        ids = extra.get("token_ids") or _parse_token_ids((choice.logprobs and choice.logprobs.tokens) or ())
-        if not ids or not logprobs or len(ids) != len(logprobs) or None in logprobs:
+    def _read(self, choice: TextChoice, *, top_logprobs: int) -> Generation:
+        address = self._endpoint.address
+        logprobs = [value for value in choice.logprobs.token_logprobs or () if value is not None]
+        ids = choice.token_ids or _parse_token_ids(choice.logprobs.tokens or ())
+        if not ids or len(ids) != len(logprobs):
             raise PolicyError(
                 f"{address} gives no token ids and log-probabilities, so it cannot be trained on. Use it for "
                 f"evaluation, by the address openai+{address}"
             )
-        if extra.get("prompt_token_ids") not in (None, self._ids):
+        if choice.prompt_token_ids not in (None, self._ids):
             raise PolicyError(f"{address} read other tokens than were sent. Serve the model with its own tokenizer")
         if choice.finish_reason != "length" and ids[-1] not in self._stop_ids:
             raise PolicyError(
@@ -167,14 +168,14 @@ class CompletionsSession:
             )
         stop = "length" if choice.finish_reason == "length" else "stop"
         return Generation(
-            token_ids=list(ids),
-            logprobs=list(logprobs),
+            token_ids=ids,
+            logprobs=logprobs,
             stop=stop,  # type: ignore[arg-type]
             top_logprobs=self._read_top(choice, count=top_logprobs) if top_logprobs else None,
         )
 
-    def _read_top(self, choice: CompletionChoice, *, count: int) -> list[tuple[tuple[int, float], ...]]:
-        steps = (choice.logprobs and choice.logprobs.top_logprobs) or ()
+    def _read_top(self, choice: TextChoice, *, count: int) -> list[tuple[tuple[int, float], ...]]:
+        steps = [step or {} for step in choice.logprobs.top_logprobs or ()]
         tops = [
             _likeliest(dict(zip(_parse_token_ids(list(step)), step.values(), strict=False)), count) for step in steps
         ]
@@ -224,18 +225,18 @@ def _to_openai_message(message: Message, ids: Sequence[str]) -> dict[str, Any]:
     return converted
 
 
-def _to_message(response: ChatCompletion, renderer: Renderer) -> Message:
+def _to_message(response: ChatAnswer, renderer: Renderer) -> Message:
     """Message of a chat completion. If the server has parsed no calls, they are parsed from the text.
 
     A malformed call is kept in the content, as in the replies of a local model. The others become calls.
     """
     message = response.choices[0].message
-    text = clean_text(message.content or "")
+    text = clean_text(message.content) if isinstance(message.content, str) else ""
     calls: list[ToolCall] = []
     malformed: str | None = None
     for call in message.tool_calls or ():
-        if call.type != "function":
-            malformed = malformed or f"not a tool call: the server's call is of type {call.type}"
+        if call.type != "function" or call.function is None:
+            malformed = malformed or f"not a tool call: the server's call is of type {clean_text(call.type)[:80]}"
             continue
         name = clean_text(call.function.name)
         try:

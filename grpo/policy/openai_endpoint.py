@@ -10,18 +10,20 @@ import os
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from json import JSONDecodeError
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel
+
 from grpo.errors import PolicyError, install_command
+from grpo.http_client import BoundedClient, ReplyRefused
 
 try:
     from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI
 except ModuleNotFoundError as error:
     raise PolicyError(f"package openai is not installed. Call {install_command('openai')}") from error
 
-T = TypeVar("T")
+A = TypeVar("A", bound=BaseModel)
 
 KEY = "OPENAI_API_KEY"
 _REFUSED = (401, 403)
@@ -40,17 +42,19 @@ class OpenAIEndpoint:
     base_url: str
     model: str
     timeout_s: float = 60.0
-    """Timeout of one attempt, in seconds."""
+    """Longest silence of the server in one attempt, in seconds."""
+    reply_s: float | None = None
+    """Longest wait for the whole reply of one attempt, in seconds. None is `timeout_s`."""
     retries: int = 2
     """Retries after a connection error, a timeout, or HTTP 429 or 5xx."""
     key: str = KEY
     """Environment variable of the API key."""
 
     @classmethod
-    def from_address(cls, url: str, *, timeout_s: float = 60.0, retries: int = 2, key: str = KEY) -> OpenAIEndpoint:
-        """Parse an address with a model, e.g. `https://api.openai.com/v1#gpt-4.1`."""
+    def from_address(cls, url: str, **settings: Any) -> OpenAIEndpoint:
+        """Parse an address with a model, e.g. `https://api.openai.com/v1#gpt-4.1`. `settings` are the other fields."""
         base_url, _, model = url.partition("#")
-        return cls(base_url=base_url.rstrip("/"), model=model, timeout_s=timeout_s, retries=retries, key=key)
+        return cls(base_url=base_url.rstrip("/"), model=model, **settings)
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.base_url)
@@ -76,8 +80,13 @@ class OpenAIEndpoint:
         key = self._secret()
         if not (key.isascii() and key.isprintable()):
             raise PolicyError(f"{self.key} holds characters that a key cannot have. Set it again")
+        bounded: Any = BoundedClient(reply_s=self.reply_s or self.timeout_s)  # of httpx, also where openai has httpx2
         return AsyncOpenAI(
-            api_key=key or "none", base_url=self.base_url, timeout=self.timeout_s, max_retries=self.retries
+            api_key=key or "none",
+            base_url=self.base_url,
+            timeout=self.timeout_s,
+            max_retries=self.retries,
+            http_client=bounded,
         )
 
     @asynccontextmanager
@@ -86,8 +95,8 @@ class OpenAIEndpoint:
         async with self.client() as client:
             yield client
 
-    async def send(self, request: Awaitable[T], part: str) -> T:
-        """Await a response. Its first choice must have this part and a finish reason.
+    async def send(self, request: Awaitable[Any], kind: type[A]) -> A:
+        """Await a response and validate it, because the client of OpenAI's package does not.
 
         The raised error has no cause, because the server's text may contain the key. Raises `PolicyError` if every
         request would fail, `RequestFailed` if only this one would, else `TimeoutError` or `ConnectionError`.
@@ -97,16 +106,23 @@ class OpenAIEndpoint:
         )
         try:
             response = await request
-            (first, *_) = getattr(response, "choices", None) or [None]  # a body that is not JSON is a string
-            if {part, "finish_reason"} <= getattr(first, "model_fields_set", set()):
-                return response
+            if isinstance(response, BaseModel):  # a body that is not JSON is a string
+                return kind.model_validate(response.model_dump(exclude_unset=True, warnings="none"))
         except APITimeoutError:
             failure = TimeoutError(f"{self.address} gave no answer in {self.retries + 1} tries of {self.timeout_s} s")
-        except APIConnectionError:
-            failure = ConnectionError(f"{self.address} cannot be reached, tried {self.retries + 1} times")
+        except APIConnectionError as error:
+            if isinstance(error.__cause__, ReplyRefused):
+                failure = RequestFailed(f"{self.address} cannot be used: {error.__cause__}")
+            else:
+                failure = ConnectionError(f"{self.address} cannot be reached, tried {self.retries + 1} times")
         except APIStatusError as error:
             failure = self._status_error(error)
-        except (APIError, JSONDecodeError):
+        except (
+            APIError,
+            ValueError,
+            TypeError,
+            RecursionError,
+        ):  # also of a text that is not JSON, or nested too deeply
             pass
         raise failure
 
@@ -125,6 +141,12 @@ class OpenAIEndpoint:
             wait_s = error.response.headers.get("retry-after", "")[:40]
             tried = f"asks to retry after {wait_s} s" if wait_s else f"tried {self.retries + 1} times"
             return ConnectionError(f"{self.address} answered HTTP {status}, {tried}")
+        if 300 <= status < 400:
+            place = self.redact(error.response.headers.get("location", ""))[:100]
+            return PolicyError(
+                f"{self.address} redirects to {place!r} (HTTP {status}). A conversation goes only to the server that "
+                "the settings name. If you trust the other address, name it instead"
+            )
         kind = PolicyError if status == _NOT_FOUND else RequestFailed
         return kind(f"{self.address} refuses the request (HTTP {status}): {self.redact(error.message)[:300]}")
 

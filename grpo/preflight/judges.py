@@ -12,6 +12,7 @@ from grpo.config.gates import SafetyGate
 from grpo.config.rewards import JudgeSettings
 from grpo.environments.users.user_model import check_address
 from grpo.errors import GRPOError, PolicyError
+from grpo.http_client import ReplyRefused, get
 from grpo.policy.catalog import CHAT, is_weights
 from grpo.policy.weights.sources import model_plan
 from grpo.preflight.facts import Facts
@@ -71,8 +72,10 @@ def ask(endpoint: OpenAIEndpoint, *, setting: str) -> None:
     key = os.environ.get(endpoint.key, "").strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        response = httpx.get(f"{endpoint.base_url}/models", headers=headers, timeout=_TIMEOUT_S)
-    except (httpx.HTTPError, ValueError) as error:
+        response = get(f"{endpoint.base_url}/models", headers=headers, seconds=_TIMEOUT_S)
+    except ReplyRefused:  # the server answers, with a long list
+        return
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise ConnectionError(
             f"{setting} {endpoint.address} does not answer: {endpoint.redact(str(error)) or type(error).__name__}. "
             "Start it, or correct its address"

@@ -25,12 +25,13 @@ from grpo.config.rollout import RolloutSettings
 from grpo.environments.environment import Environment
 from grpo.policy.policy import Policy, Sampling
 from grpo.renderers.chat_template import Renderer
-from grpo.rollout.collect import check_agent, check_scenarios, sample_seed, served, warn_of_overridden
+from grpo.rollout.collect import REMEDY, check_agent, check_scenarios, sample_seed, served, warn_of_overridden
 from grpo.rollout.episode import run_episode
 from grpo.rollout.timeouts import Timeouts
 from grpo.rollout.windows import Group, GroupQueue, Window
 from grpo.scenario import Scenario
 from grpo.trajectories import PolicySpan, Trajectory
+from grpo.user_failures import UserCodeError
 
 
 class ModelPolicy(Policy, Protocol):
@@ -69,7 +70,8 @@ class ContinuousRollout:
         self._scenarios = scenarios
         self._run_seed = run_seed
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._events: asyncio.Queue[ModelPolicy | tuple[Group, int, Trajectory]] = asyncio.Queue()
+        self._events: asyncio.Queue[ModelPolicy | tuple[Group, int, Trajectory] | UserCodeError] = asyncio.Queue()
+        self._dropped: set[tuple[Group, int]] = set()
         self._sampler: Any = None
         self._sessions: dict[tuple[Group, int], Any] = {}
         self._tasks: dict[tuple[Group, int], asyncio.Task[None]] = {}
@@ -99,6 +101,8 @@ class ContinuousRollout:
             await self._begin(tasks)
             while not queue.is_over:
                 event = await self._events.get()
+                if isinstance(event, UserCodeError):
+                    raise event
                 if isinstance(event, tuple):
                     queue.complete(*event)
                     progress.report("rollout_window", *queue.progress)
@@ -107,6 +111,7 @@ class ContinuousRollout:
                 while (window := queue.close(self._first_policy)) is not None:
                     for episode in window.dropped:
                         if episode in self._tasks:
+                            self._dropped.add(episode)
                             self._tasks[episode].cancel()
                     warn_of_overridden(window.trajectories)
                     deliver(window)
@@ -132,9 +137,18 @@ class ContinuousRollout:
             for sample in group.episodes:
                 task = tasks.create_task(self._episode(group, sample, scenario, timeouts))
                 self._tasks[group, sample] = task
-                task.add_done_callback(lambda _, episode=(group, sample): self._end(episode))  # type: ignore[misc]
+                task.add_done_callback(lambda task, episode=(group, sample): self._end(task, episode))  # type: ignore[misc]
 
-    def _end(self, episode: tuple[Group, int]) -> None:
+    def _end(self, task: asyncio.Task[None], episode: tuple[Group, int]) -> None:
+        if task.cancelled() and episode not in self._dropped:  # a group that waits for it would never be complete
+            group, sample = episode
+            self._events.put_nowait(
+                UserCodeError(
+                    f"scenario {group.draw.scenario_id} sample {sample}: the task of the episode was cancelled by code "
+                    f"of the environment or the agent. {REMEDY}"
+                )
+            )
+        self._dropped.discard(episode)
         self._sessions.pop(episode, None)
         del self._tasks[episode]
         if not self._tasks:

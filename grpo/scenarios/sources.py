@@ -44,6 +44,7 @@ from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served, served_digest, served_records, served_snapshot
 from grpo.scenarios.readers.table_rows import interpret, read_table_cells, read_table_file
 from grpo.scenarios.records import SourceRecord
+from grpo.storage.files import files_below
 
 DatasetReader = Callable[[Path, Sequence[str]], Iterator[SourceRecord]]
 """Records of the named parts of a published data set, or of its default parts, in this folder."""
@@ -118,7 +119,7 @@ def content_hash(sources: Sequence[Source]) -> str:
     digest = hashlib.sha256()
     for source in sources:
         reader = SOURCES[type(source)]
-        digest.update(f"{source.kind}\0{reader.identity(source)}\0".encode())
+        digest.update(f"{source.kind}\0{reader.identity(source)}\0".encode(errors="surrogateescape"))
         for path in reader.files(source):
             try:
                 with path.open("rb") as file:
@@ -153,14 +154,21 @@ def _requests(source: Any) -> list[Path]:
 def _folder(
     read: Callable[[Any, Path], Iterator[SourceRecord]], files: Callable[[Any, Path], Iterable[Path]]
 ) -> Reader:
-    """Reader of a folder with these files."""
+    """Reader of a folder with these files. Their names are part of its identity, because they choose the split."""
+
+    def names(source: Any) -> str:
+        root = _root(source)
+        return "\n".join(path.relative_to(root).as_posix() for path in files(source, root))
+
     return Reader(
-        read=lambda source: read(source, local_path(source.path)), files=lambda source: files(source, _root(source))
+        read=lambda source: read(source, local_path(source.path)),
+        files=lambda source: files(source, _root(source)),
+        identity=names,
     )
 
 
 def _all_files(source: Any, root: Path) -> list[Path]:
-    return sorted(path for path in root.rglob("*") if path.is_file())
+    return files_below(root)
 
 
 def _multidogo_files(source: MultiDoGOSource, root: Path) -> list[Path]:
@@ -169,8 +177,9 @@ def _multidogo_files(source: MultiDoGOSource, root: Path) -> list[Path]:
 
 
 def _tau2_files(source: Tau2Source, root: Path) -> list[Path]:
-    folder, suffixes = _dataset(source.kind).find_tau2(root, source.domain), (".json", ".md", ".toml")
-    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+    suffixes = (".json", ".md", ".toml")
+    folder = _dataset(source.kind).find_tau2(root, source.domain)
+    return [path for path in files_below(folder) if path.suffix in suffixes]
 
 
 def _read_trace(source: TraceSource, path: Path) -> Iterator[SourceRecord]:

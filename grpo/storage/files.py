@@ -96,14 +96,33 @@ def content_digest(path: Path) -> str:
     if not path.is_dir():
         return file_digest(path)
     digest = hashlib.sha256()
-    for file in sorted(below for below in path.rglob("*") if below.is_file()):
+    for file in files_below(path):
         digest.update(f"{file.relative_to(path)}\0{file_digest(file)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
+def files_below(folder: Path) -> list[Path]:
+    """Files in a folder and its folders, sorted, also behind links to folders, because readers follow these.
+
+    A link to a folder that it is in is not followed. Raises `OSError` for a folder that cannot be read.
+    """
+    return sorted(_files_below(folder, frozenset()))
+
+
+def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    place = folder.resolve()
+    if place in above:
+        return
+    for entry in os.scandir(folder):
+        if entry.is_dir():
+            yield from _files_below(Path(entry.path), above | {place})
+        elif entry.is_file():
+            yield Path(entry.path)
+
+
 def stamped_digest(path: Path) -> str:
     """`content_digest` that is remembered for the same sizes and modification times. Raises `OSError`."""
-    files = sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
+    files = files_below(path) if path.is_dir() else [path]
     stamp = tuple((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
     key = (str(path.resolve()), stamp)
     if key not in _digests:

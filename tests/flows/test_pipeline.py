@@ -26,14 +26,14 @@ from tests.grpo.rewards.hacking.test_turn_rewards import BAD, GOOD
 class Script:
     """Rounds of four groups, of which so many differ."""
 
-    def __init__(self, *informative: int) -> None:
-        self.informative = informative
+    def __init__(self, *informative: int, groups: Sequence[int] = (4, 4, 4)) -> None:
+        self.informative, self.groups = informative, groups
         self.asked: list[int] = []
 
     def __call__(self, index: int) -> ScoreResult:
         self.asked.append(index)
         summary = RolloutSummary(
-            groups=4,
+            groups=self.groups[index],
             informative_groups=self.informative[index],
             episodes=8,
             rewarded=8,
@@ -71,6 +71,14 @@ def test_further_rounds_are_played_only_while_they_are_needed(
     assert script.asked == rounds
     assert [artifact.sha256 for artifact in played.scored] == [str(index) for index in rounds]
     assert played.summary.episodes == 8 * len(rounds)
+
+
+def test_rounds_end_when_a_curriculum_has_no_open_scenario_left():
+    """Eight of 100 scenarios are open: the third round has none."""
+    script = Script(1, 1, 0, 0, groups=(4, 4, 0, 0))
+    settings = RolloutSettings.model_construct(scenarios=4, informative_groups=9, max_rounds=4)
+    dynamic_sampling(script, settings, scenarios=100)
+    assert script.asked == [0, 1, 2]
 
 
 class ScoredRollouts:

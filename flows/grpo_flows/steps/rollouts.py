@@ -105,7 +105,8 @@ def end_window(config: PipelineConfig, rollouts: Rollouts | None) -> None:
 def dynamic_sampling(collect: Callable[[int], ScoreResult], settings: RolloutSettings, *, scenarios: int) -> Rollouts:
     """Collect one round, and further ones while too few groups are informative.
 
-    It ends after `max_rounds`, or when all scenarios were rolled out. This is the dynamic sampling of DAPO (arXiv
+    It ends after `max_rounds`, or when all scenarios were rolled out: all of the split, or, in a curriculum with closed
+    levels, all that are open, so that a round has none. This is the dynamic sampling of DAPO (arXiv
     2503.14476, eq. 11), except that the learner drops the groups of zero advantage.
     """
     rollouts = Rollouts(rounds=(collect(0),))
@@ -113,6 +114,7 @@ def dynamic_sampling(collect: Callable[[int], ScoreResult], settings: RolloutSet
         rollouts.summary.informative_groups < (settings.informative_groups or 0)
         and len(rollouts.rounds) < settings.max_rounds
         and rollouts.summary.groups < scenarios
+        and rollouts.rounds[-1].summary.groups > 0
     ):
         rollouts = Rollouts(rounds=(*rollouts.rounds, collect(len(rollouts.rounds))))
     return rollouts

@@ -10,7 +10,7 @@ A scenario's world names the generator, its options and the index. The scenario'
 
 The answer is the text between the last `<answer>` and `</answer>` of a reply, or the whole reply if it has no such
 tags. The score of the last answer is the episode's reward, and 1 is a success. A task is refused if its verifier
-evaluates an answer as Python, see `verifiers`.
+evaluates an answer as Python, or scores a constant as right for nearly every question, see `verifiers`.
 
 https://github.com/open-thought/reasoning-gym, version 0.1
 """
@@ -38,7 +38,7 @@ try:
 except ModuleNotFoundError as error:
     raise ConfigError(f"package {error.name} is not installed. Call {install_command('reasoning')}") from error
 
-from grpo.environments.reasoning_gym.verifiers import evaluating_call  # isort: skip
+from grpo.environments.reasoning_gym.verifiers import constant_answer, evaluating_call  # isort: skip
 
 TRY_AGAIN = "That is not right. Try again."
 
@@ -55,11 +55,12 @@ class ReasoningGymEnvironment(Environment):
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Ask the question."""
         scenario = self._sampler.sample(seed) if scenario is None else scenario
+        entry = await call_on_thread(_entry, scenario)  # a task may take seconds to make
         return EnvironmentState(
             scenario=scenario,
             episode_id=episode_id(scenario, seed),
             context=scenario.context,
-            history=(Message(role="user", content=_entry(scenario)["question"]),),
+            history=(Message(role="user", content=entry["question"]),),
             metadata={"answer": None, "score": 0.0, "problem": None},
         )
 
@@ -88,7 +89,7 @@ class ReasoningGymEnvironment(Environment):
 
     async def check(self, scenario: Scenario) -> None:
         """Refuse a scenario if it has no question of reasoning-gym, or if its world makes another question."""
-        _entry(scenario)
+        await call_on_thread(_entry, scenario)
 
 
 def load_task(name: str, options: Mapping[str, Any]) -> ProceduralDataset:
@@ -108,6 +109,11 @@ def _load_task(name: str, options: str) -> ProceduralDataset:
         raise DataError(
             f"task {name} of reasoning-gym is refused, because its verifier calls {evaluating} on an answer: what a "
             "policy writes would run as Python. Take another task"
+        )
+    if constant := constant_answer(name):
+        raise DataError(
+            f"task {name} of reasoning-gym is refused, because its verifier scores {constant!r} as right, whatever the "
+            "question: a policy would learn to write only that. Take another task"
         )
     return task
 

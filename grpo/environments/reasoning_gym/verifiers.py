@@ -1,7 +1,10 @@
-"""Verifiers of reasoning-gym that evaluate an answer as Python, with `eval` or with sympy's parser, which uses it.
+"""Verifiers of reasoning-gym that a policy could exploit. Tasks with such a verifier are refused.
 
-A policy writes the answers. What it learns to write would run in the process of the rollout, with its files and its
-secrets, so that tasks with such a verifier are refused.
+Some evaluate an answer as Python, with `eval` or with sympy's parser, which uses it. What a policy learns to write
+would run in the process of the rollout, with its files and its secrets.
+
+Others score one constant answer as right for nearly every question, e.g. NaN, because no difference from NaN is above a
+tolerance. Training would find it: it is the easiest answer to learn.
 """
 
 from __future__ import annotations
@@ -11,11 +14,17 @@ import functools
 import inspect
 import sys
 from collections import defaultdict
+from typing import Any
 
+import reasoning_gym
 from reasoning_gym.dataset import ProceduralDataset
 
 _EVALUATING = {"eval", "exec", "compile", "parse_expr", "sympify", "S"}
 _START = "score_answer"
+_CONSTANTS = ("nan", "0", "1", "-1", "inf", "True", "False", "yes", "no", "[]", "x")
+_QUESTIONS = 16
+_MISSES = 4
+"""Questions that have this constant as their answer, or for which it is scored as wrong, so that it is no exploit."""
 
 
 def evaluating_call(task: type[ProceduralDataset]) -> str | None:
@@ -29,6 +38,31 @@ def evaluating_call(task: type[ProceduralDataset]) -> str | None:
             if name is not None:
                 return name
     return None
+
+
+@functools.cache
+def constant_answer(name: str) -> str | None:
+    """An answer that the verifier of this task scores as right for over 3/4 of 16 questions that have another answer.
+
+    None if no constant does.
+    """
+    task = reasoning_gym.create_dataset(name, seed=0, size=_QUESTIONS)
+    misses = dict.fromkeys(_CONSTANTS, 0)
+    for index in range(_QUESTIONS):
+        entry = task[index]  # some take a second to make, so that most tasks end after a few
+        for constant in misses:
+            misses[constant] += str(entry["answer"]).strip() == constant or not _is_right(task, constant, entry)
+        misses = {constant: count for constant, count in misses.items() if count < _MISSES}
+        if not misses:
+            return None
+    return next(iter(misses))
+
+
+def _is_right(task: ProceduralDataset, answer: str, entry: dict[str, Any]) -> bool:
+    try:
+        return float(task.score_answer(answer, entry)) >= 1
+    except Exception:  # noqa: BLE001 - verifiers raise what parsing an answer raises
+        return False
 
 
 @functools.cache

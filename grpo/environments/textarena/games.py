@@ -52,6 +52,8 @@ GAMES: Mapping[str, bool] = {
 }
 """Games that can be played, and whether they draw random numbers after the start."""
 _VERSION = "-v0"
+_MAX_DIGITS = 400
+"""Most digits of a number in an action. Python refuses to convert 4,300, which would fail the episode."""
 _COUNTERS = ("moves_made",)
 """Numbers of turns in a game's state, which are not part of its digest."""
 
@@ -93,6 +95,8 @@ class ArenaGame(TextGame):
 
     def step(self, action: str) -> GameTurn:
         """Take the action as TextArena does, which adds missing brackets. Its reward comes with the end."""
+        if any(len(number) > _MAX_DIGITS for number in _numbers(action)):
+            return GameTurn(text=f"That is not an action: it has a number of more than {_MAX_DIGITS} digits.")
         with _drawing_from(self._stream):
             over, _ = self._env.step(action)
         if not over:
@@ -131,6 +135,10 @@ class ArenaGame(TextGame):
         _, messages = self._env.get_observation()
         own = textarena.ObservationType.PLAYER_ACTION
         return "\n".join(text.strip() for _, text, kind in messages if kind != own)
+
+
+def _numbers(text: str) -> list[str]:
+    return "".join(character if character.isdecimal() else " " for character in text).split()
 
 
 def family(game: str) -> str:

@@ -21,6 +21,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from grpo.http_client import BoundedClient, ReplyRefused
 from grpo.policy.servers.protocol import (
     FILES,
     TURNS,
@@ -30,16 +31,16 @@ from grpo.policy.servers.protocol import (
     WeightsReply,
     WeightsRequest,
 )
+from grpo.strict_json import decode
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=BaseModel)
 
 _CHUNK = 2**20
-_LARGEST_REPLY = 2**25
-"""Bytes of a reply that are read. A turn of 100,000 tokens with their log-probabilities has about 3 MB."""
-_RETRY_AFTER = ("retry-after-ms", "retry-after")
 _ANSWER_S = 600.0
 """Longest wait for an answer. Loading weights may take minutes. Turns have `turn_timeout_s`."""
+_ERROR_CHARACTERS = 100_000
+"""Characters of an error that are parsed."""
 _ROUNDING = 1e-6
 """Largest log-probability above 0 that rounding explains."""
 _TRIES = 3
@@ -86,7 +87,8 @@ class RolloutServer:
         self.is_refused = False
         """True if this server is not asked any more."""
         self._weights, self._key, self._check, self._pause_s = weights, key, check, pause_s
-        self._client = httpx.AsyncClient(
+        self._client = BoundedClient(
+            reply_s=_ANSWER_S,
             base_url=url.rstrip("/"),
             headers={"Authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(_ANSWER_S, connect=10.0, write=60.0, pool=None),
@@ -168,24 +170,18 @@ class RolloutServer:
         try:
             response = await self._client.put(address, content=chunks(), headers=size)
         except httpx.HTTPError as error:
-            raise self._failed(_described(error)) from error
+            raise self._unusable(error) from error
         self._check_status(response)
 
     async def _post(self, address: str, body: BaseModel, kind: type[R]) -> R:
         headers = {"content-type": "application/json"}
         try:
-            async with self._client.stream("POST", address, content=body.model_dump_json(), headers=headers) as answer:
-                content = bytearray()
-                async for chunk in answer.aiter_bytes():
-                    content += chunk
-                    if len(content) > _LARGEST_REPLY:
-                        raise self._refuse(f"its answer to {address} has more than {_LARGEST_REPLY >> 20} MiB")
+            response = await self._client.post(address, content=body.model_dump_json(), headers=headers)
         except httpx.HTTPError as error:
-            raise self._failed(_described(error)) from error
-        waits = {name: value for name, value in answer.headers.items() if name in _RETRY_AFTER}
-        self._check_status(httpx.Response(answer.status_code, headers=waits, content=bytes(content)))
+            raise self._unusable(error) from error
+        self._check_status(response)
         try:
-            return kind.model_validate_json(bytes(content))
+            return kind.model_validate_json(response.content)
         except ValidationError as error:
             raise self._refuse(f"its answer to {address} is not in the form of grpo serve") from error
 
@@ -238,6 +234,10 @@ class RolloutServer:
             self._refuse(fault)
             raise WrongWeights(f"{self.place}. The rollout is collected again")
 
+    def _unusable(self, error: httpx.HTTPError) -> ServerFault:
+        """Refuse a server with a reply beyond the bounds, and note a failed attempt for any other error."""
+        return self._refuse(str(error)) if isinstance(error, ReplyRefused) else self._failed(_described(error))
+
     def _failed(self, fault: str) -> ServerFault:
         """Note a failed attempt. The server is asked again after a pause, which doubles with each failure in a row."""
         if self.wait_s <= 0:  # the attempts of one moment count once
@@ -264,7 +264,7 @@ class RolloutServer:
     def _message(self, response: httpx.Response) -> str:
         """Message of an error in OpenAI's shape, without the key."""
         try:
-            message = str(response.json()["error"]["message"])
+            message = str(decode(response.text[:_ERROR_CHARACTERS])["error"]["message"])
         except (ValueError, KeyError, TypeError):
             message = response.reason_phrase
         return message.replace(self._key, "[key]")[:300]

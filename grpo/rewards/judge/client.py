@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from grpo.config.rewards import JudgeSettings
 from grpo.errors import ConfigError, PolicyError, RewardError, Unscored
 from grpo.policy.circuit_breaker import CircuitBreaker, CircuitOpen
+from grpo.policy.openai_answers import ChatAnswer
 from grpo.policy.openai_endpoint import OpenAIEndpoint, RequestFailed
 from grpo.rewards.judge.budget import CostLedger
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
-    from openai.types.chat import ChatCompletion
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class JudgeClient:
         self.server = OpenAIEndpoint.from_address(
             settings.model.removeprefix(_SCHEME),
             timeout_s=settings.timeout_s,
+            reply_s=settings.deadline_s,
             retries=settings.retries,
             key=settings.api_key_env,
         )
@@ -87,15 +88,15 @@ class JudgeClient:
         server, deadline = self.server, asyncio.timeout(self.settings.deadline_s)
         try:
             async with deadline:
-                answer = await server.send(client.chat.completions.create(**request), "message")
+                answer = await server.send(client.chat.completions.create(**request), ChatAnswer)
         except TimeoutError:
             if not deadline.expired():
                 raise
             raise TimeoutError(
                 f"{server.address} gave no whole answer in {self.settings.deadline_s:g} s (deadline_s)"
             ) from None
-        tokens = (_token_count(answer, name) for name in ("prompt_tokens", "completion_tokens"))
-        self.ledger.add(server.address, *tokens)
+        usage = answer.usage
+        self.ledger.add(server.address, usage.prompt_tokens, usage.completion_tokens)
         logger.info("%s: %s in all", server.address, self.ledger.usage)
         content = answer.choices[0].message.content
         return server.redact(content) if isinstance(content, str) else ""
@@ -116,9 +117,3 @@ class JudgeClient:
             if not session.requests:
                 del self._sessions[loop]
                 await session.client.close()
-
-
-def _token_count(answer: ChatCompletion, name: str) -> int | None:
-    """Tokens that the server reports, or None if this is not a valid number, because the client checks no types."""
-    count = getattr(answer.usage, name, None)
-    return count if isinstance(count, int) and count >= 0 else None

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import httpx
 
 from grpo.errors import DataError, RegistryError
+from grpo.http_client import get
 from grpo.log.copies import ErasedCopy, Mentions
 from grpo.policy.weights.registered import fault_of
 from grpo.registry.erased_data import is_tuned_on
@@ -78,7 +79,7 @@ def registered_stores(tracking_uri: str) -> tuple[set[str], list[str]]:
     """
     if not is_database(tracking_uri):
         try:
-            httpx.get(f"{tracking_uri.rstrip('/')}/health", timeout=_PROBE_S).raise_for_status()
+            get(f"{tracking_uri.rstrip('/')}/health", seconds=_PROBE_S).raise_for_status()
         except httpx.HTTPError as error:
             raise ConnectionError(f"MLflow at {masked(tracking_uri)} does not answer: {error}") from error
     versions = Registry(tracking_uri).client.search_model_versions(max_results=10_000)

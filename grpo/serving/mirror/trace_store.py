@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from grpo.errors import ConfigError
+from grpo.http_client import get
 from grpo.registry.store import Registry
 from grpo.serving.mirror.traces import TURN_TAG
 from grpo.storage.databases import is_database
@@ -36,7 +35,7 @@ class TraceStore:
         Raises `ConfigError` if the experiment is deleted, because it would refuse every trace.
         """
         if not is_database(self.tracking_uri):
-            httpx.get(f"{self.tracking_uri.rstrip('/')}/health", timeout=_PROBE_S).raise_for_status()
+            get(f"{self.tracking_uri.rstrip('/')}/health", seconds=_PROBE_S).raise_for_status()
         experiment = self._registry.client.get_experiment(self.experiment_id)
         if experiment.lifecycle_stage != "active":
             raise ConfigError(

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from grpo.errors import DataError
-from grpo.log.conversation import LoggedConversation, LoggedIds, append_conversation
+from grpo.log.conversation import LoggedConversation, LoggedIds, append_conversation, time_fault
 from grpo.scenario import Domain, Expected
 from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter
@@ -64,8 +64,8 @@ class LogRequest(BoundedFields):
 
     def to_conversation(self, *, now: datetime) -> LoggedConversation:
         """Conversation for the log. Raises `APIError` 400 if its messages or its time cannot be logged."""
-        if self.time is not None and self.time > now:
-            raise invalid_request("time is in the future", param="time", code="invalid_value")
+        if self.time is not None and (fault := time_fault(self.time, now=now)) is not None:
+            raise invalid_request(f"time is {fault}", param="time", code="invalid_value")
         return LoggedConversation(
             id=self.id,
             time=now if self.time is None else self.time,

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from grpo.config.base import Settings
 from grpo.config.gates import CategoryGate
 from grpo.config.loading import MOST_BYTES, apply_overrides, describe_errors, load_settings, parse_yaml, read_yaml
-from grpo.config.pipeline import PolicySettings, load_config
+from grpo.config.pipeline import PipelineConfig, PolicySettings, load_config
 from grpo.config.rewards import JudgeSettings, RewardComponent
 from grpo.config.rollout import RolloutSettings
 from grpo.config.scenarios import ScenarioSettings
@@ -66,6 +66,21 @@ def test_an_address_with_a_password_is_refused_everywhere(override: str, place: 
     with pytest.raises(ConfigError, match=place) as caught:
         load_config(QUICKSTART, (override,))
     assert "s3cret" not in str(caught.value)
+
+
+def test_an_override_that_does_not_fit_shows_no_password(tmp_path: Path):
+    """Its key is wrong, so that it is refused before its value is looked at."""
+    (tmp_path / "c.yaml").write_text("policy: {model: m}")
+    with pytest.raises(ConfigError, match=r"override 'policy.model.x=postgresql://u:\*\*\*@h/d' does not fit"):
+        load_settings(tmp_path / "c.yaml", PipelineConfig, ("policy.model.x=postgresql://u:secret@h/d",))
+
+
+def test_a_long_value_is_shortened_in_the_rule_as_well(tmp_path: Path):
+    """pydantic repeats an unknown kind in its message."""
+    (tmp_path / "c.yaml").write_text(f"environment: {{kind: {'x' * 50_000}}}")
+    with pytest.raises(ConfigError) as refused:
+        load_settings(tmp_path / "c.yaml", PipelineConfig)
+    assert len(str(refused.value)) < 3_000
 
 
 def test_a_recursive_document_is_refused(tmp_path: Path):

@@ -38,6 +38,7 @@ def test_the_data_docs_are_copied_beside_the_report(tmp_path: Path):
     [
         (None, "cannot be read as a report"),
         ("no JSON", "cannot be read as a report"),
+        ("[" * 100_000, "cannot be read as a report"),
         ("[]", "cannot be read as a report"),
         ('{"schema_version": "0"}', "has report schema version '0', this code reads 2. Run it again"),
         ('{"name": "x"}', "has report schema version None"),

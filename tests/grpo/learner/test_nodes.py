@@ -156,6 +156,23 @@ def test_a_node_that_cannot_take_part_says_why(
     assert reason in report.message
 
 
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ('{"sources": "other", "settings": {"a_new_setting": 1}}', "its sources of grpo differ from the first node's"),
+        ('{"sources": "ours"', "request.json of the update is damaged"),
+        ("[" * 100_000, "request.json of the update is damaged"),
+    ],
+)
+def test_a_request_that_this_version_cannot_read_is_answered(nodes: Path, document: str, reason: str):
+    """Another version has other settings: the node says so to the first one, and waits for the next update."""
+    folder = nodes / "update-1"
+    folder.mkdir()
+    (folder / REQUEST).write_text(document)
+    assert join(folder, sources="ours").startswith(f"refused: {reason}")
+    assert reason in ErrorReport.model_validate_json((folder / ERROR).read_bytes()).message
+
+
 def test_the_first_node_ends_with_the_reason_of_another(desk_rollout: DeskRollout, nodes: Path, tmp_path: Path):
     """It does not wait for the time to join, which is ten minutes."""
     with ThreadPoolExecutor(1) as pool:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+import functools
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,25 @@ def test_a_conversation_cannot_begin_in_the_future(tmp_path: Path):
     later = datetime.now(UTC) + timedelta(days=1)
     with pytest.raises(DataError, match=r"conversation a begins at .*, which is in the future\. Give the time"):
         append(tmp_path, conversation(time=later))
+
+
+@pytest.mark.parametrize(
+    "time", [datetime(1970, 1, 1, tzinfo=UTC), datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))]
+)
+def test_a_conversation_of_a_clock_that_was_not_set_is_refused(tmp_path: Path, time: datetime):
+    """The second one has no time in UTC."""
+    with pytest.raises(DataError, match=r"conversation a begins at .*, which is before 2000\. Give the time"):
+        append(tmp_path, conversation(time=time))
+
+
+@pytest.mark.parametrize(
+    "price", [10**5000, functools.reduce(lambda inner, _: [inner], range(2000), 0)], ids=["int", "deep"]
+)
+def test_an_outcome_that_json_cannot_hold_is_an_error_of_the_data(tmp_path: Path, price: object):
+    """A number of 5,000 digits, and 2,000 lists inside each other."""
+    with pytest.raises(DataError, match="the outcome of conversation a cannot be stored as JSON"):
+        append(tmp_path, conversation(world={"price": price}))
+    assert list(ServedLog(tmp_path).read()) == []
 
 
 def test_a_conversation_that_json_cannot_hold_leaves_nothing_in_the_log(tmp_path: Path):

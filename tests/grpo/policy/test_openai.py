@@ -19,7 +19,7 @@ from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
-from tests.model_server import Answer, Model
+from tests.model_server import DRIPPING, Answer, Model, says
 
 SECRET = "sk-very-secret-42"
 LOOK_UP = Tool(name="look_up", parameters={"type": "object", "properties": {"order": {"type": "string"}}})
@@ -359,6 +359,75 @@ def test_a_response_of_another_format_is_refused(model: Model, renderer: Rendere
         model.answers = [lambda body, answer=answer: (200, answer)]  # type: ignore[misc]
         with pytest.raises(PolicyError, match="does not answer in the format of the OpenAI API"):
             _generate(ChatPolicy(model.server()), renderer, HELLO)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[" * 100_000 + "]" * 100_000, "9" * 5_000, '{"choices": [{"message": {"content": 5}, "finish_reason": 1}]}'],
+)
+def test_a_response_that_breaks_a_parser_is_refused(model: Model, renderer: Renderer, content: str):
+    """A hundred thousand levels, a number that Python does not convert, a number for a text."""
+    model.answers = [lambda body: (200, content)]
+    with pytest.raises(PolicyError, match="does not answer in the format of the OpenAI API"):
+        _generate(ChatPolicy(model.server()), renderer, HELLO)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "ids"),
+    [("[NaN]", "[7]"), ('["a"]', "[7]"), ("[-1.0]", "[-7]"), ("[-1.0]", "[4294967296]"), ("[1e999]", "[7]")],
+)
+def test_a_completion_with_impossible_numbers_is_refused(model: Model, renderer: Renderer, logprobs: str, ids: str):
+    """Log-probabilities that are no finite numbers, and token ids that no vocabulary has."""
+    choice = (
+        f'{{"text": "", "finish_reason": "length", "token_ids": {ids}, "logprobs": {{"token_logprobs": {logprobs}}}}}'
+    )
+    model.answers = [lambda body: (200, f'{{"choices": [{choice}]}}')]
+    with pytest.raises(PolicyError, match="does not answer in the format of the OpenAI API"):
+        _generate(CompletionsPolicy(model.server()), renderer, HELLO)
+
+
+def test_a_list_of_parts_is_not_a_reply(model: Model, renderer: Renderer):
+    """Some servers answer with parts, which would become an empty reply."""
+    model.answers = [says([{"type": "text", "text": "Hi."}])]
+    with pytest.raises(PolicyError, match="answered with a list of parts instead of a text"):
+        _generate(ChatPolicy(model.server()), renderer, HELLO)
+
+
+def test_a_reply_is_read_up_to_a_bound(model: Model, renderer: Renderer):
+    """A server that sends more than 32 MiB."""
+    model.answers = [lambda body: (200, " " * (2**25 + 1))]
+    with pytest.raises(PolicyError, match="cannot be used: its reply has more than 32 MiB"):
+        _generate(ChatPolicy(model.server(retries=0)), renderer, HELLO)
+
+
+def test_a_compressed_reply_is_refused(model: Model, renderer: Renderer):
+    """The request asks for a plain one, because a megabyte can hold a gigabyte of zeros."""
+    model.answers = [lambda body: (200, "x", {"content-encoding": "gzip"})]
+    with pytest.raises(PolicyError, match="cannot be used: its reply is compressed"):
+        _generate(ChatPolicy(model.server(retries=0)), renderer, HELLO)
+    assert model.encodings == ["identity"]
+
+
+def test_a_reply_that_never_ends_is_a_timeout(model: Model, renderer: Renderer):
+    """The server sends a space fifty times a second, and never is silent for the timeout."""
+    model.answers = [lambda body: (200, DRIPPING)]
+    with pytest.raises(TimeoutError, match=r"gave no answer in 1 tries of 0\.3 s"):
+        _generate(ChatPolicy(model.server(timeout_s=0.3, retries=0)), renderer, HELLO)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_conversation_is_sent_nowhere_else(model: Model, renderer: Renderer, status: int):
+    """A redirect to another server is an error that names it."""
+    other = Model()
+    other.answers = [_chat("Hi.")]
+    model.answers = [lambda body: (status, {}, {"location": f"{other.url}/chat/completions"})]
+    try:
+        with pytest.raises(PolicyError, match=rf"redirects to '{other.url}/chat/completions' \(HTTP {status}\)"):
+            _generate(ChatPolicy(model.server()), renderer, HELLO)
+    finally:
+        other.close()
+    assert not other.asked
+    assert len(model.asked) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403, 400, 404, 500])

@@ -22,7 +22,7 @@ from grpo.learner.logprobs import with_proximal_logprobs
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
-from grpo.rollout.collect import collect
+from grpo.rollout.collect import collect, first_failure
 from grpo.rollout.continuous import ContinuousRollout
 from grpo.rollout.live import LiveRollout, LiveRollouts
 from grpo.rollout.windows import GroupQueue, Window
@@ -229,3 +229,19 @@ def test_the_error_of_a_rollout_is_raised_where_its_window_is_wanted(policies: l
         live.take()
     live.publish(policies[1])
     live.close()
+
+
+def test_code_that_cancels_its_own_episode_ends_the_run_with_its_name(policies: list[TransformersPolicy]):
+    """The windows would wait for the episode without end."""
+
+    def cancel() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    rollout = _rollout(policies[0], SlowTool("a", cancel), windows=2, max_staleness=1)
+    with pytest.raises(BaseExceptionGroup) as failures:
+        _run(rollout, lambda window: None)
+    assert "scenario a sample 0: the task of the episode was cancelled by code of the environment or" in str(
+        first_failure(failures.value)
+    )

@@ -117,6 +117,8 @@ def test_the_route_needs_its_scope_and_outcomes_need_theirs(server: ChatServer):
         ({"messages": []}, "invalid_value", "messages"),
         ({"time": "9000-01-01T00:00:00Z"}, "invalid_value", "time"),
         ({"time": "2021-11-20T12:00:00"}, "invalid_value", "time"),
+        ({"time": "0001-01-01T00:00:00+14:00"}, "invalid_value", "time"),
+        ({"time": 0}, "invalid_value", "time"),
         ({"id": ""}, "invalid_value", "id"),
         ({"id": "x" * 300}, "invalid_value", "id"),
         ({"rating": 2}, "invalid_value", "rating"),

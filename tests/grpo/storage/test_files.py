@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from grpo.errors import DataError, StorageError
-from grpo.storage.files import storage_error, storage_errors, write_atomically
+from grpo.storage.files import files_below, storage_error, storage_errors, write_atomically
 from tests.places import DESK_MODEL
 
 
@@ -114,3 +114,14 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path):
         write_atomically(path, "\ud800")
     assert path.read_text() == "old"
     assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_files_behind_links_are_found_and_a_circle_of_links_ends(tmp_path: Path):
+    """a/b → c, and c/d → a: each file is found below a once."""
+    for name in ("a", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(name)
+    (tmp_path / "a" / "b").symlink_to(tmp_path / "c")
+    (tmp_path / "c" / "d").symlink_to(tmp_path / "a")
+    (tmp_path / "a" / "gone").symlink_to(tmp_path / "nowhere")
+    assert files_below(tmp_path / "a") == [tmp_path / "a" / "a.txt", tmp_path / "a" / "b" / "c.txt"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from grpo.config.environments import GymnasiumTextSettings
 from grpo.environments.catalog import make_environment
 from grpo.environments.environment import EnvironmentState
 from grpo.environments.seeded_worlds import play_actions
+from grpo.environments.text_game import GameTurn, TextGame, TextGameEnvironment
 from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenario import Scenario
@@ -181,3 +183,41 @@ def test_a_level_that_has_too_few_worlds_is_an_error():
     """A room of four cells has some hundred worlds."""
     with pytest.raises(DataError, match=r"BabyAI-GoToObjS4-v0 has only \d+ different worlds for train, and 9000"):
         list(babyai_scenarios([BabyAILevel(id="BabyAI-GoToObjS4-v0", train=90_000)]))
+
+
+class _Waiting(TextGame):
+    """Game whose action `wait` waits until another game has an action. It stands for one that computes for long."""
+
+    done = threading.Event()
+
+    def step(self, action: str) -> GameTurn:
+        if action == "wait":
+            return GameTurn(text=f"{self.done.wait(20)}")
+        self.done.set()
+        return GameTurn(text="done")
+
+    def state_digest(self) -> None:
+        """No digest."""
+
+    def copied(self) -> _Waiting:
+        return self
+
+    success = None
+
+
+class _WaitingEnvironment(TextGameEnvironment):
+    def start(self, scenario: Scenario) -> tuple[TextGame, str]:
+        return _Waiting(), "wait or go"
+
+
+def test_a_game_that_computes_does_not_stop_the_other_episodes():
+    """The second step starts while the first one waits for it. On the event loop, it would start afterwards."""
+
+    async def together() -> list[str]:
+        environment = _WaitingEnvironment()
+        states = [await environment.reset(Scenario(id=name, user_responses=("go",))) for name in ("a", "b")]
+        actions = [Message(role="assistant", content=content) for content in ("wait", "go")]
+        results = await asyncio.gather(*map(environment.step, states, actions))
+        return [result.state.history[-1].content for result in results]
+
+    assert asyncio.run(together()) == ["True", "done"]

@@ -22,7 +22,7 @@ from grpo.scenario import Scenario
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra reasoning is not installed")
 from grpo.environments.reasoning_gym.environment import TRY_AGAIN, ReasoningGymEnvironment, load_task  # noqa: E402
 from grpo.environments.reasoning_gym.scenario_generator import ReasoningTask, reasoning_scenarios  # noqa: E402
-from grpo.environments.reasoning_gym.verifiers import evaluating_call  # noqa: E402
+from grpo.environments.reasoning_gym.verifiers import constant_answer, evaluating_call  # noqa: E402
 
 TASKS = (
     "chain_sum",
@@ -189,3 +189,22 @@ def test_verifiers_that_evaluate_an_answer_as_python_are_refused(tmp_path: Path)
         load_task("string_insertion", {})
     with pytest.raises(DataError, match="composite of reasoning-gym is refused"):
         load_task("composite", {"datasets": [{"name": "gcd", "weight": 1, "config": {}}]})
+
+
+@pytest.mark.parametrize(
+    ("task", "constant"), [("coin_flip", "0"), ("complex_arithmetic", "nan"), ("game_of_life_halting", "nan")]
+)
+def test_a_task_that_scores_a_constant_as_right_is_refused(task: str, constant: str):
+    """The package's verifier gives it 1 for most questions, and none has it as its answer."""
+    library = reasoning_gym.create_dataset(task, seed=1, size=20)
+    assert constant not in {library[index]["answer"] for index in range(20)}
+    assert sum(library.score_answer(constant, library[index]) >= 1 for index in range(20)) >= 15
+    with pytest.raises(
+        DataError, match=f"task {task} of reasoning-gym is refused, because its verifier scores '{constant}'"
+    ):
+        load_task(task, {})
+
+
+def test_a_task_with_one_frequent_answer_is_not_refused():
+    """Three of four course schedules cannot be finished, so that `False` is often right because it is the answer."""
+    assert [constant_answer(task) for task in ("course_schedule", "coin_flip", *TASKS)] == [None, "0", *[None] * 7]

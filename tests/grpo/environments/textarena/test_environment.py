@@ -280,3 +280,13 @@ def test_the_release_of_the_package_is_in_the_identity():
     assert external_digests([TextArenaSettings(kind="textarena")])["package textarena"] == version
     source = demonstrations("GuessTheNumber-v0")
     assert external_digests([source])[f"{source.reference}, package TextArena"] == version
+
+
+@pytest.mark.parametrize(
+    ("game", "action"), [("GuessTheNumber", "[{}]"), ("Sudoku", "[1 1 {}]"), ("ThreeCardMonte", "[{}]")]
+)
+def test_a_number_that_python_does_not_convert_is_answered_in_words(game: str, action: str):
+    """5,000 digits: the game goes on, and the next action counts."""
+    state = play(TextArenaEnvironment(), scenario(game), action.format("9" * 5_000), action.format(1))
+    assert state.history[2].content == "That is not an action: it has a number of more than 400 digits."
+    assert state.history[4:] == () or "400 digits" not in state.history[4].content

@@ -219,7 +219,7 @@ def test_a_reply_is_read_up_to_a_bound(
 
     with relay(server.url, long) as liar, relay(server.url) as other, caplog.at_level(logging.WARNING):
         assert_equal(play(on_servers(clerk_checkpoint, liar.url, other.url), config), in_process)
-    assert f"{liar.url}: its answer to /v1/rollout/turns has more than 32 MiB" in caplog.text
+    assert f"{liar.url}: its reply has more than 32 MiB" in caplog.text
 
 
 def with_weights_of(other: Stored, after: int = 0) -> Any:

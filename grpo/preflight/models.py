@@ -8,6 +8,8 @@ from pathlib import Path
 
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ConfigError, DataError, GRPOError, StorageError
+from grpo.policy.catalog import is_weights
+from grpo.policy.weights.sources import model_description, model_plan
 from grpo.preflight.facts import Facts
 from grpo.storage.files import nearest_existing
 from grpo.storage.moved_stores import present_address
@@ -65,6 +67,31 @@ def nodes(facts: Facts) -> Iterator[Exception]:
             check()
         except GRPOError as error:
             yield error
+
+
+def teacher(facts: Facts) -> Iterator[Exception]:
+    """Read the headers of the teacher's weights, and compare its tokenizer and context with the policy's."""
+    from grpo.learner.distillation import check_same_tokenizer
+    from grpo.policy.context import context_limit
+    from grpo.policy.tokenizer import load_tokenizer
+
+    address = facts.config().training.teacher
+    if address is None:
+        return
+    if not is_weights(address):
+        raise ConfigError(
+            f"training.distillation.teacher_model_name_or_path {address} names a server or a script, which gives no "
+            "distribution over the vocabulary. Set it to a folder, org/name, file.gguf or models:/name@alias"
+        )
+    with model_description(model_plan(address).address) as described:
+        check_same_tokenizer(facts.tokenizer(), load_tokenizer(described.tokenizer), address=address)
+    sizes = facts.teacher_sizes()
+    assert sizes is not None
+    if (limit := context_limit(sizes.config)) < facts.max_context():
+        yield ConfigError(
+            f"the teacher {address} reads {limit} tokens, and an episode may have {facts.max_context()}. Lower "
+            "rollout.max_context, or choose a teacher that reads more"
+        )
 
 
 def training(facts: Facts) -> Iterator[Exception]:

@@ -152,10 +152,10 @@ def without_paths(settings: BaseModel) -> dict[str, Any]:
     keys = settings.path_options if isinstance(settings, Settings) else ()
     values: dict[str, Any] = {}
     for name, value in settings:
-        marks = type(settings).model_fields[name].metadata
-        if any(isinstance(mark, ByContent | Placement) for mark in marks):
+        field = type(settings).model_fields[name]
+        if any(isinstance(mark, ByContent | Placement) for mark in field.metadata):
             continue
-        if isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in marks):
+        if isinstance(value, str) and any(isinstance(mark, _ModelMark) for mark in _marks(field)):
             scheme_and_path = model_path(value)
             value = value if scheme_and_path is None else scheme_and_path[0]
         elif isinstance(value, dict):

@@ -121,6 +121,26 @@ def test_a_curriculum_without_outcomes_or_scenarios_is_refused(sections: Any, wo
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("distillation", "words"),
+    [
+        ({"teacher_model_name_or_path": "TINY"}, "has another tokenizer than the policy"),
+        ({"teacher_model_name_or_path": "openai+http://localhost:1/v1#x"}, "names a server or a script"),
+        ({"privileged_context": ["responses"]}, "none of the 24 training scenarios expects such a thing"),
+    ],
+    ids=["another tokenizer", "a server", "no hints"],
+)
+def test_a_teacher_that_cannot_teach_is_refused(
+    distillation: dict[str, Any], words: str, tmp_path: Path, tiny_folder: Path
+):
+    """Another vocabulary, no distribution over one, and no more knowledge than the policy."""
+    if distillation.get("teacher_model_name_or_path") == "TINY":
+        distillation = {"teacher_model_name_or_path": str(tiny_folder)}
+    with pytest.raises((ConfigError, PolicyError), match=words):
+        preflight.check(_config(tmp_path, training={"distillation": distillation}))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_pack_in_which_only_some_scenarios_expect_something_may_train(tmp_path: Path):
     """Success is compared where each held-out category has an outcome, and the reward where one has none."""
 

@@ -14,6 +14,8 @@ from grpo.learner.time_estimate import estimate_seconds, measured_flops
         (5e3, 0, 104.1),
         # 8 instead of 6: 20 s more
         (5e3, 1, 124.1),
+        # a reference and a teacher: 20 s more
+        (5e3, 2, 144.1),
     ],
 )
 def test_the_time_follows_from_tokens_parameters_and_stages(trained: float, frozen_passes: int, seconds: float):

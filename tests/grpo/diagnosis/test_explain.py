@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -152,3 +153,11 @@ def test_the_messages_are_those_of_the_learner():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "grpo" / "learner").glob("*.py"))
     parts = (update_checks._DIVERGED, update_checks._NO_EFFECT, update_checks._NO_STEP, *update_checks._STALE)
     assert [part for part in parts if part not in source] == []
+
+
+def test_groups_without_spread_are_no_fault_under_a_teacher(tmp_path: Path):
+    """The teacher gives them a gradient, so that larger groups are not advised."""
+    distillation = {"teacher_model_name_or_path": "models/teacher"}
+    plant = replace(FAILURES["uninformative_groups"], settings={"training": {"distillation": distillation}})
+    kinds = [diagnosis.kind for diagnosis in explain(planted_run(plant, tmp_path)).diagnoses]
+    assert "uninformative_groups" not in kinds

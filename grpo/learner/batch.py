@@ -88,8 +88,8 @@ def build_batch(
     rendered by the tokenizer and template with `renderer_hash`. Otherwise `PolicyError` is raised.
 
     Raises `DataError` if a group has fewer than two trajectories, log-probabilities are not finite, no trajectory can
-    be trained on, or there is not one turn reward per turn, and `NoLearningSignal` if every advantage is 0 and no sample
-    has a teacher.
+    be trained on, or there is not one turn reward per turn. Raises `NoLearningSignal` if every advantage is 0 and no
+    sample has a teacher.
     """
     for group in groups:
         _check(group, policy_hash, earlier_hashes, renderer_hash)

@@ -270,7 +270,9 @@ class Learner:
         With a distillation weight w, the loss of a token is (1 − w) times the policy gradient's, plus w times
         KL(policy ‖ teacher) if its sample has a teacher. The divergence is exact at each token, so importance weights,
         which correct a sampled token, are not applied to it. The KL penalty and the entropy bonus keep their own
-        weights. Tokens with an entropy below `threshold` have no loss. If `is_proximal`, the current policy is the one that the
+        weights.
+
+        Tokens with an entropy below `threshold` have no loss. If `is_proximal`, the current policy is the one that the
         update starts from, so its own log-probabilities are the proximal ones.
         """
         settings = self.settings

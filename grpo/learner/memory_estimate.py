@@ -68,8 +68,9 @@ def memory_estimate(
 ) -> MemoryEstimate:
     """Memory of a training in one process with up to `episodes` concurrent episodes of `max_context` tokens.
 
-    `teacher` are the sizes of a distillation's teacher, if it is another model. If the `dtype` is bfloat16, policies keep their float32 weights as well, except weights under adapters. The critic
-    of ppo and a2c, a quantized base, and the overhead of libraries are not counted.
+    `teacher` are the sizes of a distillation's teacher, if it is another model. If the `dtype` is bfloat16, policies
+    keep their float32 weights as well, except weights under adapters. The critic of ppo and a2c, a quantized base, and
+    the overhead of libraries are not counted.
     """
     counts = sizes.parameters, sizes.trained
     moments = 0 if training.algorithm == "trpo" else 2 * counts[1] + sizes.trained_tensors  # it has no optimizer

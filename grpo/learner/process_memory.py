@@ -31,7 +31,7 @@ class ProcessMemory(BaseModel):
     """Processes on all nodes."""
     sharded: bool
     state: int
-    """Weights of the policy, its reference and a teacher, gradients and optimizer: the share of this process, or all of them."""
+    """Weights of the policy, its reference and a teacher, gradients and optimizer: this process's share, or all."""
     buffers: int
     """Gathered layers and their gradients if the weights are sharded. Otherwise the gradients that are sent."""
     activations: int | None

@@ -33,8 +33,8 @@ _OUTCOME = ("calls", "state", "facts", "assertions")
 def privileged_context(scenario: Scenario, parts: Iterable[PrivilegedContext]) -> str:
     """Text of the parts of a scenario's expectation that only a teacher reads, or an empty text if it has none.
 
-        outcome      Expected outcome: {"state": {"order 17": "cancelled"}}
-        responses    Reference reply: Your order is cancelled.
+    outcome      Expected outcome: {"state": {"order 17": "cancelled"}}
+    responses    Reference reply: Your order is cancelled.
     """
     lines: list[str] = []
     expected = scenario.expected.model_dump(mode="json")

@@ -41,7 +41,9 @@ def test_a_distillation_that_would_not_be_read_is_refused(other: dict[str, Any])
 
 def test_the_texts_of_a_message_may_have_braces():
     """Neither the hint nor the user's message is read as a template."""
-    settings = DistillationSettings.model_validate({**HINTED, "teacher_prompt_template": "{privileged_context}|{prompt}"})
+    settings = DistillationSettings.model_validate(
+        {**HINTED, "teacher_prompt_template": "{privileged_context}|{prompt}"}
+    )
     assert settings.teacher_message("a {privileged_context}", '{"x": 1} {prompt}') == (
         '{"x": 1} {prompt}|a {privileged_context}'
     )

@@ -85,7 +85,9 @@ def test_the_models_of_a_config_are_pinned(tmp_path: Path, monkeypatch: pytest.M
         commits = [hub.add(f"acme/{name}", model_files(DESK_MODEL)).branches["main"] for name in ("clerk", "customer")]
         user = {"kind": "simulated_user", "model": "acme/customer"}
         taught = {"distillation": {"teacher_model_name_or_path": "acme/clerk"}}
-        config = PipelineConfig.model_validate(short_run(tmp_path, policy={"model": "acme/clerk"}, environment=user, training=taught))
+        config = PipelineConfig.model_validate(
+            short_run(tmp_path, policy={"model": "acme/clerk"}, environment=user, training=taught)
+        )
         pinned = pin_models(config)
         assert pinned.training.teacher == f"acme/clerk@{commits[0]}"
         assert pinned.policy.model == f"acme/clerk@{commits[0]}"

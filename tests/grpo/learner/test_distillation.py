@@ -30,9 +30,7 @@ def taught(sample: Sample, *hint: int) -> Sample:
     """The sample with a teacher that reads the hint's tokens after its first token."""
     ids = np.array([sample.token_ids[0], *hint, *sample.token_ids[1:]], dtype=np.int32)
     mask = np.array([*sample.loss_mask[:1], *[False] * len(hint), *sample.loss_mask[1:]])
-    return replace(
-        sample, teacher=TeacherSequence(token_ids=ids, loss_mask=mask, temperature=sample.temperature)
-    )
+    return replace(sample, teacher=TeacherSequence(token_ids=ids, loss_mask=mask, temperature=sample.temperature))
 
 
 def _step(

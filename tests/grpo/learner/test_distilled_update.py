@@ -68,9 +68,7 @@ def _train(
         scored, target = folder / f"{iteration}.parquet", folder / f"after-{iteration}"
         write_trajectories(scored, [replace(t, terminal_reward=0.5) for t in played], provenance={})
         metrics.append(
-            update(
-                [scored], checkpoint, base, target, plan, seed=0, iteration=iteration, teacher=teacher, hints=hints
-            )
+            update([scored], checkpoint, base, target, plan, seed=0, iteration=iteration, teacher=teacher, hints=hints)
         )
         checkpoint = target
     return shares, metrics

@@ -145,7 +145,7 @@ def test_a_rollout_without_any_hint_has_no_learning_signal(renderer: Renderer, t
     groups = [TrajectoryGroup(scenario_id="s", trajectories=members)]
     prompts = _prompts(tiny_folder, hints={})
     alone = TrainingSettings(distillation={"privileged_context": ["responses"]})
-    with pytest.raises(NoLearningSignal, match="1 groups has a hint for the teacher.*distillation_weight 1 leaves"):
+    with pytest.raises(NoLearningSignal, match=r"1 groups has a hint for the teacher.*distillation_weight 1 leaves"):
         build_batch(groups, alone, policy_hash="p", teacher=prompts)
     mixed = _prompts(tiny_folder, hints={}, distillation_weight=0.5)
     assert build_batch(groups, alone, policy_hash="p", teacher=mixed).informative == 1

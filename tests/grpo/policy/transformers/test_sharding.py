@@ -26,7 +26,7 @@ def _mean_logits(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tenso
 
 @pytest.mark.usefixtures("alone")
 def test_a_sharded_model_computes_the_same(tiny_folder: Path):
-    """The method of the model calls the function that was given, with the model: the same logits and gradients, in shares."""
+    """The method of the model calls the function that was given, so logits and gradients are the same, in shares."""
     plain, shared = load(tiny_folder).model, load(tiny_folder).model
     shard_model(shared, _mean_logits)
     (expected,) = _mean_logits(plain, IDS)

@@ -118,7 +118,9 @@ def build_batch(
     informative = sum(map(_is_informative, samples))
     if teacher is not None and not any(map(_is_taught, samples)):
         _refuse_untaught(len(groups), informative, teacher)
-    elif not informative and teacher is None:
+    if teacher is not None and teacher.settings.distillation_weight == 1 and not _has_other_terms(settings):
+        samples = [taught for members in samples if (taught := tuple(s for s in members if s.teacher is not None))]
+    if not informative and teacher is None:
         raise NoLearningSignal(
             f"no learning signal: in all {len(groups)} groups the rewards are equal, so every advantage is 0. Use a "
             "finer reward, scenarios that are neither solved nor hopeless, or larger groups"
@@ -150,9 +152,7 @@ def _with_advantages(
     groups: Sequence[TrajectoryGroup], settings: TrainingSettings, teacher: TeacherPrompts | None
 ) -> list[tuple[Sample, ...]]:
     """Groups of samples with their advantages and teacher sequences. Samples without a gradient are dropped."""
-    keep_all = bool(
-        settings.beta or settings.entropy_coefficient or settings.top_entropy_quantile < 1 or teacher is not None
-    )
+    keep_all = _has_other_terms(settings) or teacher is not None
     batch = []
     for group, advantages in zip(groups, token_advantages(groups, settings), strict=True):
         members = [
@@ -163,6 +163,11 @@ def _with_advantages(
         if members:
             batch.append(tuple(members))
     return batch
+
+
+def _has_other_terms(settings: TrainingSettings) -> bool:
+    """True if the loss has terms, or choices of tokens, for which samples without an advantage count too."""
+    return bool(settings.beta or settings.entropy_coefficient or settings.top_entropy_quantile < 1)
 
 
 def _with_rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:

@@ -42,6 +42,8 @@ class MemoryEstimate(BaseModel):
     the sampler. A teacher is not one of them."""
     weights: int
     """Weights of all copies and of a teacher that is another model, and their rounded weights in bfloat16."""
+    teacher: int = 0
+    """Number of parameters of a teacher that is another model."""
     gradients: int
     optimizer: int
     """Two moments of each trained parameter, and a step count of each tensor."""
@@ -50,6 +52,12 @@ class MemoryEstimate(BaseModel):
     MLPs, because the formulas describe no others."""
     cache: int | None
     """KV cache of all concurrent episodes at their full length, an upper bound. None if `activations` is None."""
+
+    @property
+    def models(self) -> str:
+        """Models in memory, in words: `2 × 1,000 parameters, and a teacher of 5,000`."""
+        teacher = f", and a teacher of {self.teacher:,}" if self.teacher else ""
+        return f"{self.copies} × {self.parameters:,} parameters{teacher}"
 
     @property
     def peak(self) -> int:
@@ -83,6 +91,7 @@ def memory_estimate(
         trained=counts[1],
         copies=copies,
         weights=copies * _weights(counts, dtype=dtype, adapters=shared) + taught,
+        teacher=0 if teacher is None else teacher.parameters,
         gradients=counts[1] * _FLOAT32,
         optimizer=moments * _FLOAT32,
         activations=activations,

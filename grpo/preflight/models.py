@@ -70,27 +70,30 @@ def nodes(facts: Facts) -> Iterator[Exception]:
 
 
 def teacher(facts: Facts) -> Iterator[Exception]:
-    """Read the headers of the teacher's weights, and compare its tokenizer and context with the policy's."""
+    """Read the headers of the teacher's weights, compare its tokenizer with the policy's, and look for room for hints."""
     from grpo.learner.distillation import check_same_tokenizer
+    from grpo.learner.teacher_prompts import hints_of
     from grpo.policy.context import context_limit
     from grpo.policy.tokenizer import load_tokenizer
 
-    address = facts.config().training.teacher
-    if address is None:
+    settings, address = facts.config().training.distillation, facts.config().training.teacher
+    if settings is None:
         return
-    if not is_weights(address):
-        raise ConfigError(
-            f"training.distillation.teacher_model_name_or_path {address} names a server or a script, which gives no "
-            "distribution over the vocabulary. Set it to a folder, org/name, file.gguf or models:/name@alias"
-        )
-    with model_description(model_plan(address).address) as described:
-        check_same_tokenizer(facts.tokenizer(), load_tokenizer(described.tokenizer), address=address)
-    sizes = facts.teacher_sizes()
-    assert sizes is not None
-    if (limit := context_limit(sizes.config)) < facts.max_context():
+    if address is not None:
+        if not is_weights(address):
+            raise ConfigError(
+                f"training.distillation.teacher_model_name_or_path {address} names a server or a script, which gives "
+                "no distribution over the vocabulary. Set it to a folder, org/name, file.gguf or models:/name@alias"
+            )
+        with model_description(model_plan(address).address) as described:
+            check_same_tokenizer(facts.tokenizer(), load_tokenizer(described.tokenizer), address=address)
+    sizes = facts.teacher_sizes() or facts.sizes()
+    hints = list(hints_of(facts.playable(), settings.privileged_context).values())
+    longest = max(map(len, facts.tokenizer()(hints)["input_ids"]), default=0) if hints else 0
+    if (limit := context_limit(sizes.config)) < facts.max_context() + longest:
         yield ConfigError(
-            f"the teacher {address} reads {limit} tokens, and an episode may have {facts.max_context()}. Lower "
-            "rollout.max_context, or choose a teacher that reads more"
+            f"an episode may have {facts.max_context()} tokens and its hint {longest} more, but the teacher reads "
+            f"{limit}. Lower rollout.max_context to {limit - longest} or less, or choose a teacher that reads more"
         )
 
 

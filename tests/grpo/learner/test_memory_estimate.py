@@ -139,3 +139,4 @@ def test_a_teacher_of_another_size_is_counted_as_it_is(tiny_folder: Path):
         taught = _estimate(tiny_folder, training, episodes=1, max_context=64, dtype=dtype, teacher=teacher)
         assert taught.weights - alone.weights == size * teacher.parameters
         assert (taught.gradients, taught.optimizer) == (alone.gradients, alone.optimizer)
+        assert taught.models == f"{alone.models}, and a teacher of {teacher.parameters:,}"

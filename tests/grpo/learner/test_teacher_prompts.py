@@ -147,6 +147,12 @@ def test_a_rollout_without_any_hint_has_no_learning_signal(renderer: Renderer, t
     alone = TrainingSettings(distillation={"privileged_context": ["responses"]})
     with pytest.raises(NoLearningSignal, match=r"1 groups has a hint for the teacher.*distillation_weight 1 leaves"):
         build_batch(groups, alone, policy_hash="p", teacher=prompts)
+    other = TrajectoryGroup(scenario_id="t", trajectories=tuple(replace(t, scenario_id="t") for t in members))
+    hinted = build_batch([*groups, other], alone, policy_hash="p", teacher=_prompts(tiny_folder, hints={"t": HINT}))
+    assert [[sample.place for sample in group] for group in hinted.groups] == [
+        ["scenario t sample 0", "scenario t sample 1"]
+    ]
+    assert (hinted.informative, hinted.sample_count) == (2, 4)
     mixed = _prompts(tiny_folder, hints={}, distillation_weight=0.5)
     assert build_batch(groups, alone, policy_hash="p", teacher=mixed).informative == 1
     equal = [replace(groups[0], trajectories=tuple(replace(t, terminal_reward=1.0) for t in members))]

@@ -70,7 +70,7 @@ def nodes(facts: Facts) -> Iterator[Exception]:
 
 
 def teacher(facts: Facts) -> Iterator[Exception]:
-    """Read the headers of the teacher's weights, compare its tokenizer with the policy's, and look for room for hints."""
+    """Read the headers of the teacher's weights, compare its tokenizer with the policy's, and find room for hints."""
     from grpo.learner.distillation import check_same_tokenizer
     from grpo.learner.teacher_prompts import hints_of
     from grpo.policy.context import context_limit

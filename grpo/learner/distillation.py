@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from grpo.errors import PolicyError
 from grpo.learner.batch import Sample
 from grpo.learner.logprobs import TeacherStates, compute_states
 from grpo.policy.transformers.adapters import without_adapters
@@ -47,17 +46,3 @@ def taught_tokens(samples: Sequence[Sample], *, device: torch.device) -> torch.T
     lengths = torch.tensor([int(sample.loss_mask.sum()) for sample in samples])
     taught = torch.tensor([float(sample.teacher is not None) for sample in samples])
     return torch.repeat_interleave(taught, lengths).to(device)
-
-
-def check_same_tokenizer(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, *, address: str) -> None:
-    """Raise `PolicyError` if token ids mean something else to the teacher at `address` than to the policy."""
-    own, other = policy.get_vocab(), teacher.get_vocab()
-    if own == other:
-        return
-    differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
-    first = differing[0]
-    raise PolicyError(
-        f"the teacher {address} has another tokenizer than the policy: {len(differing):,} tokens differ, for example "
-        f"{first!r}, which is {other.get(first, 'absent')} there and {own.get(first, 'absent')} here. A teacher judges "
-        "the policy's own tokens, so choose one of the same model family"
-    )

@@ -18,7 +18,7 @@ from grpo.errors import NoEffect, NoLearningSignal
 from grpo.learner.batch import build_batch, to_samples
 from grpo.learner.checkpoints import read_state, resume, save
 from grpo.learner.critic import Critic
-from grpo.learner.distillation import Teacher, check_same_tokenizer
+from grpo.learner.distillation import Teacher
 from grpo.learner.distributed import ProcessGroup, UpdateRequest, run_workers
 from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_trl
 from grpo.learner.learner import Learner
@@ -29,6 +29,7 @@ from grpo.learner.teacher_prompts import TeacherPrompts
 from grpo.learner.trust_region import TrustRegionLearner
 from grpo.policy.context import context_limit
 from grpo.policy.renderer import make_renderer
+from grpo.policy.tokenizer import check_same_tokenizer
 from grpo.policy.transformers.adapters import add_adapters, copy_model, has_adapters
 from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.dtype import cast_frozen

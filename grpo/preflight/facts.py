@@ -229,7 +229,6 @@ class Facts:
     @_once
     def teacher_sizes(self) -> ModelSizes | None:
         """Numbers of weights of a distillation's teacher. None if there is none, or if it is the policy itself."""
-        from grpo.learner.empty_model import empty_model
         from grpo.learner.model_sizes import model_sizes
 
         address = self.config().training.teacher
@@ -237,7 +236,13 @@ class Facts:
             return None
         frozen = self.given.training.model_copy(update={"lora": None, "gradient_checkpointing": False})
         with model_description(model_plan(address).address) as described:
-            return model_sizes(described.config, frozen, lambda: empty_model(described.config, frozen))
+
+            def build() -> PreTrainedModel:
+                from grpo.learner.empty_model import empty_model  # imports torch, which a plain model does not need
+
+                return empty_model(described.config, frozen)
+
+            return model_sizes(described.config, frozen, build)
 
     @_once
     def max_context(self) -> int:

@@ -71,10 +71,9 @@ def nodes(facts: Facts) -> Iterator[Exception]:
 
 def teacher(facts: Facts) -> Iterator[Exception]:
     """Read the headers of the teacher's weights, compare its tokenizer with the policy's, and find room for hints."""
-    from grpo.learner.distillation import check_same_tokenizer
     from grpo.learner.teacher_prompts import hints_of
     from grpo.policy.context import context_limit
-    from grpo.policy.tokenizer import load_tokenizer
+    from grpo.policy.tokenizer import check_same_tokenizer, load_tokenizer
 
     settings, address = facts.config().training.distillation, facts.config().training.teacher
     if settings is None:

@@ -17,10 +17,11 @@ from grpo.config.training import TrainingSettings
 from grpo.errors import PolicyError
 from grpo.learner import logprobs
 from grpo.learner.batch import Sample
-from grpo.learner.distillation import Teacher, check_same_tokenizer
+from grpo.learner.distillation import Teacher
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs
 from grpo.learner.teacher_prompts import TeacherSequence
+from grpo.policy.tokenizer import check_same_tokenizer
 from grpo.policy.transformers.model import TransformersPolicy, load
 from tests.grpo.learner.conftest import perturbed
 from tests.grpo.learner.test_learner import make_samples, whole

@@ -150,10 +150,11 @@ def dry_run(config: PipelineConfig) -> DryRun:
         split, missing = _follow(config)
     with Facts(config) as facts:
         sizes, chat_format = facts.sizes(), str(facts.renderer().chat_format)
+        teacher = facts.teacher_sizes()
         scenarios, counted = _scenarios(facts, split)
     episodes = _episodes(config, scenarios)
     stages = _stages(config, lookup, missing)
-    mean, memory = _mean_completion_tokens(config, lookup), _memory(config, sizes, episodes)
+    mean, memory = _mean_completion_tokens(config, lookup), _memory(config, sizes, episodes, teacher)
     return DryRun(
         stages=stages,
         scenarios=scenarios,
@@ -168,7 +169,9 @@ def dry_run(config: PipelineConfig) -> DryRun:
         chat_format=chat_format,
         context=describe_context(sizes.config),
         memory=memory,
-        process_memory=process_memory(memory, sizes, config.training) if config.training.workers > 1 else None,
+        process_memory=process_memory(memory, sizes, config.training, teacher=teacher)
+        if config.training.workers > 1
+        else None,
         seconds=_seconds(config, stages, episodes, memory, tokens=mean or _max_completion_tokens(config)),
         reads=_reads(config, lookup),
     )
@@ -199,7 +202,7 @@ def _seconds(
         generated=generated,
         trained=tokens * episodes.train * left["train"] * config.training.epochs,
         stages=sum(stage.runs - stage.cached for stage in stages),
-        reference=config.training.beta > 0,
+        frozen_passes=(config.training.beta > 0) + (config.training.distillation is not None),
         flops=measured_flops(),
     )
 
@@ -220,13 +223,16 @@ def _max_completion_tokens(config: PipelineConfig) -> int:
     return min(config.environment.max_turns * config.rollout.max_new_tokens, config.rollout.max_context)
 
 
-def _memory(config: PipelineConfig, sizes: ModelSizes, episodes: Episodes) -> MemoryEstimate:
+def _memory(
+    config: PipelineConfig, sizes: ModelSizes, episodes: Episodes, teacher: ModelSizes | None
+) -> MemoryEstimate:
     return memory_estimate(
         sizes,
         config.training,
         episodes=_in_flight(config, episodes),
         max_context=config.rollout.max_context,
         dtype=config.policy.dtype,
+        teacher=teacher,
     )
 
 
@@ -301,7 +307,8 @@ def _stages(config: PipelineConfig, lookup: CacheLookup, missing: tuple[str, ...
     scored = rollouts + _heldout_rollouts(config)
     windows = {"rollout_window": iterations} if config.rollout.mode == "continuous" else {}
     runs = {
-        **dict.fromkeys(("ingest", "validate", "split", "load_base"), 1),
+        **dict.fromkeys(("ingest", "validate", "split"), 1),
+        "load_base": 1 if config.training.teacher is None else 2,
         **windows,
         "rollout": (_heldout_rollouts(config) if windows else scored) * config.rollout.shards,
         "score": scored,

@@ -215,6 +215,7 @@ def _steps(
 ) -> Iterator[Step]:
     """Iterate from the base on. With `recompute_removed`, an update is computed again if its checkpoint was removed."""
     store, settings = ArtifactStore(config.store), config.rollout
+    distilled = _distillation_inputs(config, scenarios)
     iterations, stale = config.training.iterations, settings.staleness > 0
     policy, ahead, past = base, None, None
     rollouts: Rollouts | None = None
@@ -245,6 +246,7 @@ def _steps(
                 seed=config.seed,
                 store=config.store,
                 samplers=_samplers(config, versions),
+                **distilled,
             )
             if stale and index + 1 < iterations:
                 wait = start(update)
@@ -272,6 +274,19 @@ def _steps(
             yield Step(iteration=metrics, policy=trained)
     finally:
         end_window(config, rollouts)
+
+
+def _distillation_inputs(config: PipelineConfig, scenarios: Artifact) -> dict[str, Artifact]:
+    """Inputs of the updates that only a distillation has: its teacher, and the scenarios that its hints are from."""
+    settings, inputs = config.training.distillation, {}
+    if settings is None:
+        return {}
+    if config.training.teacher is not None:
+        teacher = config.policy.model_copy(update={"model": config.training.teacher})
+        inputs["teacher"] = base_policy(teacher, config.store).checkpoint
+    if settings.privileged_context:
+        inputs["scenarios"] = scenarios
+    return inputs
 
 
 def _samplers(config: PipelineConfig, versions: Sequence[str]) -> tuple[str, ...]:

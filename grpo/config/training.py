@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from grpo.config.base import AppliesWhen, IgnoredWhen, Settings
+from grpo.config.distillation import DistillationSettings
 
 AlgorithmName = Literal[
     "grpo", "dr_grpo", "dapo", "gspo", "cispo", "maxrl", "rloo", "reinforce", "ppo", "a2c", "trpo", "dpo"
@@ -25,6 +26,7 @@ _SCALED = IgnoredWhen("algorithm", ("maxrl", "dpo"))
 """maxrl divides by the mean of a group, so that another scale of its rewards changes nothing."""
 _CLIPPED = IgnoredWhen("algorithm", ("rloo", "reinforce", "a2c", "trpo", "dpo"))
 _CLIPPED_BELOW = IgnoredWhen("algorithm", ("cispo", "rloo", "reinforce", "a2c", "trpo", "dpo"))
+_NOT_CRITIC_TRPO_DPO = IgnoredWhen("algorithm", ("ppo", "a2c", "trpo", "dpo"))
 _OFF_POLICY = IgnoredWhen("algorithm", ("rloo", "reinforce", "a2c"))
 """Without an importance ratio, only the first step on a rollout is unbiased."""
 
@@ -138,6 +140,9 @@ class TrainingSettings(Settings):
     """Weight of the KL divergence to the reference policy. For dpo, the inverse temperature of the preferences."""
     entropy_coefficient: Annotated[float, _NOT_DPO] = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
+    distillation: Annotated[DistillationSettings | None, _NOT_CRITIC_TRPO_DPO, _NOT_TRL] = None
+    """Distillation of a teacher on the policy's own tokens, next to the policy gradient or instead of it. None leaves
+    it out."""
     weight_decay: Annotated[float, _NOT_TRPO] = Field(default=0.0, ge=0)
     """AdamW's weight decay."""
     adam_beta1: Annotated[float, _NOT_TRPO] = Field(default=0.9, ge=0, lt=1)
@@ -173,6 +178,11 @@ class TrainingSettings(Settings):
     def workers(self) -> int:
         """Processes on all nodes."""
         return self.nodes * self.processes
+
+    @property
+    def teacher(self) -> str | None:
+        """Address of the teacher of a distillation, if it is another model."""
+        return None if self.distillation is None else self.distillation.teacher_model_name_or_path
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:

@@ -128,6 +128,11 @@ class RunEvidence:
         return share(len(set(known)) > 1 for known in rewards if len(known) > 1)
 
     @property
+    def is_taught(self) -> bool:
+        """True if a teacher gives the tokens a gradient, also where the rewards of a group are equal."""
+        return bool(self.setting("training.distillation"))
+
+    @property
     def is_solved(self) -> bool:
         """True if the last iterations succeed nearly always, or if nothing is verified and the reward rose."""
         value = success_share(self.last)

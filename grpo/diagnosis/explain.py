@@ -70,6 +70,7 @@ def measure(evidence: RunEvidence) -> dict[str, str]:
     add("informative groups", evidence.series(lambda i: i.informative_share), ".1%")
     add("entropy, nats per token", evidence.series(lambda i: i.entropy), ".3g")
     add("KL to the start, nats per token", evidence.series(lambda i: i.kl_to_base), ".2g")
+    add("KL to the teacher, nats per token", evidence.series(lambda i: i.teacher_kl), ".2g")
     add("gradient norm", evidence.series(lambda i: i.gradient_norm), ".3g")
     add("tokens clipped", evidence.series(lambda i: i.clip_share), ".1%")
     add("staleness, updates", evidence.series(lambda i: i.staleness_mean), ".2g")

@@ -94,9 +94,12 @@ def identical_replies(evidence: RunEvidence) -> Diagnosis | None:
 
 
 def uninformative_groups(evidence: RunEvidence) -> Diagnosis | None:
-    """Groups in which all rewards are equal, for an algorithm that compares the rewards of a group."""
+    """Groups in which all rewards are equal, for an algorithm that compares the rewards of a group.
+
+    Under a teacher such groups have a gradient.
+    """
     value, groups = evidence.informative_share, [g.trajectories for g in evidence.groups]
-    compared = evidence.setting("training.algorithm") not in ("ppo", "a2c")
+    compared = evidence.setting("training.algorithm") not in ("ppo", "a2c") and not evidence.is_taught
     if not compared or len(groups) < LEAST_GROUPS or value >= INFORMATIVE or evidence.is_solved:
         return None
     solved = share(all(t.success is True for t in members) for members in groups)

@@ -46,10 +46,15 @@ HACKED = 0.05
 
 
 def constant_reward(evidence: RunEvidence) -> Diagnosis | None:
-    """The same reward for all episodes, although their outcomes differ or are not verified."""
+    """The same reward for all episodes, although their outcomes differ or are not verified.
+
+    Under a teacher the loss is not 0, and a constant reward may be meant.
+    """
     rewards = [reward for t in evidence.episodes if (reward := t.total_reward) is not None]
     outcomes = {t.success for t in evidence.episodes if t.success is not None}
     if len(rewards) < ENOUGH or max(rewards) - min(rewards) > FLAT or len(outcomes) == 1:
+        return None
+    if evidence.is_taught:
         return None
     return Diagnosis(
         kind="constant_reward",

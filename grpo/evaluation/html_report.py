@@ -58,6 +58,7 @@ def render_page(document: ReportDocument) -> str:
             heldout=None if evaluation is None else plots.heldout(evaluation),
             curves=_curves(document.iterations),
             continuous=_continuous(document.iterations),
+            is_taught=_is_taught(document.iterations),
             components=sorted({name for iteration in document.iterations for name in iteration.components}),
             bar_scale=_bar_scale,
         )
@@ -95,6 +96,11 @@ def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
         curve("Reward", "Mean over rollouts, and its components", lambda i: i.reward, number, plots.reward),
         curve("Rollout success", "Share of verified successes", lambda i: i.success, percent, plots.success),
         curve("KL to the base", "Nats per token", lambda i: i.kl_to_base, number, plots.kl_to_base),
+        *(
+            [curve("KL to the teacher", "Nats per token", lambda i: i.teacher_kl, number, plots.teacher_kl)]
+            if _is_taught(iterations)
+            else []
+        ),
         curve("Entropy", "Nats per token", lambda i: i.entropy, number, plots.entropy),
         curve(
             "Informative groups",
@@ -111,6 +117,11 @@ def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
             plots.lost_share,
         ),
     ]
+
+
+def _is_taught(iterations: Sequence[IterationMetrics]) -> bool:
+    """True if a teacher read tokens of some iteration."""
+    return any(iteration.teacher_kl is not None for iteration in iterations)
 
 
 def _continuous(iterations: Sequence[IterationMetrics]) -> str | None:

@@ -124,6 +124,12 @@ def kl_to_base(iterations: Sequence[IterationMetrics]) -> str:
     return _curve("kl", "KL to the base policy by iteration", iterations, lines)
 
 
+def teacher_kl(iterations: Sequence[IterationMetrics]) -> str:
+    """KL between the policy and the teacher of a distillation. The line has a gap if no episode had a teacher."""
+    lines = {"KL": [iteration.teacher_kl for iteration in iterations]}
+    return _curve("teacher", "KL to the teacher by iteration", iterations, lines)
+
+
 def entropy(iterations: Sequence[IterationMetrics]) -> str:
     """Mean token entropy of the policy."""
     return _curve("entropy", "Entropy by iteration", iterations, {"entropy": [i.entropy for i in iterations]})

@@ -70,7 +70,7 @@ class RunInputs(BaseModel):
         return cls(
             sources=content_hash(config.scenarios.sources),
             model=model_digest(config.policy),
-            user_code=external_digests([config]),
+            user_code=external_digests([config]) | _teacher_digest(config),
         )
 
     def after(self, reads: Mapping[str, str | None]) -> RunInputs:
@@ -114,6 +114,12 @@ def model_digest(policy: PolicySettings) -> str:
     return model_identity(policy.model)[:16]
 
 
+def _teacher_digest(config: PipelineConfig) -> dict[str, str]:
+    """Digest of the teacher of a distillation, if it is another model. The `train` stage takes its checkpoint."""
+    address = config.training.teacher
+    return {} if address is None else {f"model {address}": model_identity(address)}
+
+
 def pin_models(config: PipelineConfig) -> PipelineConfig:
     """Config with models and data pinned: a hub branch to its commit, a registry alias to its version.
 
@@ -131,6 +137,10 @@ def pin_models(config: PipelineConfig) -> PipelineConfig:
         "environment": environment,
         "scenarios": pin_sources(config.scenarios),
     }
+    if config.training.distillation is not None and config.training.teacher is not None:
+        teacher = {"teacher_model_name_or_path": pinned(config.training.teacher)}
+        distillation = config.training.distillation.model_copy(update=teacher)
+        pinned_parts["training"] = config.training.model_copy(update={"distillation": distillation})
     if config.sft is not None and isinstance(config.sft.demonstrations, ServedDemonstrations):
         demonstrations = served_snapshot(config.sft.demonstrations)
         pinned_parts["sft"] = config.sft.model_copy(update={"demonstrations": demonstrations})

@@ -13,6 +13,7 @@ from grpo.algorithms.catalog import ALGORITHMS
 from grpo.config.training import TrainingSettings
 from grpo.errors import DataError, NoLearningSignal, PolicyError
 from grpo.learner.credit_assignment import clipped_rewards, token_advantages, token_rewards
+from grpo.learner.teacher_prompts import TeacherPrompts, TeacherSequence
 from grpo.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -35,6 +36,8 @@ class Sample:
     """Reward of each token, from which a critic computes the advantages."""
     truncated: bool = False
     """A limit of tokens or turns ended the episode, so its last state has a value."""
+    teacher: TeacherSequence | None = None
+    """What the teacher of a distillation reads. None without a teacher, or if there is no hint for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +78,18 @@ def build_batch(
     policy_hash: str,
     earlier_hashes: Collection[str] = (),
     renderer_hash: str | None = None,
+    teacher: TeacherPrompts | None = None,
 ) -> Batch:
     """Compute advantages and drop samples with advantage 0.
 
-    With a critic, a KL penalty or entropy terms such samples stay, because they have a gradient too.
+    With a critic, a KL penalty, entropy terms or a `teacher` such samples stay, because they have a gradient too.
 
     All tokens must come from the policy with `policy_hash`, or from earlier ones with `earlier_hashes`, and must be
     rendered by the tokenizer and template with `renderer_hash`. Otherwise `PolicyError` is raised.
 
     Raises `DataError` if a group has fewer than two trajectories, log-probabilities are not finite, no trajectory can
-    be trained on, or there is not one turn reward per turn, and `NoLearningSignal` if every advantage is 0.
+    be trained on, or there is not one turn reward per turn. Raises `NoLearningSignal` if every advantage is 0 and no
+    sample has a teacher.
     """
     for group in groups:
         _check(group, policy_hash, earlier_hashes, renderer_hash)
@@ -106,10 +111,16 @@ def build_batch(
             f"none of the {len(trajectories)} trajectories has a reward. Score the rollout, and see the errors of "
             "its episodes and rewards"
         )
-    make = _with_rewards if ALGORITHMS[settings.algorithm].critic else _with_advantages
-    samples = make(groups, settings)
+    if ALGORITHMS[settings.algorithm].critic:
+        samples = _with_rewards(groups, settings)
+    else:
+        samples = _with_advantages(groups, settings, teacher)
     informative = sum(map(_is_informative, samples))
-    if not informative:
+    if teacher is not None and not any(map(_is_taught, samples)):
+        _refuse_untaught(len(groups), informative, teacher)
+    if teacher is not None and teacher.settings.distillation_weight == 1 and not _has_other_terms(settings):
+        samples = [taught for members in samples if (taught := tuple(s for s in members if s.teacher is not None))]
+    if not informative and teacher is None:
         raise NoLearningSignal(
             f"no learning signal: in all {len(groups)} groups the rewards are equal, so every advantage is 0. Use a "
             "finer reward, scenarios that are neither solved nor hopeless, or larger groups"
@@ -124,19 +135,39 @@ def build_batch(
     )
 
 
-def _with_advantages(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
-    """Groups of samples with their advantages. Samples without a gradient are dropped."""
-    keep_all = bool(settings.beta or settings.entropy_coefficient or settings.top_entropy_quantile < 1)
+def _refuse_untaught(groups: int, informative: int, teacher: TeacherPrompts) -> None:
+    """Raise `NoLearningSignal` if no scenario has a hint and the policy gradient has nothing to learn either."""
+    settings = teacher.settings
+    if informative and settings.distillation_weight < 1:
+        return
+    raise NoLearningSignal(
+        f"no learning signal: none of the scenarios of {groups} groups has a hint for the teacher, "
+        f"training.distillation.privileged_context {list(settings.privileged_context)}, and "
+        + ("distillation_weight 1 leaves the rewards out" if informative else "their rewards are equal")
+        + ". Give the scenarios an expected outcome, or name another part of it"
+    )
+
+
+def _with_advantages(
+    groups: Sequence[TrajectoryGroup], settings: TrainingSettings, teacher: TeacherPrompts | None
+) -> list[tuple[Sample, ...]]:
+    """Groups of samples with their advantages and teacher sequences. Samples without a gradient are dropped."""
+    keep_all = _has_other_terms(settings) or teacher is not None
     batch = []
     for group, advantages in zip(groups, token_advantages(groups, settings), strict=True):
         members = [
-            _sample(trajectory, advantage)
+            _sample(trajectory, advantage, teacher=teacher)
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True)
             if advantage is not None and trajectory.loss_mask.any() and (keep_all or advantage.any())
         ]
         if members:
             batch.append(tuple(members))
     return batch
+
+
+def _has_other_terms(settings: TrainingSettings) -> bool:
+    """True if the loss has terms, or choices of tokens, for which samples without an advantage count too."""
+    return bool(settings.beta or settings.entropy_coefficient or settings.top_entropy_quantile < 1)
 
 
 def _with_rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings) -> list[tuple[Sample, ...]]:
@@ -156,7 +187,11 @@ def _with_rewards(groups: Sequence[TrajectoryGroup], settings: TrainingSettings)
 
 
 def _sample(
-    trajectory: Trajectory, advantages: NDArray[np.float32], *, rewards: NDArray[np.float64] | None = None
+    trajectory: Trajectory,
+    advantages: NDArray[np.float32],
+    *,
+    rewards: NDArray[np.float64] | None = None,
+    teacher: TeacherPrompts | None = None,
 ) -> Sample:
     end = len(trajectory.token_ids) if rewards is not None else int(np.flatnonzero(trajectory.loss_mask)[-1]) + 1
     return Sample(
@@ -168,6 +203,7 @@ def _sample(
         place=trajectory.place,
         rewards=rewards,
         truncated=trajectory.is_cut_off,
+        teacher=None if teacher is None else teacher.sequence(trajectory, stop=end),
     )
 
 
@@ -206,16 +242,16 @@ def _check(
 def make_minibatches(
     groups: Sequence[tuple[Sample, ...]], *, groups_per_step: int | None, rng: np.random.Generator
 ) -> list[list[Sample]]:
-    """Minibatches of whole shuffled groups, one per optimizer step, with up to `groups_per_step` informative groups.
+    """Minibatches of whole shuffled groups, one per optimizer step, with up to `groups_per_step` of them that count.
 
-    There are as few minibatches as possible. Groups with only a KL or entropy gradient are spread over them and do not
-    count.
+    Groups that are informative or have a teacher count. There are as few minibatches as possible. Groups with only a KL
+    or entropy gradient are spread over them.
     """
-    informative = [members for members in groups if _is_informative(members)]
-    others = [members for members in groups if not _is_informative(members)]
-    count = math.ceil(len(informative) / groups_per_step) if groups_per_step else 1
+    counted = [members for members in groups if _is_informative(members) or _is_taught(members)]
+    others = [members for members in groups if not (_is_informative(members) or _is_taught(members))]
+    count = math.ceil(len(counted) / groups_per_step) if groups_per_step else 1
     minibatches: list[list[Sample]] = [[] for _ in range(count)]
-    for part in (informative, others):
+    for part in (counted, others):
         order = rng.permutation(len(part)) if part else ()
         for place, index in enumerate(order):
             minibatches[place % count] += part[index]
@@ -225,3 +261,8 @@ def make_minibatches(
 def _is_informative(members: Sequence[Sample]) -> bool:
     """True if a group has an advantage other than 0, or rewards for a critic."""
     return any(sample.rewards is not None or sample.advantages.any() for sample in members)
+
+
+def _is_taught(members: Sequence[Sample]) -> bool:
+    """True if a teacher reads a sample of a group."""
+    return any(sample.teacher is not None for sample in members)

@@ -108,6 +108,10 @@ class UpdateRequest(BaseModel):
     """Renderer of the rollouts, if it is not the chat template's."""
     samplers: tuple[str, ...] = ()
     """Earlier policies of a continuous rollout, see `grpo.learner.update.update`."""
+    teacher: Path | None = None
+    """Checkpoint of the teacher of a distillation, if it is another model."""
+    hints: dict[str, str] = {}
+    """What only the teacher reads, by the id of the scenario."""
     sources: str | None = None
     """Digest of the first node's sources. Other nodes refuse the update if theirs differ."""
 

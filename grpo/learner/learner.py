@@ -25,6 +25,7 @@ from grpo.algorithms.reductions import Denominators, token_weights
 from grpo.config.training import TrainingSettings
 from grpo.errors import CapacityError, Diverged
 from grpo.learner.batch import Sample
+from grpo.learner.distillation import Teacher, taught_tokens
 from grpo.learner.distributed import ProcessGroup
 from grpo.learner.logprobs import check_mismatch, check_ratio, compute_logprobs, loss_tokens
 from grpo.learner.performance import activation_checkpointing, autocast, loss_scaler
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Learner:
-    """AdamW on the loss of one algorithm, with optional KL penalty and entropy bonus.
+    """AdamW on the loss of one algorithm, with optional distillation, KL penalty and entropy bonus.
 
     If the `reference` has adapters, it is the policy itself, evaluated with the adapters disabled. Each process of
     `process_group` takes its part of a batch, and the gradients are summed. If the `model` runs its passes in bfloat16,
@@ -51,11 +52,13 @@ class Learner:
         *,
         master: PreTrainedModel | None = None,
         reference: PreTrainedModel | None = None,
+        teacher: Teacher | None = None,
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.model = model
         self.master = master or model
         self.reference = reference
+        self.teacher = teacher
         self.settings = settings
         self.process_group = process_group or ProcessGroup()
         self.algorithm = get_algorithm(settings.algorithm, clip_low=settings.clip_low, clip_high=settings.clip_high)
@@ -119,6 +122,9 @@ class Learner:
         self.step_count += 1
         names = ("ratio", "clip_share", "entropy", "masked_share", *(("mismatch_kl",) if is_proximal else ()))
         means = {name: sums[name] / tokens for name in names}
+        if self.teacher is not None:
+            means["taught_share"] = sums["taught"] / tokens
+            means["teacher_kl"] = sums["teacher_kl"] / max(1.0, sums["taught"])
         return {**means, "loss": sums["loss"], "tokens": tokens, "processed_tokens": sums["processed_tokens"], **step}
 
     def _is_finite(self, loss: float) -> bool:
@@ -261,12 +267,19 @@ class Learner:
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, float]]:
         """Part of the loss of these samples, log-ratios [loss tokens], and sums over the loss tokens.
 
+        With a distillation weight w, the loss of a token is (1 − w) times the policy gradient's, plus w times
+        KL(policy ‖ teacher) if its sample has a teacher. The divergence is exact at each token, so importance weights,
+        which correct a sampled token, are not applied to it. The KL penalty and the entropy bonus keep their own
+        weights.
+
         Tokens with an entropy below `threshold` have no loss. If `is_proximal`, the current policy is the one that the
         update starts from, so its own log-probabilities are the proximal ones.
         """
         settings = self.settings
         tokens = loss_tokens(samples, device=self.model.device)
-        policy = compute_logprobs(self.model, samples)
+        policy = compute_logprobs(
+            self.model, samples, teacher=None if self.teacher is None else self.teacher.read(samples)
+        )
         proximal = policy.logprobs.detach() if is_proximal else tokens.proximal_logprobs
         log_ratio = policy.logprobs - proximal
         ratio = importance_ratio(log_ratio, tokens.lengths, by_sequence=self.algorithm.ratio_by_sequence)
@@ -285,6 +298,13 @@ class Learner:
             )
             mask, losses = mask * kept, losses * kept
             masked = float((kept == 0).sum())
+        distilled: dict[str, float] = {}
+        if settings.distillation is not None:
+            assert policy.teacher_kl is not None
+            weight, taught = settings.distillation.distillation_weight, taught_tokens(samples, device=losses.device)
+            losses = (1 - weight) * losses + weight * mask * taught * policy.teacher_kl
+            sums_of = {"taught": taught, "teacher_kl": taught * policy.teacher_kl.detach()}
+            distilled = {name: float(values.sum()) for name, values in sums_of.items()}
         if settings.beta:
             assert self.reference is not None
             with torch.no_grad(), without_adapters(self.reference):
@@ -301,6 +321,7 @@ class Learner:
             "masked_share": masked,
             "entropy": float(policy.entropy.detach().sum()),
             "processed_tokens": float(policy.processed_tokens),
+            **distilled,
         }
         return loss, log_ratio.detach(), sums
 

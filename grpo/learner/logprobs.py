@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from grpo.algorithms.kl import k3
+from grpo.algorithms.kl import k3, reverse_kl
 from grpo.config.training import TrainingSettings
 from grpo.errors import RatioError
 from grpo.learner.batch import Sample
@@ -25,6 +26,8 @@ from grpo.policy.transformers.sharding import is_sharded
 
 _MAX_LOGITS = 2**24
 """Logits in memory at once: 64 MiB in float32."""
+_Head = Callable[[torch.Tensor], torch.Tensor]
+"""Function from hidden states [tokens, hidden size] to logits [tokens, vocabulary]."""
 
 
 class SampledSequence(MaskedSequence, Protocol):
@@ -43,21 +46,54 @@ class TokenLogprobs:
     entropy: torch.Tensor  # [loss tokens], nats
     processed_tokens: int
     """Tokens that went through the model. Shared prefixes count once."""
+    teacher_kl: torch.Tensor | None = None  # [loss tokens], nats
+    """KL(policy ‖ teacher) of the whole vocabulary before each loss token. None without a teacher."""
 
 
-def compute_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> TokenLogprobs:
-    """Log-probability and entropy of each loss token at its sample's temperature.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherStates:
+    """Hidden states of a teacher before the loss tokens of samples, and its head, which runs without a gradient."""
+
+    states: torch.Tensor  # [distinct, hidden size]
+    place: torch.Tensor  # [loss tokens] index of each in `states`
+    head: _Head
+
+
+def compute_logprobs(
+    model: PreTrainedModel, samples: Sequence[SampledSequence], *, teacher: TeacherStates | None = None
+) -> TokenLogprobs:
+    """Log-probability and entropy of each loss token at its sample's temperature, and the KL to a teacher.
 
     Logits are computed only for loss tokens, once per distinct (prefix, token), in chunks. The backward pass computes
-    them again, so that only one chunk is in memory.
+    them again, so that only one chunk is in memory. The teacher's logits are computed with the policy's, chunk by
+    chunk, at the same temperature.
     """
-    logprobs, entropy, processed_tokens = (
-        model.local_logprobs(samples) if is_sharded(next(model.parameters())) else local_logprobs(model, samples)
+    compute = model.local_logprobs if is_sharded(next(model.parameters())) else partial(local_logprobs, model)
+    logprobs, entropy, processed_tokens, *rest = compute(samples, teacher)
+    return TokenLogprobs(
+        logprobs=logprobs,
+        entropy=entropy,
+        processed_tokens=int(processed_tokens),
+        teacher_kl=rest[0] if rest else None,
     )
-    return TokenLogprobs(logprobs=logprobs, entropy=entropy, processed_tokens=int(processed_tokens))
 
 
-def local_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, ...]:
+def compute_states(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden state before each distinct loss token, and the index of each loss token in them."""
+    sharded = is_sharded(next(model.parameters()))
+    states, place = model.local_states(samples) if sharded else local_states(model, samples)
+    return states, place
+
+
+def local_states(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, ...]:
+    """`compute_states` of a model without sharded weights."""
+    predictions = _predictions(model, samples)
+    return predictions.states, predictions.place
+
+
+def local_logprobs(
+    model: PreTrainedModel, samples: Sequence[SampledSequence], teacher: TeacherStates | None = None
+) -> tuple[torch.Tensor, ...]:
     """The fields of `TokenLogprobs` as tensors, for a model without sharded weights."""
     head = language_model_head(model)
 
@@ -69,13 +105,47 @@ def local_logprobs(model: PreTrainedModel, samples: Sequence[SampledSequence]) -
     predictions = _predictions(model, samples)
     rows = max(1, _MAX_LOGITS // model.config.get_text_config().vocab_size)
     tensors = (predictions.states, predictions.temperatures, predictions.targets)
+    logprobs, entropies = (part.index_select(0, predictions.place) for part in _in_chunks(score, tensors, rows))
+    computed = logprobs, entropies, torch.tensor(predictions.processed_tokens)
+    return computed if teacher is None else (*computed, _teacher_kl(head, predictions, teacher, rows=rows))
+
+
+def _in_chunks(
+    score: Callable[..., tuple[torch.Tensor, ...]], tensors: tuple[torch.Tensor, ...], rows: int
+) -> list[torch.Tensor]:
+    """Results of `score` on all rows of tensors, computed by chunks of `rows`, again in the backward pass."""
     chunks = list(zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True))
     if len(chunks) == 1:
-        scored = [score(*chunks[0])]
-    else:
-        scored = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
-    logprobs, entropies = (torch.cat(parts).index_select(0, predictions.place) for parts in zip(*scored, strict=True))
-    return logprobs, entropies, torch.tensor(predictions.processed_tokens)
+        return list(score(*chunks[0]))
+    scored = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+    return [torch.cat(parts) for parts in zip(*scored, strict=True)]
+
+
+def _teacher_kl(head: _Head, predictions: _Predictions, teacher: TeacherStates, *, rows: int) -> torch.Tensor:
+    """KL(policy ‖ teacher) before each loss token, [loss tokens], computed once per pair of distinct states.
+
+    Models of one family may pad the same vocabulary to different sizes. Then both distributions are the ones over the
+    ids that both have.
+    """
+    (own, others), place = torch.unique(torch.stack([predictions.place, teacher.place]), dim=1, return_inverse=True)
+
+    def divergence(
+        states: torch.Tensor, teacher_states: torch.Tensor, temperatures: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        logits = head(states).float() / temperatures[:, None]
+        with torch.no_grad():
+            targets = teacher.head(teacher_states).float() / temperatures[:, None]
+        shared = min(logits.shape[1], targets.shape[1])
+        both = (torch.log_softmax(values[:, :shared], dim=-1) for values in (logits, targets))
+        return (reverse_kl(*both),)
+
+    tensors = (
+        predictions.states.index_select(0, own),
+        teacher.states.index_select(0, others),
+        predictions.temperatures.index_select(0, own),
+    )
+    (distances,) = _in_chunks(divergence, tensors, max(1, rows // 2))
+    return distances.index_select(0, place)
 
 
 def log_distributions(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, torch.Tensor]:

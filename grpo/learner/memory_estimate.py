@@ -39,9 +39,11 @@ class MemoryEstimate(BaseModel):
     """Number of trained parameters."""
     copies: int
     """Models in memory: the policy, its reference unless adapters are trained, and, with an importance-sampling cap,
-    the sampler."""
+    the sampler. A teacher is not one of them."""
     weights: int
-    """Weights of all copies, and their rounded weights in bfloat16."""
+    """Weights of all copies and of a teacher that is another model, and their rounded weights in bfloat16."""
+    teacher: int = 0
+    """Number of parameters of a teacher that is another model."""
     gradients: int
     optimizer: int
     """Two moments of each trained parameter, and a step count of each tensor."""
@@ -52,29 +54,44 @@ class MemoryEstimate(BaseModel):
     """KV cache of all concurrent episodes at their full length, an upper bound. None if `activations` is None."""
 
     @property
+    def models(self) -> str:
+        """Models in memory, in words: `2 × 1,000 parameters, and a teacher of 5,000`."""
+        teacher = f", and a teacher of {self.teacher:,}" if self.teacher else ""
+        return f"{self.copies} × {self.parameters:,} parameters{teacher}"
+
+    @property
     def peak(self) -> int:
         """The larger of the peaks of training and rollout. Unknown parts count as 0."""
         return self.weights + max(self.gradients + self.optimizer + (self.activations or 0), self.cache or 0)
 
 
 def memory_estimate(
-    sizes: ModelSizes, training: TrainingSettings, *, episodes: int, max_context: int, dtype: Dtype = "float32"
+    sizes: ModelSizes,
+    training: TrainingSettings,
+    *,
+    episodes: int,
+    max_context: int,
+    dtype: Dtype = "float32",
+    teacher: ModelSizes | None = None,
 ) -> MemoryEstimate:
     """Memory of a training in one process with up to `episodes` concurrent episodes of `max_context` tokens.
 
-    If the `dtype` is bfloat16, policies keep their float32 weights as well, except weights under adapters. The critic
-    of ppo and a2c, a quantized base, and the overhead of libraries are not counted.
+    `teacher` are the sizes of a distillation's teacher, if it is another model. If the `dtype` is bfloat16, policies
+    keep their float32 weights as well, except weights under adapters. The critic of ppo and a2c, a quantized base, and
+    the overhead of libraries are not counted.
     """
     counts = sizes.parameters, sizes.trained
     moments = 0 if training.algorithm == "trpo" else 2 * counts[1] + sizes.trained_tensors  # it has no optimizer
     shared = training.lora is not None
     copies = (1 if shared else 2) + (training.importance_sampling_cap is not None)
+    taught = 0 if teacher is None else _weights((teacher.parameters, 0), dtype=dtype, adapters=False)
     activations, cache = _layers_memory(sizes.config, training, episodes=episodes, max_context=max_context)
     return MemoryEstimate(
         parameters=counts[0],
         trained=counts[1],
         copies=copies,
-        weights=copies * _weights(counts, dtype=dtype, adapters=shared),
+        weights=copies * _weights(counts, dtype=dtype, adapters=shared) + taught,
+        teacher=0 if teacher is None else teacher.parameters,
         gradients=counts[1] * _FLOAT32,
         optimizer=moments * _FLOAT32,
         activations=activations,

@@ -35,6 +35,10 @@ class UpdateMetrics(BaseModel):
     """KL(sampler ‖ policy) before the first step, nats per token. Measured only with an importance_sampling_cap."""
     masked_share: float | None = None
     """Share of tokens in sequences that `training.importance_sampling_mask` excluded."""
+    teacher_kl: float | None = None
+    """KL(policy ‖ teacher) over the whole vocabulary, nats per token that has a teacher. None without distillation."""
+    taught_share: float | None = None
+    """Share of the tokens under the loss that have a teacher, because their scenario has the hint."""
     step_kl: float | None = None
     """KL(policy before ‖ after) of a trust-region step."""
     margin: float | None = None

@@ -31,7 +31,7 @@ class ProcessMemory(BaseModel):
     """Processes on all nodes."""
     sharded: bool
     state: int
-    """Weights of the policy and its reference, gradients and optimizer: the share of this process, or all of them."""
+    """Weights of the policy, its reference and a teacher, gradients and optimizer: this process's share, or all."""
     buffers: int
     """Gathered layers and their gradients if the weights are sharded. Otherwise the gradients that are sent."""
     activations: int | None
@@ -54,8 +54,13 @@ class ProcessMemory(BaseModel):
         )
 
 
-def process_memory(estimate: MemoryEstimate, sizes: ModelSizes, training: TrainingSettings) -> ProcessMemory:
-    """Memory of one of `training.workers` processes with float32 weights."""
+def process_memory(
+    estimate: MemoryEstimate, sizes: ModelSizes, training: TrainingSettings, *, teacher: ModelSizes | None = None
+) -> ProcessMemory:
+    """Memory of one of `training.workers` processes with float32 weights.
+
+    `teacher` are the sizes of a distillation's teacher, if it is another model.
+    """
     weights = estimate.weights
     if training.sharding == "replicated":
         return ProcessMemory(
@@ -67,12 +72,13 @@ def process_memory(estimate: MemoryEstimate, sizes: ModelSizes, training: Traini
             load=weights,
         )
     models = 1 if training.lora is not None else 2  # with adapters the policy is its own reference
+    taught = 0 if teacher is None else teacher.parameters * _FLOAT32
     weights = models * sizes.parameters * _FLOAT32
     return ProcessMemory(
         processes=training.workers,
         sharded=True,
-        state=-(-(weights + estimate.gradients + estimate.optimizer) // training.workers),
-        buffers=GATHERED * largest_unit(sizes) * _FLOAT32,
+        state=-(-(weights + taught + estimate.gradients + estimate.optimizer) // training.workers),
+        buffers=(GATHERED * largest_unit(sizes) + (0 if teacher is None else largest_unit(teacher))) * _FLOAT32,
         activations=estimate.activations,
         load=weights if training.lora is not None else -(-weights // training.workers),
     )

@@ -50,20 +50,21 @@ def _product() -> Callable[[], float]:
 
 
 def estimate_seconds(
-    *, parameters: int, generated: float, trained: float, stages: int, reference: bool, flops: float
+    *, parameters: int, generated: float, trained: float, stages: int, frozen_passes: int, flops: float
 ) -> float:
     """Seconds of a run.
 
-        operations per parameter: generated token 2, trained token 6, with a reference policy 8
+        operations per parameter: generated token 2, trained token 6, and 2 for each frozen model that reads it
 
     Args:
         parameters: Number of parameters.
         generated: Generated tokens of all episodes.
         trained: Tokens of the updates, times their epochs.
         stages: Stages of the run.
-        reference: True if the update measures the KL to a reference policy.
+        frozen_passes: Number of frozen models that read the tokens of an update: the reference of a KL penalty, and the
+            teacher of a distillation, which counts as large as the policy.
         flops: Operations per second, see `measured_flops`.
 
     """
-    operations = parameters * (2 * generated + (8 if reference else 6) * trained)
+    operations = parameters * (2 * generated + (6 + 2 * frozen_passes) * trained)
     return operations / (_SHARE * flops) + _TOKEN_S * generated + _TRAINED_TOKEN_S * trained + _STAGE_S * stages

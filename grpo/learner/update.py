@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,27 +19,34 @@ from grpo.errors import NoEffect, NoLearningSignal
 from grpo.learner.batch import build_batch, to_samples
 from grpo.learner.checkpoints import read_state, resume, save
 from grpo.learner.critic import Critic
+from grpo.learner.distillation import Teacher
 from grpo.learner.distributed import ProcessGroup, UpdateRequest, run_workers
 from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_trl
 from grpo.learner.learner import Learner
-from grpo.learner.logprobs import compute_logprobs, local_logprobs, reference_kl
+from grpo.learner.logprobs import compute_logprobs, local_logprobs, local_states, reference_kl
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.performance import model_flops_utilization
+from grpo.learner.teacher_prompts import TeacherPrompts
 from grpo.learner.trust_region import TrustRegionLearner
+from grpo.policy.context import context_limit
 from grpo.policy.renderer import make_renderer
+from grpo.policy.tokenizer import check_same_tokenizer
 from grpo.policy.transformers.adapters import add_adapters, copy_model, has_adapters
 from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.dtype import cast_frozen
 from grpo.policy.transformers.forward.passes import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, check_hash, load_sharded, model_cache, weights_hash
 from grpo.policy.transformers.sharding import shard_model
+from grpo.renderers.chat_template import Renderer
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group
 
 _KL_SAMPLES = 48
 """Trajectories per iteration for which the KL to the base is measured, informative ones if there are any."""
-_OF_TOKENS = ("entropy", "clip_share", "masked_share", "ratio")
+_OF_TOKENS = ("entropy", "clip_share", "masked_share", "ratio", "taught_share")
 _OF_STEPS = ("gradient_norm", "learning_rate", "loss", "margin")
+_SHARDED_METHODS = (local_logprobs, local_states)
+"""Functions of a model that run on gathered layers if its weights are sharded."""
 logger = logging.getLogger(__name__)
 
 
@@ -65,6 +72,8 @@ def update(
     base_artifact: Artifact | None = None,
     renderer: RendererSettings | None = None,
     samplers: tuple[str, ...] = (),
+    teacher: Path | None = None,
+    hints: Mapping[str, str] | None = None,
     sources: str | None = None,
 ) -> UpdateResult:
     """Train the policy of checkpoint `parent` on scored rollouts and write the checkpoint `target`.
@@ -72,7 +81,8 @@ def update(
     The policy comes from the model cache if it is there, and returns to it under its new hash. A checkpoint of adapters
     records their `base_artifact`. If `settings.workers` is above 1, the update runs in that many workers. Other nodes
     refuse it unless `sources` is the digest of their own sources. With an `importance_sampling_cap`, tokens may also
-    come from the parent's parent or from the earlier policies `samplers`.
+    come from the parent's parent or from the earlier policies `samplers`. `teacher` is the checkpoint of the teacher of
+    a distillation, if it is another model, and `hints` are what only a teacher reads, by the ids of scenarios.
 
     If an iteration after the first has no learning signal, the result is unchanged and `target` is not a checkpoint.
 
@@ -90,6 +100,8 @@ def update(
         base_artifact=base_artifact,
         renderer=renderer,
         samplers=samplers,
+        teacher=None if teacher is None else teacher.absolute(),
+        hints=dict(hints or {}),
         sources=sources,
     )
     try:
@@ -114,13 +126,15 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     policy, reference = _open(request)
     held, reference = policy.in_dtype(state.dtype), reference.in_dtype(state.dtype)
     before = weights_hash(policy.model) if has_adapters(policy.model) else policy.hash  # adapters may be new
-    groups = group(read_all(request.scored))
+    groups, renderer = group(read_all(request.scored)), make_renderer(policy.tokenizer, settings=request.renderer)
+    teacher, prompts = _open_teacher(request, held, reference, renderer)
     batch = build_batch(
         groups,
         settings,
         policy_hash=state.policy_hash,
         earlier_hashes=_earlier_policies(state.parent, request) if settings.importance_sampling_cap else (),
-        renderer_hash=make_renderer(policy.tokenizer, settings=request.renderer).hash,
+        renderer_hash=renderer.hash,
+        teacher=prompts,
     )
     algorithm = get_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
     learner_class = TrustRegionLearner if algorithm.update == "trust_region" else Learner
@@ -129,6 +143,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         settings,
         master=policy.model,
         reference=reference.model if settings.beta else None,
+        teacher=teacher,
         process_group=process_group,
     )
     resume(learner, request.parent)
@@ -174,6 +189,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         informative_share=batch.informative_share,
         kl_to_base=reference_kl(reference.model, batch.samples[:_KL_SAMPLES], max_tokens=learner.microbatch_tokens),
         **mean_metrics(steps),
+        teacher_kl=_mean_teacher_kl(steps),
         tokens=int(sum(metrics["tokens"] for metrics in steps)),
         clipped_rewards=batch.clipped_rewards,
         mismatch_kl=mismatch,
@@ -200,6 +216,15 @@ def mean_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         for name in names
         if name in steps[0]
     }
+
+
+def _mean_teacher_kl(steps: Sequence[dict[str, float]]) -> float | None:
+    """Mean over the tokens of all steps that have a teacher. None without distillation."""
+    if "teacher_kl" not in steps[0]:
+        return None
+    taught = [metrics["taught_share"] * metrics["tokens"] for metrics in steps]
+    distances = [metrics["teacher_kl"] for metrics in steps]
+    return float(np.average(distances, weights=taught)) if any(taught) else None
 
 
 def _unchanged_error(
@@ -240,14 +265,41 @@ def _open(request: UpdateRequest) -> tuple[TransformersPolicy, TransformersPolic
         add_adapters(policy.model, settings.lora, seed=request.seed)
         cast_frozen(policy.model, state.dtype)
     if settings.sharding == "sharded":
-        shard_model(policy.model, local_logprobs)
+        shard_model(policy.model, *_SHARDED_METHODS)
     return policy, policy
+
+
+def _open_teacher(
+    request: UpdateRequest, policy: TransformersPolicy, reference: TransformersPolicy, renderer: Renderer
+) -> tuple[Teacher, TeacherPrompts] | tuple[None, None]:
+    """Teacher of the update and the maker of what it reads, in the dtype of the policy. None without distillation."""
+    settings = request.settings.distillation
+    if settings is None:
+        return None, None
+    if request.teacher is not None:
+        other = (
+            _open_sharded(request.teacher)
+            if request.settings.sharding == "sharded"
+            else model_cache.get(read_state(request.teacher).policy_hash, request.teacher)
+        )
+        check_same_tokenizer(
+            policy.tokenizer, other.tokenizer, address=settings.teacher_model_name_or_path or str(request.teacher)
+        )
+        teacher = Teacher(model=other.in_dtype(read_state(request.parent).dtype).model)
+    elif settings.teacher_model_kind == "live":
+        teacher = Teacher(model=policy.model, with_adapters=True)
+    else:
+        teacher = Teacher(model=reference.model)
+    limit = context_limit(teacher.model.config)
+    return teacher, TeacherPrompts(settings, renderer, hints=request.hints, max_context=limit)
 
 
 def _open_sharded(folder: Path) -> TransformersPolicy:
     """This process's part of a checkpoint, verified by the hash of all parts."""
     state = read_state(folder)
-    policy = load_sharded(folder, path_check=state.path_check, shard=lambda model: shard_model(model, local_logprobs))
+    policy = load_sharded(
+        folder, path_check=state.path_check, shard=lambda model: shard_model(model, *_SHARDED_METHODS)
+    )
     check_hash(policy, state.policy_hash, folder)
     return policy
 

@@ -131,6 +131,8 @@ def _entropy_collapse(records: Sequence[IterationRecord], settings: DiagnosticsS
 
 def _uninformative_groups(records: Sequence[IterationRecord], settings: DiagnosticsSettings) -> str | None:
     rollout = records[-1].rollout
+    if records[-1].update.teacher_kl is not None:  # a teacher gives equal rewards a gradient
+        return None
     share = rollout.informative_groups / max(1, rollout.groups)
     if share >= settings.informative_share or (rollout.success or 0.0) >= settings.solved:
         return None

@@ -17,6 +17,7 @@ from grpo.environments.environment import Environment, SingleTurnEnvironment
 from grpo.errors import ConfigError
 from grpo.identity.code import source_digest
 from grpo.learner.checkpoints import read_state, save_base
+from grpo.learner.teacher_prompts import hints_of
 from grpo.learner.update import update
 from grpo.notebook import history
 from grpo.notebook.adjuster import Adjuster
@@ -25,6 +26,7 @@ from grpo.notebook.config import TrainingConfig
 from grpo.notebook.diagnostics import DiagnosticsMonitor, IterationRecord
 from grpo.notebook.live import LiveView, in_notebook
 from grpo.notebook.reporters import reporters
+from grpo.policy.catalog import load_merged
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy, model_cache
 from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _HELDOUT = "heldout"
 _CONFIG, _RECORD, _ROLLOUT, _CHECKPOINT = "config.json", "record.json", "rollout.parquet", "checkpoint"
+_TEACHER = "teacher"
 
 
 class MultiTurnGRPOTrainer:
@@ -197,6 +200,10 @@ class MultiTurnGRPOTrainer:
         shutil.rmtree(base.parent, ignore_errors=True)
         base.mkdir(parents=True)
         save_base(policy, base)
+        if self.settings.teacher is not None:
+            shutil.rmtree(self.folder / _TEACHER, ignore_errors=True)
+            (self.folder / _TEACHER).mkdir()
+            save_base(load_merged(self.settings.teacher), self.folder / _TEACHER)
         if self.settings.lora is None:  # adapters are added in place, but the agent's own policy must not change
             model_cache.put(policy)
         path.write_text(json.dumps(config), encoding="utf-8")
@@ -227,6 +234,8 @@ class MultiTurnGRPOTrainer:
             seed=self.config.seed,
             iteration=index,
             renderer=self.agent.config.renderer,
+            teacher=None if self.settings.teacher is None else self.folder / _TEACHER,
+            hints=self._hints(),
             sources=source_digest() if self.settings.nodes > 1 else None,
         )
         if not updated.changed:
@@ -241,6 +250,11 @@ class MultiTurnGRPOTrainer:
         )
         self._write(record)
         return record
+
+    def _hints(self) -> dict[str, str]:
+        """What only the teacher of a distillation reads, by the id of the scenario."""
+        settings = self.settings.distillation
+        return {} if settings is None else hints_of(self.scenarios.values(), settings.privileged_context)
 
     def _collect(self, scenarios: list[Scenario], iteration: int | str) -> list[Trajectory]:
         policy, settings = self._policy, self.settings

@@ -66,6 +66,17 @@ def load_weights(
     return load_files(model_files(address), chat_template=chat_template, quantization=quantization)
 
 
+def load_merged(
+    address: str, *, chat_template: str | None = None, quantization: Quantization | None = None
+) -> TransformersPolicy:
+    """Load the model at an address with its adapters merged into its weights. Raises as `load_weights`."""
+    from grpo.policy.transformers.adapters import has_adapters, merge_adapters
+    from grpo.policy.transformers.model import TransformersPolicy
+
+    policy = load_weights(address, chat_template=chat_template, quantization=quantization)
+    return TransformersPolicy(merge_adapters(policy.model), policy.tokenizer) if has_adapters(policy.model) else policy
+
+
 def load_files(
     files: ModelFiles, *, chat_template: str | None = None, quantization: Quantization | None = None
 ) -> TransformersPolicy:

@@ -31,3 +31,17 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None) -> PreTrai
     elif tokenizer.chat_template is None and (folder / CHAT_TEMPLATE).is_file():
         tokenizer.chat_template = read_object(folder / CHAT_TEMPLATE).get("chat_template")
     return tokenizer
+
+
+def check_same_tokenizer(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, *, address: str) -> None:
+    """Raise `PolicyError` if token ids mean something else to the teacher at `address` than to the policy."""
+    own, other = policy.get_vocab(), teacher.get_vocab()
+    if own == other:
+        return
+    differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
+    first = differing[0]
+    raise PolicyError(
+        f"the teacher {address} has another tokenizer than the policy: {len(differing):,} tokens differ, for example "
+        f"{first!r}, which is {other.get(first, 'absent')} there and {own.get(first, 'absent')} here. A teacher judges "
+        "the policy's own tokens, so choose one of the same model family"
+    )

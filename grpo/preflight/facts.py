@@ -227,6 +227,24 @@ class Facts:
             return model_sizes(described.config, self.given.training, self.empty_model)
 
     @_once
+    def teacher_sizes(self) -> ModelSizes | None:
+        """Numbers of weights of a distillation's teacher. None if there is none, or if it is the policy itself."""
+        from grpo.learner.model_sizes import model_sizes
+
+        address = self.config().training.teacher
+        if address is None:
+            return None
+        frozen = self.given.training.model_copy(update={"lora": None, "gradient_checkpointing": False})
+        with model_description(model_plan(address).address) as described:
+
+            def build() -> PreTrainedModel:
+                from grpo.learner.empty_model import empty_model  # imports torch, which a plain model does not need
+
+                return empty_model(described.config, frozen)
+
+            return model_sizes(described.config, frozen, build)
+
+    @_once
     def max_context(self) -> int:
         """Tokens that an episode may have: `rollout.max_context`, or the model's limit if it is lower."""
         from grpo.policy.context import context_limit

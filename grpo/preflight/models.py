@@ -8,6 +8,8 @@ from pathlib import Path
 
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ConfigError, DataError, GRPOError, StorageError
+from grpo.policy.catalog import is_weights
+from grpo.policy.weights.sources import model_description, model_plan
 from grpo.preflight.facts import Facts
 from grpo.storage.files import nearest_existing
 from grpo.storage.moved_stores import present_address
@@ -65,6 +67,33 @@ def nodes(facts: Facts) -> Iterator[Exception]:
             check()
         except GRPOError as error:
             yield error
+
+
+def teacher(facts: Facts) -> Iterator[Exception]:
+    """Read the headers of the teacher's weights, compare its tokenizer with the policy's, and find room for hints."""
+    from grpo.learner.teacher_prompts import hints_of
+    from grpo.policy.context import context_limit
+    from grpo.policy.tokenizer import check_same_tokenizer, load_tokenizer
+
+    settings, address = facts.config().training.distillation, facts.config().training.teacher
+    if settings is None:
+        return
+    if address is not None:
+        if not is_weights(address):
+            raise ConfigError(
+                f"training.distillation.teacher_model_name_or_path {address} names a server or a script, which gives "
+                "no distribution over the vocabulary. Set it to a folder, org/name, file.gguf or models:/name@alias"
+            )
+        with model_description(model_plan(address).address) as described:
+            check_same_tokenizer(facts.tokenizer(), load_tokenizer(described.tokenizer), address=address)
+    sizes = facts.teacher_sizes() or facts.sizes()
+    hints = list(hints_of(facts.playable(), settings.privileged_context).values())
+    longest = max(map(len, facts.tokenizer()(hints)["input_ids"]), default=0) if hints else 0
+    if (limit := context_limit(sizes.config)) < facts.max_context() + longest:
+        yield ConfigError(
+            f"an episode may have {facts.max_context()} tokens and its hint {longest} more, but the teacher reads "
+            f"{limit}. Lower rollout.max_context to {limit - longest} or less, or choose a teacher that reads more"
+        )
 
 
 def training(facts: Facts) -> Iterator[Exception]:

@@ -27,6 +27,7 @@ from grpo.environments.catalog import make_environment_without_model
 from grpo.errors import ConfigError, GRPOError
 from grpo.evaluation.gates import check_gate_scenarios
 from grpo.evaluation.statistics import interval
+from grpo.learner.teacher_prompts import hints_of
 from grpo.preflight.facts import Facts
 from grpo.rewards.learned.safety import SafetyReward
 from grpo.rollout.curriculum import unknown_levels
@@ -139,6 +140,20 @@ def credit(facts: Facts) -> Iterator[Exception]:
         yield ConfigError(
             f"training.credit_assignment state: environment {facts.given.environment.kind} gives no digest of its "
             "states. Set it to trajectory, or write state_digest for a class of your own"
+        )
+
+
+def privileged_context(facts: Facts) -> Iterator[Exception]:
+    """Refuse a distillation with hints if no training scenario has one."""
+    settings, scenarios, parts = facts.given.training.distillation, facts.playable(), facts.split()
+    if settings is None or not settings.privileged_context or not scenarios:
+        return
+    train = {scenario.id for scenario in scenarios} if parts is None else set(parts.train)
+    if not hints_of((scenario for scenario in scenarios if scenario.id in train), settings.privileged_context):
+        yield ConfigError(
+            f"training.distillation.privileged_context {list(settings.privileged_context)}: none of the {len(train)} "
+            "training scenarios expects such a thing, so that the teacher knows no more than the policy. Give the "
+            "scenarios `expected`, or name another part"
         )
 
 

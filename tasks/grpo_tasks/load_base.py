@@ -1,4 +1,4 @@
-"""The base policy, as checkpoint 0."""
+"""The base policy as checkpoint 0, or the teacher of a distillation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PolicySettings
-from grpo.policy.catalog import check_trainable, load_weights
+from grpo.policy.catalog import check_trainable, load_merged
 from grpo.policy.renderer import make_renderer
 from grpo_tasks.results import StageResult
 from grpo_tasks.stage import stage
@@ -38,13 +38,10 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
     Adapters are merged into their base. `content` is the model's identity: its commit, version or content.
     """
     from grpo.learner.checkpoints import save_base
-    from grpo.policy.transformers.adapters import has_adapters, merge_adapters
-    from grpo.policy.transformers.model import TransformersPolicy, model_cache
+    from grpo.policy.transformers.model import model_cache
 
     check_trainable(policy.model)
-    loaded = load_weights(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
-    if has_adapters(loaded.model):
-        loaded = TransformersPolicy(merge_adapters(loaded.model), loaded.tokenizer)
+    loaded = load_merged(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)
     renderer = make_renderer(loaded.tokenizer, settings=policy.renderer)
     chat_format = renderer.chat_format
     level = logging.INFO if chat_format.is_native else logging.WARNING

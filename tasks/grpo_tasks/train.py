@@ -6,6 +6,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.learner.metrics import UpdateMetrics
+from grpo.scenarios.ingest import SCENARIOS_FILE
+from grpo.scenarios.table import read_scenarios
 from grpo_tasks.gpu_slots import holds_gpu_slot
 from grpo_tasks.load_base import Checkpoint
 from grpo_tasks.stage import stage
@@ -15,6 +17,16 @@ class TrainResult(Checkpoint):
     """The new checkpoint and what the update did."""
 
     metrics: UpdateMetrics
+
+
+def _hints(artifacts: ArtifactStore, scenarios: Artifact | None, settings: TrainingSettings) -> dict[str, str]:
+    """What only the teacher reads, by the id of the scenario."""
+    from grpo.learner.teacher_prompts import hints_of
+
+    if scenarios is None or settings.distillation is None:
+        return {}
+    table = artifacts.path(scenarios) / SCENARIOS_FILE
+    return hints_of(read_scenarios(table), settings.distillation.privileged_context)
 
 
 @stage
@@ -29,10 +41,14 @@ def train(
     seed: int,
     store: str,
     samplers: tuple[str, ...] = (),
+    teacher: Artifact | None = None,
+    scenarios: Artifact | None = None,
 ) -> TrainResult:
     """Train the parent checkpoint on the scored rounds of a rollout.
 
-    `samplers` are the earlier policies that may have generated tokens of a continuous rollout.
+    `samplers` are the earlier policies that may have generated tokens of a continuous rollout. `teacher` is the
+    checkpoint of a distillation's teacher, if it is another model, and `scenarios` have the hints that it reads, if
+    there are any.
 
     If a later rollout has no learning signal, e.g. because all its episodes succeed, the policy stays as it is. Raises
     `NoLearningSignal` if the first rollout has none, and `NoEffect` if the update changes no weight.
@@ -54,6 +70,8 @@ def train(
             base_artifact=base,
             renderer=renderer,
             samplers=samplers,
+            teacher=None if teacher is None else artifacts.path(teacher),
+            hints=_hints(artifacts, scenarios, settings),
             sources=source_digest() if settings.nodes > 1 else None,
         )
         new.kept = result.changed

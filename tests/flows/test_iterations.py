@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
@@ -14,12 +15,15 @@ from grpo.errors import NoLearningSignal
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from grpo.learner.checkpoints import read_state
+from grpo.policy.transformers.model import load
 from grpo.rollout.curriculum import Curriculum
 from grpo.scenarios.split import Split
 from grpo.tables import read_all, read_trajectories
 from grpo.trajectories import Trajectory, group
+from grpo_flows.dry_run import dry_run
 from grpo_flows.train import train
 from tests.doubles import changed
+from tests.places import DESK_MODEL
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
@@ -127,3 +131,36 @@ def test_a_curriculum_draws_from_the_episodes_before_and_a_repeated_run_draws_th
     again = _run(config, home, **changes)
     assert all(cached == runs for cached, runs in _runs(again).values()), _runs(again)
     assert again.lineage == first.lineage
+
+
+def test_a_teacher_trains_where_rewards_are_equal(desk_config: dict[str, Any], home: Path, tmp_path: Path):
+    """Its weights are part of the identity of the updates, and the plan of the run sees it."""
+    teacher = tmp_path / "teacher"
+    policy = load(DESK_MODEL)
+
+    def save() -> None:
+        torch.nn.init.normal_(policy.model.get_output_embeddings().weight, std=0.1)
+        policy.model.save_pretrained(teacher)
+        policy.tokenizer.save_pretrained(teacher)
+
+    save()
+    distillation = {"teacher_model_name_or_path": str(teacher), "privileged_context": ["outcome"]}
+    sections: dict[str, Any] = {
+        "reward": [{"kind": "constant", "weight": 1.0}],
+        "training": {"iterations": 1, "distillation": distillation},
+    }
+    document = _run(desk_config, home, name="taught", **sections)
+    (iteration,) = document.iterations
+    assert (iteration.informative_share, iteration.taught_share) == (0, 1)
+    assert iteration.teacher_kl is not None
+    assert iteration.teacher_kl > 0.1
+    assert "KL to the teacher" in (home / "taught" / "report.html").read_text(encoding="utf-8")
+    config = PipelineConfig.model_validate(changed(desk_config, name="taught", **sections))
+    plan = dry_run(config)
+    planned = {stage.name: (stage.cached, stage.runs) for stage in plan.stages}
+    assert (planned["load_base"], planned["train"]) == ((2, 2), (1, 1))
+    assert plan.memory.weights == 3 * plan.memory.parameters * 4
+    save()
+    changed_teacher = {stage.name: (stage.cached, stage.runs) for stage in dry_run(config).stages}
+    assert (changed_teacher["load_base"], changed_teacher["train"]) == ((1, 2), (0, 1))
+    assert changed_teacher["split"] == (1, 1)

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def shard_model(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor, ...]]) -> None:
-    """Shard a model over all processes in place, and set `model.local_logprobs` to `method`, run on gathered layers.
+def shard_model(model: PreTrainedModel, *methods: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    """Shard a model over all processes in place, and make functions its methods, which run on gathered layers.
+
+    `local_logprobs(model, samples)` becomes `model.local_logprobs(samples)`.
 
     The backward pass averages gradients over the processes.
     """
@@ -29,8 +31,9 @@ def shard_model(model: PreTrainedModel, method: Callable[..., tuple[torch.Tensor
         if isinstance(module, GradientCheckpointingLayer):
             fully_shard(module)
     fully_shard(model)
-    model.local_logprobs = MethodType(method, model)
-    register_fsdp_forward_method(model, "local_logprobs")
+    for method in methods:
+        setattr(model, method.__name__, MethodType(method, model))
+        register_fsdp_forward_method(model, method.__name__)
 
 
 def sharded_class(model_class: type[PreTrainedModel], shard: Callable[[PreTrainedModel], None]) -> Any:

@@ -11,6 +11,7 @@ from grpo.config.chats import LoggedUsers
 from grpo.config.scenarios import ServedSource
 from grpo.config.served_log import ServedLogSettings
 from grpo.data_errors import problem_text, try_call
+from grpo.log.corrections import corrections
 from grpo.log.folder import ServedLog
 from grpo.log.join import Joined, ServedConversation, join, scenario_id
 from grpo.messages import Message
@@ -44,7 +45,8 @@ def served_snapshot(source: ServedT) -> ServedT:
 def served_records(joined: Joined, source: ServedSource) -> Iterator[SourceRecord]:
     """Records of a log, one per conversation, then the lines that are not records of the log.
 
-    The policy's replies are not references. Tool calls and their results become a replay, unless feedback gave the
+    The policy's replies are not references, but the text of a corrected reply is one, unless feedback gave others. Tool
+    calls and their results become a replay, unless feedback gave the
     conversation's records. A call at the end is left out, because the client did not answer it.
     """
     for number, conversation in enumerate(joined.conversations, start=1):
@@ -77,7 +79,7 @@ def _fields(conversation: ServedConversation, users: LoggedUsers) -> dict[str, A
         **chat_fields(chat, users=users),
         "domain": conversation.domain,
         **({"world": dict(judgement.world)} if judgement.world else {}),
-        "expected": (judgement.expected or Expected()).model_dump(),
+        "expected": _expected(conversation).model_dump(),
         "metadata": {
             "category": conversation.category,
             "source": SOURCE,
@@ -85,6 +87,13 @@ def _fields(conversation: ServedConversation, users: LoggedUsers) -> dict[str, A
             "consent": conversation.consent,
         },
     }
+
+
+def _expected(conversation: ServedConversation) -> Expected:
+    """Outcome that feedback gave, with the corrected replies as references if it gave none."""
+    expected = conversation.judgement.expected or Expected()
+    corrected = tuple(filter(None, (correction.corrected.content for correction in corrections([conversation]))))
+    return expected if expected.responses else expected.model_copy(update={"responses": corrected})
 
 
 def _message(message: Message) -> LoggedMessage:

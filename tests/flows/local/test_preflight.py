@@ -121,6 +121,35 @@ def test_a_curriculum_without_outcomes_or_scenarios_is_refused(sections: Any, wo
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("distillation", "words"),
+    [
+        ({"teacher_model_name_or_path": "TINY"}, "has another tokenizer than the policy"),
+        ({"teacher_model_name_or_path": "openai+http://localhost:1/v1#x"}, "names a server or a script"),
+        ({"privileged_context": ["responses"]}, "none of the 24 training scenarios expects such a thing"),
+    ],
+    ids=["another tokenizer", "a server", "no hints"],
+)
+def test_a_teacher_that_cannot_teach_is_refused(
+    distillation: dict[str, Any], words: str, tmp_path: Path, tiny_folder: Path
+):
+    """Another vocabulary, no distribution over one, and no more knowledge than the policy."""
+    if distillation.get("teacher_model_name_or_path") == "TINY":
+        distillation = {"teacher_model_name_or_path": str(tiny_folder)}
+    with pytest.raises((ConfigError, PolicyError), match=words):
+        preflight.check(_config(tmp_path, training={"distillation": distillation}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_hint_that_does_not_fit_after_the_longest_episode_is_refused(tmp_path: Path):
+    """The embedded model reads 1,024 tokens, the same as an episode may have here."""
+    training = {"distillation": {"privileged_context": ["outcome"]}}
+    preflight.check(_config(tmp_path, training=training))
+    with pytest.raises(ConfigError, match=r"may have 1024 tokens and its hint \d+ more, but the teacher reads 1024"):
+        preflight.check(_config(tmp_path, training=training, rollout={"max_context": 1024}))
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_pack_in_which_only_some_scenarios_expect_something_may_train(tmp_path: Path):
     """Success is compared where each held-out category has an outcome, and the reward where one has none."""
 

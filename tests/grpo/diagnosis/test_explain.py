@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
@@ -152,3 +153,12 @@ def test_the_messages_are_those_of_the_learner():
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "grpo" / "learner").glob("*.py"))
     parts = (update_checks._DIVERGED, update_checks._NO_EFFECT, update_checks._NO_STEP, *update_checks._STALE)
     assert [part for part in parts if part not in source] == []
+
+
+@pytest.mark.parametrize("kind", ["uninformative_groups", "constant_reward"])
+def test_equal_rewards_are_no_fault_under_a_teacher(tmp_path: Path, kind: str):
+    """The teacher gives them a gradient, so that neither larger groups nor another reward are advised."""
+    distillation = {"teacher_model_name_or_path": "models/teacher"}
+    plant = replace(FAILURES[kind], settings={"training": {"distillation": distillation}})
+    kinds = [diagnosis.kind for diagnosis in explain(planted_run(plant, tmp_path)).diagnoses]
+    assert kind not in kinds

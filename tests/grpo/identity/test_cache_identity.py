@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.rewards import RewardComponent
 from grpo.config.rollout import RolloutSettings
-from grpo.identity.cache_identity import identity, pin_models, stage_key
+from grpo.identity.cache_identity import RunInputs, identity, pin_models, stage_key
 from grpo.identity.code import code_digest, external_digests, source_digest
 from grpo.rewards.judge.rubrics import RUBRICS
 from tests.doubles import short_run
@@ -79,12 +80,16 @@ def test_what_has_no_order_cannot_be_an_identity():
 
 
 def test_the_models_of_a_config_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Policy and simulated user, by the commit that main names; afterwards no request is made for the identity."""
+    """Policy, teacher and simulated user, by the commit that main names; afterwards the identity takes no request."""
     with hub_server(monkeypatch, tmp_path / "cache") as hub:
         commits = [hub.add(f"acme/{name}", model_files(DESK_MODEL)).branches["main"] for name in ("clerk", "customer")]
         user = {"kind": "simulated_user", "model": "acme/customer"}
-        config = PipelineConfig.model_validate(short_run(tmp_path, policy={"model": "acme/clerk"}, environment=user))
+        taught = {"distillation": {"teacher_model_name_or_path": "acme/clerk"}}
+        config = PipelineConfig.model_validate(
+            short_run(tmp_path, policy={"model": "acme/clerk"}, environment=user, training=taught)
+        )
         pinned = pin_models(config)
+        assert pinned.training.teacher == f"acme/clerk@{commits[0]}"
         assert pinned.policy.model == f"acme/clerk@{commits[0]}"
         assert pinned.environment == config.environment.model_copy(update={"model": f"acme/customer@{commits[1]}"})
         before = external_digests([pinned])
@@ -94,3 +99,20 @@ def test_the_models_of_a_config_are_pinned(tmp_path: Path, monkeypatch: pytest.M
         assert external_digests([pinned]) == before
         assert pin_models(pinned) == pinned
         assert hub.requests == []
+
+
+def test_the_weights_of_a_teacher_are_in_the_identity_of_a_run(tmp_path: Path):
+    """Its place is not: a copy of the folder leaves the key of the run, and another weight changes it."""
+
+    def key(folder: Path) -> str:
+        taught = {"distillation": {"teacher_model_name_or_path": str(folder)}}
+        config = PipelineConfig.model_validate(short_run(tmp_path, training=taught))
+        return RunInputs.of(config).key(config)
+
+    one, copied, other = (tmp_path / name for name in ("one", "copied", "other"))
+    for folder in (one, copied, other):
+        shutil.copytree(DESK_MODEL, folder)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+    assert key(one) == key(copied)
+    assert key(one) != key(other)

@@ -128,3 +128,15 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path):
     """Before anything is computed."""
     with pytest.raises(PolicyError, match=str(tmp_path)):
         _estimate(tmp_path, TrainingSettings(), episodes=1, max_context=64)
+
+
+def test_a_teacher_of_another_size_is_counted_as_it_is(tiny_folder: Path):
+    """Its weights, in bfloat16 with the float32 ones that it is rounded from, and no gradient or moment."""
+    training = TrainingSettings(distillation={"teacher_model_name_or_path": "models/teacher"})
+    teacher = model_sizes(DESK_MODEL, training, lambda: empty_model(DESK_MODEL, training))
+    for dtype, size in (("float32", 4), ("bfloat16", 6)):
+        alone = _estimate(tiny_folder, training, episodes=1, max_context=64, dtype=dtype)
+        taught = _estimate(tiny_folder, training, episodes=1, max_context=64, dtype=dtype, teacher=teacher)
+        assert taught.weights - alone.weights == size * teacher.parameters
+        assert (taught.gradients, taught.optimizer) == (alone.gradients, alone.optimizer)
+        assert taught.models == f"{alone.models}, and a teacher of {teacher.parameters:,}"

@@ -49,6 +49,12 @@ def test_a_replicated_process_holds_everything_and_sends_its_gradients():
         assert (memory.state, memory.buffers, memory.load) == (20020, 4000, 8000)
 
 
+def test_a_sharded_teacher_adds_its_share_and_its_largest_unit():
+    """(8000 + 4000 + 4000 + 8020) / 4 = 6005 bytes, and 200 weights more in the buffers: 4000 + 800."""
+    memory = process_memory(_estimate(weights=12000), _sizes(), TrainingSettings(**SHARDED), teacher=_sizes())
+    assert (memory.state, memory.buffers) == (6005, 4800)
+
+
 def test_a_sharded_base_of_adapters_is_read_whole():
     """One copy of 4000 bytes, all of it while it loads; gradients and moments are of the adapters."""
     settings = TrainingSettings(**SHARDED, lora=LoraSettings())

@@ -16,18 +16,22 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
+from trl.trainer.distillation_trainer import _chunked_divergence_loss
 
 from grpo.algorithms.advantages import group_advantages
 from grpo.algorithms.reductions import Denominators
 from grpo.config.training import TrainingSettings
 from grpo.learner.batch import Sample
+from grpo.learner.distillation import Teacher
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs
+from grpo.learner.teacher_prompts import TeacherSequence
 from grpo.learner.trl import grpo_trainer
 from grpo.learner.trl.loop import restored_after
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.trajectories import group
 from tests.doubles import make_trajectory
+from tests.grpo.learner.conftest import perturbed
 
 NORMALIZER = 24
 TEMPERATURE = 0.8
@@ -227,3 +231,46 @@ def test_advantages_are_those_of_trl(policy: TransformersPolicy, tmp_path: Path,
     ours = np.concatenate([group_advantages(siblings, scale_by_std=scale_by_std) for siblings in rewards])
     assert batch["advantages"].numpy() == pytest.approx(ours, abs=1e-5)
     assert np.abs(ours).max() > 1
+
+
+def test_a_distillation_has_the_loss_and_gradient_of_trl(policy: TransformersPolicy, samples: list[Sample]):
+    """TRL's DistillationTrainer with beta 1, its reverse KL, as a mean over all tokens."""
+    teacher = perturbed(policy.model)
+    taught = [
+        replace(
+            sample,
+            teacher=TeacherSequence(
+                token_ids=sample.token_ids, loss_mask=sample.loss_mask, temperature=sample.temperature
+            ),
+        )
+        for sample in samples
+    ]
+    tokens = sum(int(sample.loss_mask.sum()) for sample in taught)
+    plan = TrainingSettings(algorithm="dapo", distillation={"teacher_model_name_or_path": "models/teacher"})
+    learner = Learner(policy.model, plan, teacher=Teacher(model=teacher))
+    policy.model.zero_grad()
+    loss, *_ = learner.loss(taught, Denominators(sequences=len(taught), tokens=tokens, normalizer=NORMALIZER))
+    loss.backward()
+    ours = [parameter.grad.clone() for parameter in policy.model.parameters() if parameter.grad is not None]
+    policy.model.zero_grad()
+    published = torch.zeros(())
+    for sample in taught:
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
+        with torch.no_grad():
+            theirs = teacher.model(input_ids=ids).last_hidden_state[:, :-1]
+        part, *_ = _chunked_divergence_loss(
+            policy.model.model(input_ids=ids).last_hidden_state[:, :-1],
+            theirs,
+            policy.model.lm_head.weight,
+            teacher.lm_head.weight.detach(),
+            torch.from_numpy(sample.loss_mask[None, 1:]),
+            beta=1.0,
+            num_items_in_batch=tokens,
+            temperature=sample.temperature,
+        )
+        published = published + part
+    published.backward()
+    assert float(loss.detach()) == pytest.approx(float(published.detach()), abs=1e-6)
+    for mine, parameter in zip(ours, [p for p in policy.model.parameters() if p.grad is not None], strict=True):
+        assert torch.allclose(mine, parameter.grad, atol=1e-5)
+    assert max(float(gradient.abs().max()) for gradient in ours) > 1e-3

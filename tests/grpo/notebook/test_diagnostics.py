@@ -81,6 +81,12 @@ def test_too_few_informative_groups_are_an_issue_unless_the_task_is_solved(succe
     assert ("uninformative_groups" in health.reasons) is alarm
 
 
+def test_a_teacher_needs_no_informative_groups():
+    """Equal rewards have a gradient under a teacher."""
+    health = DiagnosticsMonitor().observe(record(rollout={"informative_groups": 0, "success": 0.1}, teacher_kl=0.2))
+    assert "uninformative_groups" not in health.reasons
+
+
 @pytest.mark.parametrize(
     ("issue", "share", "alarm"),
     [("truncation", 0.31, True), ("truncation", 0.3, False), ("failures", 0.06, True), ("failures", 0.05, False)],

@@ -20,8 +20,9 @@ from grpo.notebook.callbacks import Callback, EarlyStoppingCallback, TrainingCon
 from grpo.notebook.config import TrainingConfig, TrainingProfile
 from grpo.notebook.diagnostics import IterationRecord
 from grpo.notebook.trainer import MultiTurnGRPOTrainer, SingleTurnGRPOTrainer, train
+from grpo.policy.transformers.model import load
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
-from grpo.scenario import Scenario
+from grpo.scenario import Expected, Scenario
 from grpo.trajectories import Outcome, TrajectoryGroup
 from tests.doubles import make_trajectory
 from tests.grpo.notebook.test_diagnostics import record
@@ -354,3 +355,23 @@ def test_a_policy_that_cannot_learn_is_refused():
     agent = MultiTurnAgent(AgentConfig(model_name="stub://demo", stub_responses=("hi",)))
     with pytest.raises(ConfigError, match="cannot be trained"):
         asyncio.run(train(agent, ConversationEnvironment(SCENARIOS), LetterReward(), num_episodes=8))
+
+
+def test_a_teacher_in_a_notebook_trains_where_rewards_are_equal(tiny_folder: Path, tmp_path: Path):
+    """Another checkpoint, kept in the folder of the training, and the same model with a hint."""
+    policy = load(tiny_folder)
+    torch.nn.init.normal_(policy.model.get_output_embeddings().weight, std=0.1)
+    policy.model.save_pretrained(tmp_path / "other")
+    policy.tokenizer.save_pretrained(tmp_path / "other")
+    taught = {"teacher_model_name_or_path": str(tmp_path / "other")}
+    trainer = make_trainer(tiny_folder, SameReward(), folder=tmp_path / "run", iterations=2, distillation=taught)
+    run(trainer)
+    first, last = (each.update.teacher_kl for each in trainer.monitor.records)
+    assert first is not None
+    assert last is not None
+    assert last < first
+    hinted = make_trainer(tiny_folder, SameReward(), iterations=1, distillation={"privileged_context": ["responses"]})
+    told = {s.id: s.model_copy(update={"expected": Expected(responses=("hello",))}) for s in SCENARIOS[:2]}
+    hinted.scenarios.update(told)
+    run(hinted)
+    assert 0.3 < hinted.monitor.records[0].update.taught_share < 1

@@ -26,11 +26,11 @@ def _mean_logits(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tenso
 
 @pytest.mark.usefixtures("alone")
 def test_a_sharded_model_computes_the_same(tiny_folder: Path):
-    """`local_logprobs` calls the method that was given, with the model: the same logits and gradients, in shares."""
+    """The method of the model calls the function that was given, so logits and gradients are the same, in shares."""
     plain, shared = load(tiny_folder).model, load(tiny_folder).model
     shard_model(shared, _mean_logits)
     (expected,) = _mean_logits(plain, IDS)
-    (logits,) = shared.local_logprobs(IDS)
+    (logits,) = shared._mean_logits(IDS)
     assert torch.equal(logits, expected)
     expected.sum().backward()
     logits.sum().backward()
@@ -91,7 +91,7 @@ def test_a_model_is_sharded_before_its_weights_are_read(tiny_folder: Path):
     assert (policy.hash, policy.path_check) == (whole.hash, whole.path_check)
     assert policy.model.forward_path == whole.model.forward_path
     assert len(list(policy.model.parameters())) == len(list(whole.model.parameters()))
-    assert torch.equal(policy.model.local_logprobs(IDS)[0], _mean_logits(whole.model, IDS)[0])
+    assert torch.equal(policy.model._mean_logits(IDS)[0], _mean_logits(whole.model, IDS)[0])
 
 
 @pytest.mark.usefixtures("alone")

@@ -79,6 +79,18 @@ def test_the_records_of_the_feedback_are_the_world(tmp_path: Path):
     assert Scenario.model_validate(record.data).world == {"orders": {"7": "lost"}}
 
 
+@pytest.mark.parametrize("given", [(), ("I looked: it is lost.",)])
+def test_a_corrected_reply_is_a_reference_unless_feedback_gave_one(tmp_path: Path, given: tuple[str, ...]):
+    """The text of the correction, which a teacher may read as a hint."""
+    correction = Message(role="assistant", content="It is lost. I send another one.")
+    expected = Expected(responses=given)
+    write(
+        tmp_path, turn("a", turns=messages(*OPENING, *RESULT)), feedback("f", correction=correction, expected=expected)
+    )
+    [record] = read_records(source(tmp_path))
+    assert Scenario.model_validate(record.data).expected.responses == (given or (correction.content,))
+
+
 def test_a_call_at_the_end_is_left_out(tmp_path: Path):
     """The client did not answer it."""
     write(tmp_path, turn("a", turns=messages(*OPENING)))

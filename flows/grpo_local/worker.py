@@ -8,6 +8,8 @@ process while the first goes on. Here the lost process is killed first, and the 
 
 A process that hangs would also hold its place below `--limit` after the server has ended its run. Therefore it is
 killed a minute later.
+
+The process of a remote stage is forked from one that has imported its packages (`grpo_local.fork_servers`).
 """
 
 from __future__ import annotations
@@ -21,14 +23,21 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import httpx
-from anyio import to_thread
+from anyio import TASK_STATUS_IGNORED, to_thread
 from prefect.exceptions import ObjectNotFound, PrefectException
-from prefect.workers.process import ProcessWorker
+from prefect.runner._flow_run_executor import FlowRunExecutorContext
+from prefect.settings import get_current_settings
+from prefect.utilities.processutils import sanitize_subprocess_env
+from prefect.workers.process import ProcessWorker, ProcessWorkerResult
 
+from grpo_local.fork_servers import Forkable, ForkServers, ForkStarter, forkable, idle_minutes
 from grpo_local.recovery import flow_run_processes, kill_flow_runs
 
 if TYPE_CHECKING:
-    from prefect.client.schemas.objects import FlowRun, WorkerFlowRunResponse
+    from anyio.abc import TaskStatus
+    from prefect.client.schemas.objects import FlowRun, State, WorkerFlowRunResponse
+    from prefect.runner._process_manager import ProcessHandle
+    from prefect.workers.process import ProcessJobConfiguration
 
 logger = logging.getLogger("prefect.worker.process")
 _GRACE = timedelta(seconds=60)
@@ -46,6 +55,48 @@ with warnings.catch_warnings():
             super().__init__(*args, **settings)
             self._taken: set[UUID] = set()
             """Runs for which this worker has started a process. Runs that have ended are removed."""
+            self._fork_servers = ForkServers(idle_minutes=idle_minutes())
+
+        async def __aexit__(self, *error: Any) -> None:
+            """Wait for the runs, and end the fork servers."""
+            try:
+                await super().__aexit__(*error)
+            finally:
+                await self._fork_servers.close()
+
+        async def run(
+            self,
+            flow_run: FlowRun,
+            configuration: ProcessJobConfiguration,
+            task_status: TaskStatus[int] | None = None,
+        ) -> ProcessWorkerResult:
+            """Run a flow run in a process that is forked if it is a remote stage, and otherwise started afresh."""
+            deployment = await self._forkable(flow_run, configuration)
+            if deployment is None:
+                return await super().run(flow_run, configuration, task_status)
+            async with FlowRunExecutorContext() as context:
+                starter = ForkStarter(
+                    servers=self._fork_servers,
+                    deployment=deployment,
+                    environment=sanitize_subprocess_env(
+                        {**get_current_settings().to_environment_variables(exclude_unset=True), **configuration.env}
+                    ),
+                    control_channel=context.control_channel,
+                )
+                executor = context.create_executor(flow_run, starter, hook_runner=_NoHooks(), propose_submitting=False)
+                status: Any = TASK_STATUS_IGNORED if task_status is None else _Started(task_status)
+                execution = await executor.submit(task_status=status)
+            if execution is None or execution.status_code is None:
+                raise RuntimeError(f"the process of flow run {flow_run.id} could not be forked")
+            return ProcessWorkerResult(status_code=execution.status_code, identifier=str(execution.handle.pid))
+
+        async def _forkable(self, flow_run: FlowRun, configuration: ProcessJobConfiguration) -> Forkable | None:
+            """The deployment of a run that may be forked. None if the run prepares its process in another way."""
+            prepared = configuration._command_configured or configuration.working_dir or not configuration.stream_output
+            installs = "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES" in configuration.env
+            if not self._fork_servers.enabled or prepared or installs or flow_run.deployment_id is None:
+                return None
+            return forkable(await self.client.read_deployment(flow_run.deployment_id))
 
         async def sync_with_backend(self) -> None:
             """Report to the server, and end processes that go on although their runs have ended on the server."""
@@ -72,6 +123,28 @@ with warnings.catch_warnings():
             except ObjectNotFound:
                 return True
             return state is not None and state.is_final() and datetime.now(UTC) - state.timestamp > _GRACE
+
+
+class _NoHooks:
+    """Hooks of the flow of a stage, which has none. Looking for them would import it into the worker."""
+
+    async def run_cancellation_hooks(self, flow_run: FlowRun, state: State[Any]) -> None:
+        """Nothing to run."""
+
+    async def run_crashed_hooks(self, flow_run: FlowRun, state: State[Any]) -> None:
+        """Nothing to run."""
+
+
+class _Started:
+    """Status of a task that passes the id of a run's process on to the worker."""
+
+    def __init__(self, worker: TaskStatus[int]) -> None:
+        self._worker = worker
+
+    def started(self, handle: ProcessHandle) -> None:
+        """Called when the process runs."""
+        assert handle.pid is not None
+        self._worker.started(handle.pid)
 
 
 async def _kill(runs: set[UUID], reason: str) -> set[UUID]:

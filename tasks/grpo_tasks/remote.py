@@ -38,7 +38,7 @@ from grpo_tasks.stage import TRANSIENT, Stage
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=StageResult)
 
-_POLL_S = 2.0
+_POLL_S = 0.5
 _WAITING_S = 60.0
 """Interval at which the log warns that no worker has taken a stage."""
 _LOOK_S = 15.0

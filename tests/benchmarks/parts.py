@@ -22,6 +22,7 @@ PARTS = (
     "score",
     "gates",
     "iteration",
+    "remote",
     "sharded",
     "race_real",
     "real",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from grpo_local.fork_server import NO_RUN, RUN
 from tests.chaos.proxy import Proxy
 from tests.places import ROOT
 
@@ -78,7 +79,7 @@ class Machine:
         """The first process of a flow run that is going on here, or of this one."""
         for process in self._processes():
             with suppress(psutil.Error):
-                if (given := process.environ().get("PREFECT__FLOW_RUN_ID")) and run in (None, given):
+                if (given := process.environ().get(RUN, NO_RUN)) != NO_RUN and run in (None, given):
                     return process
         return None
 

@@ -25,6 +25,7 @@ from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.config.training import TrainingSettings
 from grpo.errors import ArtifactError
 from grpo.evaluation.report import read_report
+from grpo_local.recovery import flow_run_processes
 from tests import waiting
 from tests.doubles import changed
 from tests.object_store import object_store
@@ -52,7 +53,13 @@ class Machine:
 
     def flow_run_process(self) -> psutil.Process | None:
         """The process of a flow run that is going on here, if there is one."""
-        return next(iter(psutil.Process(self.worker.pid).children()), None)
+        own = set(psutil.Process(self.worker.pid).children(recursive=True))
+        return next((process for group in flow_run_processes().values() for process in group if process in own), None)
+
+    def fork_servers(self) -> list[psutil.Process]:
+        """The processes from which stages are forked."""
+        children = psutil.Process(self.worker.pid).children()
+        return [child for child in children if "grpo_local.fork_server" in child.cmdline()]
 
 
 def _machine(folder: Path, pool: str, server: str, mlflow: str) -> Machine:
@@ -180,6 +187,8 @@ def test_a_run_that_sends_its_gpu_stages_ends_like_one_that_does_not(
     assert {child.work_pool_name for child in sent} == {"gpu-remote"}
     assert sorted(child.name for child in sent) == ["rollout", "rollout", "rollout", "train"]
     assert not (gpu.home / "apart").exists()
+    assert len(gpu.fork_servers()) == 1, "all stages have the same environment"
+    assert cpu.fork_servers() == []
 
     again = _final(_start({**config, "name": "apart", **_elsewhere()}))
     assert again.state.is_completed(), again.state.message

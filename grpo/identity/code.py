@@ -186,7 +186,9 @@ def _files(part: BaseModel) -> Iterator[Path]:
     """Yield the files and folders that these settings declare."""
     if not isinstance(part, _SOURCES):
         yield from (local_path(name) for name in named_inputs(part) if not name.startswith(VARIABLE))
-        yield from (Path(model.partition("://")[2]) for model in named_models(part) if model.startswith(f"{STUB}://"))
+        if not isinstance(part, PolicySettings):  # stages take its content as `content`
+            scripts = (model for model in named_models(part) if model.startswith(f"{STUB}://"))
+            yield from (Path(model.partition("://")[2]) for model in scripts)
     elif isinstance(part, UserObject):
         yield from (local_path(name) for name in part.reads if not name.startswith(VARIABLE))
     if isinstance(part, RewardComponent):

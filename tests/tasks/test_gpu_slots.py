@@ -10,7 +10,6 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from grpo.config.pipeline import EvaluationSettings
-from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
 from grpo_tasks import gpu_slots
 from grpo_tasks.gpu_slots import LIMIT, holds_gpu_slot
@@ -114,11 +113,11 @@ def test_stages_with_a_model_hold_a_slot_for_each_of_their_processes(monkeypatch
     monkeypatch.setattr(gpu_slots, "on_cuda", lambda: True)
     monkeypatch.setattr("prefect.concurrency.sync.concurrency", concurrency)
     monkeypatch.setattr(gpu_slots, "create_slots", lambda: None)
-    for stage, settings in (
-        (rollout, RolloutSettings()),
-        (train, TrainingSettings(processes=2)),
-        (evaluate, EvaluationSettings()),
+    for stage, inputs in (
+        (rollout, {}),
+        (train, {"settings": TrainingSettings(processes=2)}),
+        (evaluate, {"settings": EvaluationSettings()}),
     ):
         with pytest.raises(Refused):
-            stage.function(settings=settings)
+            stage.function(**inputs)
     assert asked == [("gpu", 1), ("gpu", 2), ("gpu", 1)]

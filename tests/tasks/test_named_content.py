@@ -43,6 +43,7 @@ SUSPICIOUS = ("path", "file", "folder", "model", "template", "object")
 NO_NAMES = {
     "RegistrySettings.model_name": "a name in the registry",
     "PolicySettings.chat_template": "the template's text",
+    "DistillationSettings.teacher_prompt_template": "the template's text",
     "MustPassGate.scenarios": "ids, which the config holds",
 }
 FOLDERS = {
@@ -82,6 +83,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "ServedDemonstrations": {"kind": "served", "licences": ["x"]},
     "ServedPairs": {"kind": "served", "licences": ["x"]},
     "PolicySettings": {},
+    "DistillationSettings": {},
 }
 
 

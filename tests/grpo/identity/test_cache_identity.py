@@ -93,7 +93,7 @@ def test_the_models_of_a_config_are_pinned(tmp_path: Path, monkeypatch: pytest.M
         assert pinned.policy.model == f"acme/clerk@{commits[0]}"
         assert pinned.environment == config.environment.model_copy(update={"model": f"acme/customer@{commits[1]}"})
         before = external_digests([pinned])
-        assert list(before) == [f"model acme/customer@{commits[1]}"]
+        assert list(before) == [f"model acme/clerk@{commits[0]}", f"model acme/customer@{commits[1]}"]
         hub.repos["acme/customer"].commit({"config.json": b"{}"})
         hub.requests.clear()
         assert external_digests([pinned]) == before

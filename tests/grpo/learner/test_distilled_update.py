@@ -68,7 +68,9 @@ def _train(
         scored, target = folder / f"{iteration}.parquet", folder / f"after-{iteration}"
         write_trajectories(scored, [replace(t, terminal_reward=0.5) for t in played], provenance={})
         metrics.append(
-            update([scored], checkpoint, base, target, plan, seed=0, iteration=iteration, teacher=teacher, hints=hints)
+            update(
+                [scored], checkpoint, base, target, plan, seed=0, iteration=iteration, teacher=teacher, hints=hints
+            ).metrics
         )
         checkpoint = target
     return shares, metrics
@@ -151,7 +153,7 @@ def _update(
         base_artifact=BASE,
         teacher=teacher,
         hints=dict.fromkeys(ids[without_hint:], "Expected outcome: {}"),
-    )
+    ).metrics
 
 
 def test_adapters_and_half_precision_have_the_same_teacher(desk_rollout: DeskRollout, tmp_path: Path):

@@ -94,6 +94,7 @@ def edge(folder: Path, **bounds: Any) -> Iterator[Edge]:
                 leaving = asyncio.ensure_future(receive())
                 while not leaving.done():
                     await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+                    await asyncio.sleep(0)  # after the end of its connection, `send` returns at once
                 running.gone.set()
             elif connection["path"] == "/large":
                 await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -364,7 +365,7 @@ def test_a_stream_that_is_not_read_is_cancelled(tmp_path: Path):
 
 def test_a_stream_that_is_read_slowly_goes_on(tmp_path: Path):
     """4 KiB a time with a small buffer, until another one that is not read is closed, and after it."""
-    with edge(tmp_path, stall_s=2) as server, server.connect() as unread, socket.socket() as slow:
+    with edge(tmp_path, stall_s=6) as server, server.connect() as unread, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**14)
         slow.connect(("127.0.0.1", server.port))
         for connection in (slow, unread):

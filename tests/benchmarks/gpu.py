@@ -22,7 +22,7 @@ from tests.benchmarks import gpu_memory
 from tests.benchmarks.against_trl import make_trainer, trl_inputs, trl_step
 from tests.benchmarks.desk import MODEL
 from tests.benchmarks.growth import attended_tokens, trajectories
-from tests.benchmarks.measure import in_turn, seconds
+from tests.benchmarks.measure import device_seconds, in_turn
 from tests.benchmarks.page import Findings, Table
 from tests.benchmarks.step import our_step
 from tests.benchmarks.usual import ContinuousPolicy, GeneratePolicy
@@ -107,7 +107,7 @@ def _rollout_row(sides: dict[str, Policy], ours: TransformersPolicy, batch: int)
     plays = {name: partial(_converse, make_inference_backend, batch) for name, make_inference_backend in sides.items()}
     for play in plays.values():
         play()
-    taken = in_turn({name: partial(_timed, play) for name, play in plays.items()}, repeats=REPEATS)
+    taken = in_turn({name: partial(device_seconds, play) for name, play in plays.items()}, repeats=REPEATS)
     said = sum(_sampling(index, turn).max_new_tokens for index in range(batch) for turn in range(TURNS))
     limit = _bandwidth_limit(ours, batch)
     told = ("unknown", "unknown") if limit is None else (f"{limit:,.0f}", f"{said / taken['ours'] / limit:.0%}")
@@ -183,7 +183,7 @@ def step_table(device: torch.device, shape: Qwen3Config) -> Table:
         steps[f"TRL, {rows} episodes a pass"] = partial(trl_step, trainer, inputs, rows=rows)
     for step in steps.values():
         step()
-    taken = in_turn({name: partial(_timed, step) for name, step in steps.items()}, repeats=REPEATS)
+    taken = in_turn({name: partial(device_seconds, step) for name, step in steps.items()}, repeats=REPEATS)
     table = []
     for name, step in steps.items():
         # the synthetic trajectories are of one length: no padding
@@ -212,22 +212,11 @@ def swap_table(device: torch.device, shape: Qwen3Config) -> Table:
         }
         for play in plays.values():
             play()
-        taken = in_turn({name: partial(_timed, play) for name, play in plays.items()}, repeats=REPEATS)
+        taken = in_turn({name: partial(device_seconds, play) for name, play in plays.items()}, repeats=REPEATS)
         rows.append(
             (str(batch), f"{taken['same']:.2f}", f"{taken['other']:.2f}", f"{taken['other'] - taken['same']:.2f}")
         )
     return Table(head=("conversations", "s", "s with new weights", "difference, s"), rows=tuple(rows))
-
-
-def _timed(act: Callable[[], object]) -> float:
-    """Seconds until the device has done all of it."""
-
-    def whole() -> None:
-        act()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-
-    return seconds(whole)
 
 
 def _busy_share(act: Callable[[], object], device: torch.device) -> float | None:
@@ -235,7 +224,7 @@ def _busy_share(act: Callable[[], object], device: torch.device) -> float | None
     if device.type != "cuda":
         return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        taken = _timed(act)
+        taken = device_seconds(act)
     return sum(event.self_device_time_total for event in profile.key_averages()) / 1e6 / taken
 
 

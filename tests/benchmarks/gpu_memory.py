@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +21,7 @@ from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from tests.benchmarks.desk import MODEL
 from tests.benchmarks.growth import trajectories
-from tests.benchmarks.measure import apart, seconds
+from tests.benchmarks.measure import apart, device_seconds
 from tests.benchmarks.page import Table
 from tests.benchmarks.step import our_step
 
@@ -113,12 +112,12 @@ def measure_recipe(given: dict[str, object], limit: int | None) -> Measured:
     # no reference is held here, nor the policy that sampled, which the estimate counts as copies
     held = estimate.weights // estimate.copies
     loaded = _peak()
-    rollout_s = _timed(partial(_play, policy))
+    rollout_s = device_seconds(partial(_play, policy))
     rollout = _peak()
     step = our_step(policy.model, trajectories(8, 4, LENGTH, groups=8), settings, on_policy=False)
     step()
     torch.cuda.reset_peak_memory_stats()
-    step_s = _timed(step)
+    step_s = device_seconds(step)
     return Measured(
         loaded=loaded,
         rollout=rollout,
@@ -134,14 +133,6 @@ def _peak() -> int:
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     return peak
-
-
-def _timed(act: Callable[[], object]) -> float:
-    def whole() -> None:
-        act()
-        torch.cuda.synchronize()
-
-    return seconds(whole)
 
 
 def _play(policy: TransformersPolicy) -> None:

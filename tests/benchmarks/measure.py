@@ -102,6 +102,17 @@ def seconds(act: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
+def device_seconds(act: Callable[[], object]) -> float:
+    """Seconds until the GPU, if there is one, has done all of a call."""
+
+    def whole() -> None:
+        act()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    return seconds(whole)
+
+
 def in_turn(sides: Mapping[str, Callable[[], float]], *, repeats: int) -> dict[str, float]:
     """Median of each side, measured A B A B …, so that a slow moment of the machine meets all of them."""
     taken: dict[str, list[float]] = {name: [] for name in sides}

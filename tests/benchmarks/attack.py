@@ -26,6 +26,9 @@ from tests.places import DESK_MODEL, ROOT
 SECONDS = 10 * float(os.environ.get("BENCH_SCALE", "1"))
 WARM_S = 2.0
 STREAMS = 64
+VARY_TOKENS = (
+    16  # with replies of equal length all streams end turns at once, and TTFT measures the queue that they are
+)
 ROUNDS = 3
 NOBODY = "nobody"
 TEXT = (
@@ -99,7 +102,7 @@ def beside(side: Side, kind: str, key: str) -> Round:
         attack = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with ThreadPoolExecutor(1) as pool:
         probing = pool.submit(play, side.load(seconds=WARM_S + SECONDS, probes=("/health",)))
-        turns = play(side.load(seconds=WARM_S + SECONDS, streams=STREAMS, finish=True))
+        turns = play(side.load(seconds=WARM_S + SECONDS, streams=STREAMS, vary_tokens=VARY_TOKENS, finish=True))
         probes = probing.result()
     answers = Answers() if attack is None else Answers.model_validate_json(attack.communicate(timeout=120)[0])
     begins = min(turn.started for turn in turns) + WARM_S

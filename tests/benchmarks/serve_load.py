@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from itertools import count
+from random import Random
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -49,6 +50,8 @@ class Load(BaseModel):
     """Conversations that begin in a second, beside the streams."""
     turns: int = 4
     max_tokens: int = 32
+    vary_tokens: int = 0
+    """Each turn asks for up to so many tokens more or fewer, by chance. If all ask for as many, streams end at once."""
     long_line: str = ""
     long_every_s: float | None = None
     """Interval of conversations that begin with the long line."""
@@ -204,6 +207,7 @@ class Generator:
         lines = load.lines
         messages: list[dict[str, str]] = [{"role": "system", "content": load.system}] if load.system else []
         new, identity = list(messages), None
+        lengths = Random(number)
         for index in range(load.long_turns if kind == "long" else load.turns):
             if time.monotonic() >= self._end:
                 break
@@ -216,7 +220,7 @@ class Generator:
                 "messages": new if load.by_id else messages,
                 "stream": True,
                 "temperature": 1.0,
-                "max_tokens": load.max_tokens,
+                "max_tokens": load.max_tokens + lengths.randint(-load.vary_tokens, load.vary_tokens),
             }
             if load.key:  # transformers serve has no keys, and sends the usage unasked
                 body["stream_options"] = {"include_usage": True}

@@ -10,11 +10,13 @@ Records are in runs/tasks. A run that is complete there is not repeated, and one
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
 from pydantic import BaseModel
 from scipy import stats
 
@@ -34,23 +36,24 @@ CONTROLS = {
 }
 _HEADING, _NEXT = "## Results\n", "\n## "
 TEXT = (
-    "Written by `make tasks` ({here}). Success on held-out scenarios, one episode each, with intervals at 95 %: of the "
-    "base model, after fine-tuning on demonstrations, and after GRPO. The difference is paired by scenario. A level of "
-    "which no scenario is trained on is transfer."
+    "Written by `make tasks` ({here}). The last column names the machine and the commit of each run. Success on held-out "
+    "scenarios, one episode each, with intervals at 95 %: of the base model, after fine-tuning on demonstrations, and "
+    "after GRPO. The difference is paired by scenario. A level of which no scenario is trained on is transfer."
 )
 
 
 class RunTime(BaseModel):
-    """Time of a run's command, over all attempts, and the commit of the last one."""
+    """Time of a run's command over all attempts, and the commit and machine of the last one."""
 
     wall_s: float
     commit: str
+    machine: str
 
 
 def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocument, RunTime]:
     """Train with records of its own, unless the run is complete. Raises `RuntimeError` if it ended without a report."""
     records = RECORDS / "-".join([family, str(seed), *(control or "").split()])
-    spent, report = RunTime(wall_s=0.0, commit=commit()), records / "run" / "report.json"
+    spent, report = RunTime(wall_s=0.0, commit=commit(), machine=_machine()), records / "run" / "report.json"
     if (records / "time.json").is_file():
         spent = RunTime.model_validate_json((records / "time.json").read_bytes())
     if not report.is_file():
@@ -61,7 +64,7 @@ def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocum
             command += ["--set", setting]
         with (records / "log.txt").open("a") as log:
             cost = command_cost(command, environment, log=log, check=False)
-        spent = RunTime(wall_s=spent.wall_s + cost.wall_s, commit=commit())
+        spent = RunTime(wall_s=spent.wall_s + cost.wall_s, commit=commit(), machine=_machine())
         (records / "time.json").write_text(spent.model_dump_json())
     if not report.is_file():
         raise RuntimeError(f"{family} with seed {seed} ended without a report; see {records / 'log.txt'}")
@@ -115,8 +118,13 @@ def _share(value: Interval | None) -> str:
     return "not verified" if value is None else f"{value.mean:.1%} [{value.low:.1%}, {value.high:.1%}]"
 
 
+def _machine() -> str:
+    """The GPU, else the number of cores."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} cores"
+
+
 def _minutes(spent: RunTime) -> str:
-    return f"{spent.wall_s / 60:.1f} min, {spent.commit}"
+    return f"{spent.wall_s / 60:.1f} min, {spent.machine}, {spent.commit}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -138,7 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for control in CONTROLS if given.controls else ():
             measured += rows(f"{family}, {control}", *run(family, given.seeds[0], control))
     table = Table(
-        head=("run", "base", "after SFT", "after GRPO", "GRPO − SFT", "verdict", "time, commit"), rows=tuple(measured)
+        head=("run", "base", "after SFT", "after GRPO", "GRPO − SFT", "verdict", "time, machine, commit"),
+        rows=tuple(measured),
     )
     sys.stdout.write(table.markdown() + "\n")
     write(table)

@@ -133,6 +133,12 @@ class RunEvidence:
         return bool(self.setting("training.distillation"))
 
     @property
+    def prefers_short_episodes(self) -> bool:
+        """True if returns are discounted, so that of two equal rewards the one that comes in fewer turns is better."""
+        by_state = self.setting("training.credit_assignment") == "state"
+        return by_state and float(self.setting("training.state_discount", 1.0)) < 1
+
+    @property
     def is_solved(self) -> bool:
         """True if the last iterations succeed nearly always, or if nothing is verified and the reward rose."""
         value = success_share(self.last)

@@ -111,7 +111,9 @@ def uninformative_groups(evidence: RunEvidence) -> Diagnosis | None:
         certainty="certain",
         measured=f"{value:.1%} of {len(groups)} groups have different rewards (bound {INFORMATIVE:.0%}); in "
         f"{solved:.0%} all samples succeed, in {failed:.0%} all fail",
-        meaning="A group of equal rewards has advantage 0. The loss is then 0, and the reward stays flat.",
+        meaning="In a group of equal rewards only the number of turns is compared, and the reward stays flat."
+        if evidence.prefers_short_episodes
+        else "A group of equal rewards has advantage 0. The loss is then 0, and the reward stays flat.",
         change=f"take groups of {size} (rollout.group_size) and more scenarios until {wanted} groups are informative "
         "(rollout.informative_groups); where all fail, add partial credit (checks)",
         command=evidence.train(f"rollout.group_size={size}", f"rollout.informative_groups={wanted}"),

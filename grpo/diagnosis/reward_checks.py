@@ -61,7 +61,10 @@ def constant_reward(evidence: RunEvidence) -> Diagnosis | None:
         certainty="certain",
         measured=f"all {len(rewards)} rewards are {rewards[0]:.4g}"
         + (", although some episodes succeed and others fail" if outcomes else ""),
-        meaning="A group of equal rewards has advantage 0, so the loss is 0 and no weight changes.",
+        meaning="The reward says nothing about the outcome. Returns are discounted by turn, so the policy learns to "
+        "end episodes early, whatever their outcome."
+        if evidence.prefers_short_episodes
+        else "A group of equal rewards has advantage 0, so the loss is 0 and no weight changes.",
         change="use a reward that reads the outcome, such as task_completion or checks, or correct your own",
         command=evidence.train("reward=[{kind: task_completion, weight: 0.7}, {kind: checks, weight: 0.3}]")
         if outcomes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,13 +24,13 @@ from tests.benchmarks.serve_rows import Bar, first_token_ms, lost, percentile, p
 from tests.benchmarks.serve_sides import Side, ours, unending
 from tests.places import DESK_MODEL, ROOT
 
-SECONDS = 10 * float(os.environ.get("BENCH_SCALE", "1"))
+SECONDS = 5 * float(os.environ.get("BENCH_SCALE", "1"))
 WARM_S = 2.0
 STREAMS = 64
 VARY_TOKENS = (
     16  # with replies of equal length all streams end turns at once, and TTFT measures the queue that they are
 )
-ROUNDS = 3
+ROUNDS = 5
 NOBODY = "nobody"
 TEXT = (
     "64 streams of support conversations on the desk clerk, as in the serving part, while one key of another client "
@@ -38,7 +39,7 @@ TEXT = (
     "bodies that never arrive, refusals by a limit, frames that are sent and left. Requests are sent by four "
     "connections at once, each 50 ms after its answer whatever that asks for, and every attack has a key of its own, "
     "so that it begins with the whole budget of refused work. Before each attack the same streams run without one, and "
-    f"p99 is over the turns of {ROUNDS} rounds of each, which take turns. "
+    f"TTFT is the median of the p99 of {ROUNDS} rounds of each, which take turns, and `/health` p99 is over all. "
     "`/health` is asked ten times a second by a process of its own. The processes of the clients share the cores with "
     "the server."
 )
@@ -72,7 +73,7 @@ def measure() -> Findings:
                 for turn in range(ROUNDS):
                     calm.append(beside(side, NOBODY, ""))
                     attacked.append(beside(side, kind, keys.create(f"hostile-{kind}-{turn}", ("chat",), limits)))
-                before, after = (_p99([each.first_token_ms for each in played]) for played in (calm, attacked))
+                before, after = (_median_p99([each.first_token_ms for each in played]) for played in (calm, attacked))
                 ratios.append(after / before)
                 healths.append(_p99([each.health_ms for each in attacked]))
                 lost_turns.append(sum(each.lost for each in attacked))
@@ -91,6 +92,11 @@ def measure() -> Findings:
 
 def _p99(rounds: list[np.ndarray]) -> float:
     return percentile(np.concatenate(rounds), 99)
+
+
+def _median_p99(rounds: list[np.ndarray]) -> float:
+    """Median over the rounds, because a stall of the machine in one round would decide the p99 of them all."""
+    return statistics.median(percentile(values, 99) for values in rounds)
 
 
 def beside(side: Side, kind: str, key: str) -> Round:

@@ -156,6 +156,19 @@ def test_the_messages_are_those_of_the_learner():
 
 
 @pytest.mark.parametrize("kind", ["uninformative_groups", "constant_reward"])
+@pytest.mark.parametrize(("discount", "is_discounted"), [(0.95, True), (1.0, False)])
+def test_equal_rewards_teach_a_number_of_turns_where_returns_are_discounted(
+    kind: str, discount: float, is_discounted: bool, tmp_path: Path
+):
+    """Otherwise they teach nothing."""
+    training = {"credit_assignment": "state", "state_discount": discount}
+    diagnosis = explain(planted_run(replace(FAILURES[kind], settings={"training": training}), tmp_path)).diagnoses[0]
+    assert diagnosis.kind == kind
+    assert ("turn" in diagnosis.meaning) is is_discounted
+    assert ("advantage 0" in diagnosis.meaning) is not is_discounted
+
+
+@pytest.mark.parametrize("kind", ["uninformative_groups", "constant_reward"])
 def test_equal_rewards_are_no_fault_under_a_teacher(tmp_path: Path, kind: str):
     """The teacher gives them a gradient, so that neither larger groups nor another reward are advised."""
     distillation = {"teacher_model_name_or_path": "models/teacher"}

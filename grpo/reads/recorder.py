@@ -106,6 +106,9 @@ def note(recorder: ReadRecorder, event: str, arguments: tuple[Any, ...]) -> None
         _note_program(recorder, event, arguments)
 
 
+DEVICE_REPORTS = ("nvidia-smi", "rocm-smi", "amd-smi", "xpu-smi")
+"""Programs that report the devices of the machine. Libraries start them, for example accelerate when it makes a trainer
+on a GPU. They read no file of the user, so they do not count."""
 PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
 
 
@@ -121,7 +124,10 @@ def _note_program(recorder: ReadRecorder, event: str, arguments: tuple[Any, ...]
         folder = arguments[2] if event == "subprocess.Popen" else None
         if arguments[0] is not None:
             words.insert(0, os.fsdecode(arguments[0]))
-    recorder.unseen.add(f"the program {Path(words[0]).name if words else ''}")
+    name = Path(words[0]).name if words else ""
+    if name in DEVICE_REPORTS:
+        return
+    recorder.unseen.add(f"the program {name}")
     program = shutil.which(words[0]) if words else None
     for word in (*words, *(word.partition("=")[2] for word in words), program or ""):
         path = Path(os.fsdecode(folder) if folder is not None else Path.cwd(), word)

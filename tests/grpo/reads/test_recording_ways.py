@@ -140,6 +140,18 @@ def test_a_program_counts_with_its_arguments_that_are_files_and_what_it_writes_d
     assert recorder.unseen == ["the program sh"]
 
 
+def test_a_program_that_reports_devices_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On a GPU accelerate starts it, in whatever stage makes a trainer first."""
+    reports = tmp_path / "nvidia-smi"
+    reports.write_text("#!/bin/sh\necho 1, GPU\n")
+    reports.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with recorded_reads() as recorder:
+        subprocess.run(["nvidia-smi"], check=True, stdout=subprocess.DEVNULL)
+    assert recorder.unseen == []
+    assert str(reports) not in recorder.digests()
+
+
 def test_what_another_program_opens_beside_the_code_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """An editor opens every file of a folder; only what the code's texts name can be its own."""
     (tmp_path / "beside_code.py").write_text("")

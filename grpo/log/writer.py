@@ -33,6 +33,7 @@ from grpo.log.merging import merge_days
 from grpo.log.records import Erasure, Record
 from grpo.log.salt import hash_user, read_salt
 from grpo.log.segments import Segment, make_folder
+from grpo.storage.error_lines import one_line
 from grpo.storage.files import storage_error, storage_errors
 
 logger = logging.getLogger(__name__)
@@ -229,9 +230,10 @@ class ServingLog:
             if self._segment is None:
                 self._segment = Segment(self.folder, self._sync)
             self._segment.write(content)
-        except OSError as error:
+        except Exception as error:
+            cause = error if isinstance(error, OSError) else one_line(error)
             failure = storage_error(error, str(self.folder)) or StorageError(
-                f"cannot write the serving log {self.folder}: {error}. Repair the disk, or serve with a log elsewhere"
+                f"cannot write the serving log {self.folder}: {cause}. Repair the disk, or serve with a log elsewhere"
             )
             self._close_segment()
             self._counts.refused += len(batch)
@@ -294,8 +296,9 @@ class ServingLog:
                 merge_days(self.folder)
                 if self._retention_days is not None:
                     expire(self.folder, self._retention_days)
-            except (GRPOError, OSError) as error:
-                self._counts.compaction_error = str(error)
+            except Exception as error:  # it is tried again after the next segment
+                known = isinstance(error, (GRPOError, OSError))
+                self._counts.compaction_error = str(error) if known else one_line(error)
             else:
                 self._counts.compaction_error = None
 

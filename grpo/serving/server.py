@@ -31,6 +31,7 @@ from grpo.serving.access.limits import Limiter
 from grpo.serving.access.refused_work import RefusedWork
 from grpo.serving.access.usage import LocalUsage
 from grpo.serving.access.uvicorn_protocols import bounded_protocols
+from grpo.serving.background import in_background, stop
 from grpo.serving.engine.rollouts import Rollouts
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.engine.versions import Versions
@@ -146,7 +147,9 @@ def build_app(
         running = _running(service, next_version, settings.watch_s)
         try:
             watching = _watching(service, orchestrator, settings)
-            rolling = nullcontext() if service.rollouts is None else service.rollouts.running(settings.watch_s)
+            rolling = (
+                nullcontext() if service.rollouts is None else service.rollouts.running(settings.watch_s, service.fail)
+            )
             async with log, database or nullcontext(), mirror or nullcontext(), rolling, running, watching:
                 for erasure in await asyncio.to_thread(ServedLog(places.log).erasures):
                     service.turns.forget_later(erasure)  # it may be of a time when no server ran
@@ -168,6 +171,7 @@ def build_app(
 
 def _share(service: Service, database: SharedDatabase) -> Limiter:
     """Let a service share its conversations, and return a limiter that shares its usage."""
+    database.on_failure = service.fail
     service.places.turns = SharedConversations(
         database, service.conversations, service.versions, service.preparation, service.log.user_hash
     )
@@ -194,12 +198,11 @@ async def _watching(
     if orchestrator is None:
         yield
         return
-    watcher = asyncio.create_task(watch_jobs(orchestrator, service.hub, every_s=settings.jobs_s))
+    watcher = in_background(watch_jobs(orchestrator, service.hub, every_s=settings.jobs_s), service.fail)
     try:
         yield
     finally:
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
+        await stop(watcher)
 
 
 @asynccontextmanager
@@ -208,18 +211,11 @@ async def _running(service: Service, next_version: NextVersion, watch_s: float) 
 
     If the first version cannot be loaded, the server ends with its error.
     """
-
-    def ended(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            service.fail(error)
-
-    watcher = asyncio.create_task(service.versions.watch(next_version, every_s=watch_s))
-    watcher.add_done_callback(ended)
+    watcher = in_background(service.versions.watch(next_version, every_s=watch_s), service.fail)
     try:
         yield
     finally:
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
+        await stop(watcher)
         await service.finish()
         await service.versions.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,9 @@ from optuna.storages import fail_stale_trials as _fail_stale
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo.errors import ConfigError, StorageError, install_command
+from grpo.storage.error_lines import one_line
+
+logger = logging.getLogger(__name__)
 
 RETRIES = 3
 """Retries of a trial if its process crashes."""
@@ -78,16 +82,24 @@ def begin_trial(study: optuna.Study, distributions: Mapping[str, BaseDistributio
 
 @contextmanager
 def heartbeat(storage: BaseStorage, trial_id: int) -> Iterator[None]:
-    """Record heartbeats of a trial while the block runs, in a storage that supports them."""
+    """Record heartbeats of a trial while the block runs, in a storage that supports them.
+
+    A heartbeat that the storage does not take, for example while its database restarts, is logged. The next one follows
+    after the usual interval, and a trial is stale only after several missed ones.
+    """
     if not isinstance(storage, RDBStorage):
         yield
         return
     interval, done = storage.get_heartbeat_interval(), threading.Event()
 
     def beat() -> None:
-        storage.record_heartbeat(trial_id)
-        while not done.wait(interval):
-            storage.record_heartbeat(trial_id)
+        while True:
+            try:
+                storage.record_heartbeat(trial_id)
+            except Exception as error:
+                logger.warning("no heartbeat of trial %d was recorded: %s", trial_id, one_line(error))
+            if done.wait(interval):
+                return
 
     thread = threading.Thread(target=beat, name=f"heartbeat-{trial_id}", daemon=True)
     thread.start()

@@ -11,7 +11,7 @@ one go on. Two versions stay loaded, so that two policies of an evaluation, or t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -23,6 +23,7 @@ from grpo.policy.catalog import load_files
 from grpo.policy.context import UNBOUNDED
 from grpo.policy.servers.protocol import WeightsReply, WeightsRequest
 from grpo.policy.weights.sources import ModelFiles
+from grpo.serving.background import in_background, stop
 from grpo.serving.engine.engine import ProcessPolicy
 from grpo.serving.engine.served_model import ServedModel, load, release
 from grpo.serving.engine.versions import ServedVersion, Versions
@@ -46,14 +47,16 @@ class Rollouts:
         return max((version.max_context for version in self.versions.loaded), default=UNBOUNDED)
 
     @asynccontextmanager
-    async def running(self, watch_s: float) -> AsyncIterator[None]:
-        """Retire versions that are idle or whose engines have ended, while the block runs. Then stop all of them."""
-        watcher = asyncio.create_task(self.versions.watch(lambda current: None, every_s=watch_s))
+    async def running(self, watch_s: float, failed: Callable[[BaseException], None]) -> AsyncIterator[None]:
+        """Retire versions that are idle or whose engines have ended, while the block runs. Then stop all of them.
+
+        `failed` gets the error if versions cannot be retired any more.
+        """
+        watcher = in_background(self.versions.watch(lambda current: None, every_s=watch_s), failed)
         try:
             yield
         finally:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+            await stop(watcher)
             await self.versions.close()
             self.files.close()
 

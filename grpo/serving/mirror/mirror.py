@@ -148,10 +148,14 @@ class Mirror:
         """Thread of the mirror: one process at a time has the lock, and others try again until they get it."""
         lock = file_lock(self._file.with_suffix(".lock"))
         while not self._stop.is_set():
-            with suppress(Timeout), lock.acquire(timeout=0):
-                self._state = _read_state(self._file)
-                self._tail.position = self._state.segments
-                self._mirror()
+            try:
+                with suppress(Timeout), lock.acquire(timeout=0):
+                    self._state = _read_state(self._file)
+                    self._tail.position = self._state.segments
+                    self._mirror()
+            except Exception as error:  # e.g. a full disk, or a position that another process has damaged
+                self.counts.failures += 1
+                logger.warning("the mirror in MLflow does not begin: %s: %s", type(error).__name__, error)
             self._stop.wait(self._settings.every_s)
 
     def _mirror(self) -> None:

@@ -24,6 +24,7 @@ from grpo.serving.event_hub import EventHub
 from grpo.serving.protocol.api_errors import APIError, invalid_request
 from grpo.serving.protocol.chat_response import json_text
 from grpo.serving.routes.chat_socket import error_text, parse_frame
+from grpo.storage.error_lines import one_line
 
 if TYPE_CHECKING:
     from grpo.serving.requests.service import Service
@@ -65,6 +66,8 @@ async def watch_jobs(orchestrator: Orchestrator, hub: EventHub, *, every_s: floa
                 jobs = {job.id: job for job in await orchestrator.recent()}
             except (GRPOError, APIError) as error:
                 logger.debug("training runs are not known: %s", error)
+            except Exception as error:
+                logger.warning("training runs are not known: %s", one_line(error))
             else:
                 for job in jobs.values():
                     publish_change(hub, None if known is None else known.get(job.id), job, is_first=known is None)

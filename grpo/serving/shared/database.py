@@ -25,8 +25,10 @@ from uuid import UUID, uuid4
 import asyncpg
 
 from grpo.errors import ConfigError
+from grpo.serving.background import in_background, stop
 from grpo.serving.protocol.api_errors import APIError
 from grpo.storage.credentials import masked
+from grpo.storage.error_lines import one_line
 
 logger = logging.getLogger(__name__)
 VARIABLE = "GRPO_SERVE_DATABASE"
@@ -74,6 +76,9 @@ class SharedDatabase:
         """Live servers with the versions that they have loaded, as of the last heartbeat."""
         self.versions: Callable[[], list[dict[str, Any]]] = list
         """Versions that this server has loaded."""
+        self.on_failure: Callable[[BaseException], None] = log_failure
+        """Called with an error that ends the heartbeats of this server, because the other servers then count it as
+        dead. An error of the database does not end them."""
         self._told: set[tuple[str, str]] = set()
         self._url = url
         self._pool: asyncpg.Pool | None = None
@@ -90,15 +95,13 @@ class SharedDatabase:
         except APIError:
             logger.error("the database of the servers does not answer. No conversation goes on: %s", self.away)
         loops = (self._repeat(self.beat, HEARTBEAT_S), self._repeat(self._tidy, _TIDY_S), self._work_off())
-        self._tasks = [asyncio.create_task(loop) for loop in loops]
+        self._tasks = [in_background(loop, self.on_failure) for loop in loops]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop(*self._tasks)
         try:
             await self._send_later()
             await self.rows("DELETE FROM pods WHERE id = $1", self.pod)
@@ -206,6 +209,11 @@ class SharedDatabase:
             query, arguments = self._later[0]
             await self.rows(query, *arguments)
             self._later.popleft()
+
+
+def log_failure(error: BaseException) -> None:
+    """Log the error that ended the heartbeats of a server."""
+    logger.error("this server does not tell the others any more that it is alive: %s", one_line(error))
 
 
 _HOLD = (

@@ -18,6 +18,7 @@ from stat import S_ISDIR
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from grpo.agents.multi_turn import MultiTurnAgent
@@ -27,6 +28,7 @@ from grpo.log.compaction import compact
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
 from grpo.log.records import Record, ServedTurn
+from grpo.log.segments import Segment
 from grpo.log.writer import ServingLog
 from grpo.messages import Message
 from grpo.policy.policy import Sampling
@@ -234,6 +236,53 @@ def test_a_failed_compaction_is_reported_and_loses_nothing(tmp_path: Path):
 
     run(use, tmp_path, segment_bytes=1)
     (tmp_path / "turns").unlink()
+    assert records(tmp_path) == [turn("a"), turn("b")]
+
+
+def test_any_exception_of_a_write_refuses_its_turns_and_the_next_ones_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """If the writer's thread ended, this turn and all later ones would wait for ever."""
+    written, broken = Segment.write, iter([True])
+
+    def fail_once(segment: Segment, content: bytes) -> None:
+        if next(broken, False):
+            raise ValueError("not a disk")
+        written(segment, content)
+
+    monkeypatch.setattr(Segment, "write", fail_once)
+
+    async def use(log: ServingLog) -> None:
+        with pytest.raises(StorageError, match=r"cannot write the serving log .*: ValueError: not a disk"):
+            await asyncio.wait_for(log.append(turn("a")), 30)
+        await asyncio.wait_for(log.append(turn("b")), 30)
+        assert (log.stats().refused, log.stats().records) == (1, 1)
+
+    run(use, tmp_path)
+    assert records(tmp_path) == [turn("b")]
+
+
+def test_any_exception_of_a_compaction_is_reported_and_the_next_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """For example an error of pyarrow that is not an `OSError`."""
+    broken = iter([True])
+
+    def fail_once(folder: Path) -> None:
+        if next(broken, False):
+            raise pa.ArrowInvalid("not a Parquet file")
+        compact(folder)
+
+    monkeypatch.setattr("grpo.log.writer.compact", fail_once)
+
+    async def use(log: ServingLog) -> None:
+        await log.append(turn("a"))
+        await until(lambda: log.stats().compaction_error is not None)
+        assert "not a Parquet file" in str(log.stats().compaction_error)
+        await log.append(turn("b"))
+        await until(lambda: log.stats().compaction_error is None)
+
+    run(use, tmp_path, segment_bytes=1)
     assert records(tmp_path) == [turn("a"), turn("b")]
 
 

@@ -53,6 +53,21 @@ def test_a_database_that_is_away_answers_503_and_returns(cluster: Cluster):
     asyncio.run(play())
 
 
+def test_heartbeats_that_end_by_an_error_are_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch):
+    """An error of the database does not end them. Any other would leave a server that the others count as dead."""
+    monkeypatch.setattr("grpo.serving.shared.database.HEARTBEAT_S", 0.01)
+
+    async def play() -> BaseException:
+        failures: asyncio.Queue[BaseException] = asyncio.Queue()
+        database = SharedDatabase(new_database(cluster))
+        database.on_failure = failures.put_nowait
+        async with database:
+            database.versions = lambda: [{}["version"]]
+            return await asyncio.wait_for(failures.get(), 30)
+
+    assert isinstance(asyncio.run(play()), KeyError)
+
+
 def test_tables_of_another_version_are_an_error(cluster: Cluster):
     """Servers of two versions do not write into one table."""
 

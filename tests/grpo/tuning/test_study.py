@@ -16,7 +16,7 @@ from grpo.config.tuning import HPOConfig
 from grpo.errors import BudgetError, StorageError
 from grpo.notebook.config import TrainingConfig
 from grpo.storage.locks import file_lock
-from grpo.tuning.storage import begin_trial, open_storage
+from grpo.tuning.storage import begin_trial, heartbeat, open_storage
 from grpo.tuning.study import IntermediateEvaluation, TrialRunner, evaluation_iterations, open_study, search
 from grpo.tuning.study_summary import StudySummary, summarize_study
 
@@ -167,6 +167,24 @@ def test_a_resumed_search_draws_the_values_of_an_uninterrupted_one(tmp_path: Pat
     assert len(study.trials) == 4, "n_trials is 3, and three are complete"
     whole = [trial.params for trial in run(hill, n_trials=8, pruning=False).trials]
     assert [trial.params for trial in study.trials] == whole[:4]
+
+
+def test_a_heartbeat_that_fails_is_followed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """While a database restarts, for example. Otherwise the trial would be marked as crashed while it runs."""
+    store = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=1)
+    beats: list[int] = []
+    second = threading.Event()
+
+    def beat(trial_id: int) -> None:
+        beats.append(trial_id)
+        if len(beats) == 1:
+            raise OSError("the server closed the connection")
+        second.set()
+
+    monkeypatch.setattr(store, "record_heartbeat", beat)
+    with heartbeat(store, 7):
+        assert second.wait(60)
+    assert set(beats) == {7}
 
 
 @pytest.mark.parametrize("beats", [0, 1])

@@ -46,10 +46,12 @@ def main() -> None:
 TEXT = f"""\
 Written by `python -m tests.scale` from the estimates of `grpo train CONFIG --dry-run`. Nobody has run these models
 here: the table is arithmetic. `training.sharding` is sharded, with one process for each GPU and {PER_NODE} GPUs in a
-node, gradient checkpointing, and passes of {MICROBATCH:,} tokens (`training.microbatch_tokens`). For all weights a
-process holds (4 + 4 + 4 + 8) bytes a weight / GPUs: the policy, its reference, gradients and two moments, all in
-float32. For adapters it holds 4 bytes a weight / GPUs, and the base is read whole by each process, which is what does
-not fit. Buffers are the gathered layers and their gradients; activations are of one pass."""
+node, gradient checkpointing, and passes of {MICROBATCH:,} tokens (`training.microbatch_tokens`). If all weights are
+trained, the state of a process is (4 + 4 + 4 + 8) bytes per weight, divided by the number of GPUs: the policy, its
+reference, gradients and two moments, all in float32. If adapters are trained, it is 4 bytes per weight, divided by the
+number of GPUs. But each process reads the whole base when it loads, and this is what does not fit. Buffers are the
+gathered layers and their gradients, and activations are the ones of one pass. The peak is the larger one of the load
+and the sum of the other three."""
 
 
 def _rows(name: str) -> Iterator[tuple[str, ...]]:

@@ -31,11 +31,11 @@ from grpo_flows.pipeline import (
 )
 from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
+from grpo_tasks.execution.results import StageResult, stages_with_results
+from grpo_tasks.execution.stage import Call, executed_by
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
-from grpo_tasks.results import StageResult, stages_with_results
 from grpo_tasks.rollout import RolloutResult
 from grpo_tasks.split import SplitResult
-from grpo_tasks.stage import Call, executed_by
 from grpo_tasks.write_served import with_written_data
 
 R = TypeVar("R", bound=StageResult)
@@ -116,7 +116,7 @@ class NotCached(Exception):
 
 
 class CacheLookup:
-    """Executor that returns cached results, or raises `NotCached`, see `grpo_tasks.stage.Executor`."""
+    """Executor that returns cached results, or raises `NotCached`, see `grpo_tasks.execution.stage.Executor`."""
 
     def __init__(self) -> None:
         self.hits: Counter[str] = Counter()

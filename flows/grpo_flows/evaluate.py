@@ -20,7 +20,8 @@ from grpo_flows.pipeline import Scenarios, base_policy, prepare_scenarios
 from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
 from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
-from grpo_tasks.executor import one_thread, stage_executor
+from grpo_tasks.execution.executor import stage_executor
+from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.models import REGISTERED, stored_checkpoint
 from grpo_tasks.registry import registry
 

@@ -30,13 +30,13 @@ from grpo_flows.steps.rollouts import Rollouts, collect_heldout, collect_rollout
 from grpo_tasks.curriculum import CurriculumResult, curriculum
 from grpo_tasks.dpo import DPOResult, dpo
 from grpo_tasks.evaluate_policy import evaluate_policy
+from grpo_tasks.execution.retries import patient
+from grpo_tasks.execution.stage import run_all, start
 from grpo_tasks.ingest import IngestResult, ingest
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint, load_base
-from grpo_tasks.patience import patient
 from grpo_tasks.run_checkpoints import RunCheckpoints
 from grpo_tasks.sft import SFTResult, sft
 from grpo_tasks.split import SplitResult, read_split, split
-from grpo_tasks.stage import run_all, start
 from grpo_tasks.train import train
 from grpo_tasks.validate import ValidateResult, validate
 

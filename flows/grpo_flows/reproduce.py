@@ -20,7 +20,8 @@ from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies, training_steps
 from grpo_local import preflight
-from grpo_tasks.executor import one_thread, stage_executor
+from grpo_tasks.execution.executor import stage_executor
+from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.registry import registry
 from grpo_tasks.run_checkpoints import RunCheckpoints
 

@@ -36,12 +36,13 @@ from grpo_local.preflight import check_retraining
 from grpo_tasks.build_mixture import build_mixture
 from grpo_tasks.check_triggers import check_triggers
 from grpo_tasks.curate import CurationResult, curate, keep_conversations, keep_planned
-from grpo_tasks.executor import InProcessExecutor, one_thread, stage_executor
+from grpo_tasks.execution.executor import InProcessExecutor, stage_executor
+from grpo_tasks.execution.stage import executed_by, run_all
+from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.ingest import ingest
 from grpo_tasks.registry import registry
 from grpo_tasks.retraining_report import retraining_report, write_retraining
 from grpo_tasks.split import split
-from grpo_tasks.stage import executed_by, run_all
 from grpo_tasks.validate import validate
 from grpo_tasks.verify_log import verify_log
 from grpo_tasks.warm_start import warm_start

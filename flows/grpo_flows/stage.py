@@ -1,4 +1,4 @@
-"""Flow of one remote stage. `grpo_tasks.remote` sends it, and the workers of a GPU pool run it."""
+"""Flow of one remote stage. `grpo_tasks.execution.remote` sends it, and the workers of a GPU pool run it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import check_modules, receive_code
 from grpo_tasks.evaluate import evaluate
-from grpo_tasks.remote import decode, error_message, write_result_artifact
-from grpo_tasks.results import StageResult
+from grpo_tasks.execution.remote_messages import decode, error_message, write_result_artifact
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.retries import TRANSIENT
+from grpo_tasks.execution.stage import Stage
 from grpo_tasks.rollout import rollout
-from grpo_tasks.stage import TRANSIENT, Stage
 from grpo_tasks.train import train
 
 STAGES: dict[str, Stage[..., Any]] = {"rollout": rollout, "train": train, "evaluate": evaluate}

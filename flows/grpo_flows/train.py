@@ -56,15 +56,17 @@ from grpo_flows.pipeline import (
 from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight, settings
 from grpo_tasks.evaluate import evaluate
-from grpo_tasks.executor import StageExecutor, one_thread, stage_executor
+from grpo_tasks.execution.executor import StageExecutor, stage_executor
+from grpo_tasks.execution.retries import patient
+from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.gate import gate
 from grpo_tasks.load_base import BaseCheckpoint, Checkpoint
-from grpo_tasks.patience import patient
 from grpo_tasks.promote import promote
 from grpo_tasks.register import register
 from grpo_tasks.registry import registry
-from grpo_tasks.report import iteration_progress, report, shown_conversations
+from grpo_tasks.report import report, shown_conversations
 from grpo_tasks.run_checkpoints import RunCheckpoints
+from grpo_tasks.run_page import iteration_progress
 from grpo_tasks.write_served import with_written_data
 
 logger = logging.getLogger(__name__)

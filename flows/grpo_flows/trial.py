@@ -14,7 +14,8 @@ from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies, training_steps
 from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
-from grpo_tasks.executor import one_thread, stage_executor
+from grpo_tasks.execution.executor import stage_executor
+from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.validation_split import validation_split
 from grpo_tasks.write_served import with_written_data
 

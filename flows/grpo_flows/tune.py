@@ -35,7 +35,8 @@ from grpo.tuning.study_summary import StudySummary, summarize_study
 from grpo.tuning.tracking import StudyTracker
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies
 from grpo_local import preflight
-from grpo_tasks.executor import one_thread, stage_executor
+from grpo_tasks.execution.executor import stage_executor
+from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.split import SplitResult
 from grpo_tasks.study_report import report_study, study_record
 from grpo_tasks.validation_split import validation_split

@@ -9,7 +9,8 @@ from grpo.config.retraining import RetrainConfig
 from grpo.retraining.reports import TriggerReport
 from grpo_flows.retrain import check
 from grpo_local.preflight import check_retraining
-from grpo_tasks.executor import one_thread, stage_executor
+from grpo_tasks.execution.executor import stage_executor
+from grpo_tasks.execution.task_runners import one_thread
 
 EVENT = "grpo.drift-detected"
 

@@ -68,7 +68,7 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequen
         raise ConfigError(f"no deployments at {deployments}. Call this in the project's folder, or name a file")
     if not os.environ.get("PREFECT_API_URL"):
         raise ConfigError("PREFECT_API_URL names no server. Set it, or start one on this machine with grpo up")
-    from grpo_tasks.gpu_slots import create_slots
+    from grpo_tasks.execution.gpu_slots import create_slots
 
     _create_pools()
     create_slots(gpu_slots)

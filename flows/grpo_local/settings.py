@@ -154,7 +154,7 @@ def without_gc() -> Iterator[None]:
         gc.enable()
 
 
-LEARNER = ("grpo.learner.update", "grpo.learner.inference_backend", "grpo_tasks.executor")
+LEARNER = ("grpo.learner.update", "grpo.learner.inference_backend", "grpo_tasks.execution.executor")
 """Modules that import PyTorch and Prefect. They are imported early, so that the first stages need not wait for them."""
 
 

@@ -1,1 +1,1 @@
-"""The stages of the pipeline: one Prefect task per file."""
+"""The stages of the pipeline: one Prefect task per file. `execution` runs them."""

@@ -12,9 +12,9 @@ from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.mixture import mix as mix_scenarios
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios, start_digest
-from grpo_tasks.results import StageResult
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 from grpo_tasks.split import read_split
-from grpo_tasks.stage import stage
 
 
 class MixtureResult(StageResult):

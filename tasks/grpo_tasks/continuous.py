@@ -18,9 +18,9 @@ from grpo.rollout.windows import GroupQueue, QueueState
 from grpo.scenario import Scenario
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
+from grpo_tasks.execution.user_reads import own_folders
 from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import read_split
-from grpo_tasks.stage import own_folders
 
 if TYPE_CHECKING:
     from grpo.policy.transformers.model import TransformersPolicy

@@ -14,10 +14,10 @@ from grpo.retraining.curation import CONVERSATIONS, DAYS, CurationCounts, curate
 from grpo.retraining.data_lineage import TrainingData, evaluation_scenarios
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import TableScenarios, read_scenarios
-from grpo_tasks.parts import StoredParts
-from grpo_tasks.results import StageResult
+from grpo_tasks.execution.parts import StoredParts
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import Call, stage
 from grpo_tasks.split import read_split
-from grpo_tasks.stage import Call, stage
 
 RETRAINING = "retraining"
 """Owner of the conversations that a retraining was planned from. The name of its config is added."""

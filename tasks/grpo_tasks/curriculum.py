@@ -6,8 +6,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.curriculum import CurriculumSettings
 from grpo.rollout.curriculum import Curriculum
 from grpo.tables import read_all
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 
 class CurriculumResult(StageResult):

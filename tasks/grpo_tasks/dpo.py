@@ -6,9 +6,9 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.dpo import DPOSettings
 from grpo.config.episode_parts import EpisodeParts
 from grpo.learner.metrics import PreferenceMetrics
-from grpo_tasks.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.stage import stage
 from grpo_tasks.load_base import Checkpoint
-from grpo_tasks.stage import stage
 
 
 class DPOResult(Checkpoint):

@@ -11,9 +11,9 @@ from grpo.evaluation.strata import Strata
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
 from grpo.tables import read_all
-from grpo_tasks.gpu_slots import holds_gpu_slot
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 _KL_TOKENS = 16384
 

@@ -7,8 +7,8 @@ from grpo.config.pipeline import EvaluationSettings
 from grpo.evaluation.evaluate import evaluate_policy as measure_policy
 from grpo.evaluation.schema import PolicyEvaluation
 from grpo.tables import read_all
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 
 class EvaluatePolicyResult(StageResult):

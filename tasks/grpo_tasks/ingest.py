@@ -6,8 +6,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import Source
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, IngestCounts
 from grpo.scenarios.ingest import ingest as ingest_sources
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 
 class IngestResult(StageResult):

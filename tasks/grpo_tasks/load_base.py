@@ -8,8 +8,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PolicySettings
 from grpo.policy.catalog import check_trainable, load_merged
 from grpo.policy.renderer import make_renderer
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from prefect.runtime import flow_run
 
 from grpo.policy.weights.promotion_records import Actor
 from grpo.registry import ChampionChange
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import uncached_stage
 from grpo_tasks.registry import registry
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import uncached_stage
 
 _LEASE_S, _PATIENCE_S = 60.0, 180.0
 

@@ -12,9 +12,9 @@ from grpo.policy.weights.registered import EVALUATION_DIGEST
 from grpo.registry import ModelVersion
 from grpo.registry.erased_data import refuse_erased, tuned_on
 from grpo.registry.retention import REGISTERED, Retention
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 from grpo_tasks.registry import registry
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
 
 
 class RegisterResult(StageResult):

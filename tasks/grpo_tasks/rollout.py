@@ -12,11 +12,11 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_categories, read_scenarios
 from grpo.tables import write_trajectories
 from grpo_tasks.curriculum import read_curriculum
-from grpo_tasks.gpu_slots import holds_gpu_slot
-from grpo_tasks.results import StageResult
+from grpo_tasks.execution.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import read_split
-from grpo_tasks.stage import stage
 
 
 class RolloutResult(StageResult):

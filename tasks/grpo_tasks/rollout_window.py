@@ -8,10 +8,11 @@ from grpo.rollout.live import live_rollouts
 from grpo.rollout.windows import QueueState, WindowMetrics
 from grpo.tables import read_provenance, write_trajectories
 from grpo_tasks.continuous import begin_rollout, window_key
-from grpo_tasks.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.stage import stage
+from grpo_tasks.execution.user_reads import warn_of_unseen
 from grpo_tasks.rollout import RolloutResult
 from grpo_tasks.rollout_request import RolloutRequest
-from grpo_tasks.stage import stage, warn_of_unseen
 
 
 class WindowResult(RolloutResult):

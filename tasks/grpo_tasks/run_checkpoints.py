@@ -5,8 +5,8 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.registry.retention import REGISTERED, Retention, run_owner
+from grpo_tasks.execution.retries import patient
 from grpo_tasks.load_base import Checkpoint
-from grpo_tasks.patience import patient
 from grpo_tasks.registry import registry
 
 

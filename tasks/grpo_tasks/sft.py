@@ -5,9 +5,9 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.episode_parts import EpisodeParts
 from grpo.config.sft import SFTSettings
-from grpo_tasks.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.stage import stage
 from grpo_tasks.load_base import Checkpoint
-from grpo_tasks.stage import stage
 
 
 class SFTResult(Checkpoint):

@@ -11,8 +11,8 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.split import Split
 from grpo.scenarios.split import split as split_scenarios
 from grpo.scenarios.table import read_scenarios
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from grpo.config.training import TrainingSettings
 from grpo.learner.metrics import UpdateMetrics
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
-from grpo_tasks.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.gpu_slots import holds_gpu_slot
+from grpo_tasks.execution.stage import stage
 from grpo_tasks.load_base import Checkpoint
-from grpo_tasks.stage import stage
 
 
 class TrainResult(Checkpoint):

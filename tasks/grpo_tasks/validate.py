@@ -8,8 +8,8 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.expectations import SuiteResult
 from grpo.scenarios.expectations import validate as validate_scenarios
 from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 
 class ValidateResult(StageResult):

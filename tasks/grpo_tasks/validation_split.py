@@ -5,8 +5,8 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.split import validation_split as hold_back_scenarios
+from grpo_tasks.execution.stage import stage
 from grpo_tasks.split import SplitResult, read_split, write_split
-from grpo_tasks.stage import stage
 
 
 @stage

@@ -10,8 +10,8 @@ from grpo.log.folder import ServedLog
 from grpo.log.logged_logprobs import ServedCheck
 from grpo.policy.catalog import load_weights
 from grpo.policy.weights.registered import REGISTERED
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 TURNS = 100
 

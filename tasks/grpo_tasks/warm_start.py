@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 
 class WarmStart(StageResult):

@@ -10,8 +10,8 @@ from grpo.config.scenarios import ServedSource
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import CorrectionCounts, collect_corrections, write_demonstrations, write_pairs
 from grpo.scenarios.table import read_scenarios
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 
 class CorrectionsResult(StageResult):

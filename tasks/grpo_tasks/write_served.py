@@ -9,8 +9,8 @@ from grpo.config.dpo import ServedPairs, WrittenPairs
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.sft import ServedDemonstrations, WrittenDemonstrations
 from grpo.scenarios.readers.served import served_digest, served_snapshot
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 
 
 class WrittenServed(StageResult):

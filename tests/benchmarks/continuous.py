@@ -26,9 +26,9 @@ from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.table import read_scenarios
 from grpo_flows.pipeline import base_policy, prepare_scenarios, training_steps
 from grpo_local import settings
-from grpo_tasks.executor import InProcessExecutor
+from grpo_tasks.execution.executor import InProcessExecutor
+from grpo_tasks.execution.stage import executed_by
 from grpo_tasks.split import read_split
-from grpo_tasks.stage import executed_by
 from tests.benchmarks.desk import heldout_success, quickstart
 from tests.benchmarks.measure import use_all_cores
 from tests.doubles import changed

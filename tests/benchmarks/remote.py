@@ -14,8 +14,8 @@ from grpo.config.pipeline import PipelineConfig
 from grpo_local import settings
 from grpo_local.fork_server import IDLE_MINUTES
 from grpo_local.service import free_port
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import Call, Executor, executed_by
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import Call, Executor, executed_by
 from tests.benchmarks.measure import apart, seconds
 from tests.benchmarks.page import Findings, Table
 from tests.doubles import short_run
@@ -103,7 +103,7 @@ def _train(home: Path) -> _Measured:
     from prefect import flow
 
     from grpo_flows.pipeline import base_policy, prepare_scenarios, training_steps
-    from grpo_tasks.executor import stage_executor
+    from grpo_tasks.execution.executor import stage_executor
 
     sections: dict[str, Any] = {
         "rollout": {"shards": 1},

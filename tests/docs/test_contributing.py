@@ -18,7 +18,11 @@ from grpo.config.pipeline import PipelineConfig
 from tests.doubles import changed
 from tests.places import ROOT
 
-STAGE_CALL = ("tasks/grpo_tasks/stage.py", "tasks/grpo_tasks/executor.py", "tasks/grpo_tasks/gpu_slots.py")
+STAGE_CALL = (
+    "tasks/grpo_tasks/execution/stage.py",
+    "tasks/grpo_tasks/execution/executor.py",
+    "tasks/grpo_tasks/execution/gpu_slots.py",
+)
 """Modules of the stage call itself, which is the same for every stage."""
 
 

@@ -128,7 +128,7 @@ def test_what_a_reward_reads_in_any_way_is_scored_again(desk_config: dict[str, A
         arguments = ("--model", str(DESK_MODEL), "--output-file", str(result))
         printed = project.command("evaluate", project.config_file, *arguments)
         measured = json.loads(result.read_text())["measurement"]["overall"]["reward"]["mean"]
-        return measured, re.findall(r"grpo_tasks.executor: (\w+) is computed", printed)
+        return measured, re.findall(r"grpo_tasks.execution.executor: (\w+) is computed", printed)
 
     mean, stages = measure()
     assert "score" in stages

@@ -219,7 +219,7 @@ def test_a_lost_stage_is_sent_again_and_its_error_comes_back(machines: tuple[Mac
 
     from prefect import flow
 
-    from grpo_tasks.executor import stage_executor
+    from grpo_tasks.execution.executor import stage_executor
     from grpo_tasks.train import train
 
     gpu = machines[1]

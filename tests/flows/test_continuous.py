@@ -15,9 +15,9 @@ from grpo.tables import read_provenance, read_trajectories
 from grpo.trajectories import Trajectory
 from grpo_flows.dry_run import dry_run
 from grpo_flows.pipeline import Step, base_policy, prepare_scenarios, training_steps
-from grpo_tasks.executor import InProcessExecutor
+from grpo_tasks.execution.executor import InProcessExecutor
+from grpo_tasks.execution.stage import Call, executed_by
 from grpo_tasks.rollout_window import WindowResult
-from grpo_tasks.stage import Call, executed_by
 from tests.doubles import short_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -44,7 +44,7 @@ class Executor(InProcessExecutor):
         self._interrupted = interrupted
 
     def run(self, calls: Sequence[Call[Any]]) -> list[Any]:
-        """See `grpo_tasks.stage.Executor`."""
+        """See `grpo_tasks.execution.stage.Executor`."""
         stage, inputs = calls[0].stage, calls[0].inputs
         if stage.name == "rollout_window" and inputs["iteration"] == self._interrupted:
             raise KeyboardInterrupt

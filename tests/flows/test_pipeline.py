@@ -14,11 +14,11 @@ from grpo.rewards.rollout_summary import RolloutSummary, summarize
 from grpo.trajectories import TrajectoryGroup
 from grpo_flows.pipeline import training_steps
 from grpo_flows.steps.rollouts import dynamic_sampling
+from grpo_tasks.execution.stage import Call, executed_by
 from grpo_tasks.load_base import Checkpoint
 from grpo_tasks.rollout import RolloutResult
 from grpo_tasks.score import ScoreResult
 from grpo_tasks.split import SplitResult
-from grpo_tasks.stage import Call, executed_by
 from tests.doubles import short_run
 from tests.grpo.rewards.hacking.test_turn_rewards import BAD, GOOD
 

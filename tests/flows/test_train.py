@@ -113,7 +113,7 @@ def test_a_lost_artifact_is_computed_again_and_said(
             victim.unlink()
         else:
             victim.write_bytes(victim.read_bytes()[:-1] + b"x")
-    with caplog.at_level("WARNING", logger="grpo_tasks.executor"):
+    with caplog.at_level("WARNING", logger="grpo_tasks.execution.executor"):
         again = run(module_config, home)
     assert "score is computed again" in caplog.text
     assert cached(again)["score"] == (0, 4)

@@ -15,8 +15,8 @@ from grpo.errors import ConfigError, StorageError
 from grpo.registry.retention import Retention
 from grpo.storage.moved_stores import present_address
 from grpo.store_move import move_store
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 from tests.doubles import put_file, put_folder
 from tests.object_store import object_store
 

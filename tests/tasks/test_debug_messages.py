@@ -14,7 +14,7 @@ def test_a_stage_logs_its_artifact(server: str, desk_config: dict[str, object], 
 
     from grpo.config.pipeline import PipelineConfig
     from grpo_flows.pipeline import prepare_scenarios
-    from grpo_tasks.executor import stage_executor
+    from grpo_tasks.execution.executor import stage_executor
 
     config = PipelineConfig.model_validate(desk_config)
 

@@ -28,7 +28,7 @@ from grpo.log import LoggedConversation, append
 from grpo.messages import Message
 from grpo.scenarios.sources import SOURCES, content_hash
 from grpo.storage.shipped import shipped_folder
-from grpo_tasks.stage import Stage
+from grpo_tasks.execution.stage import Stage
 
 NOT_INPUTS = {
     "PipelineConfig.store": "written to; artifacts count by their digests",

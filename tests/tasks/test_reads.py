@@ -13,8 +13,8 @@ from grpo.config.rewards import RewardComponent
 from grpo.identity.user_code import source_texts, user_code_digests
 from grpo.reads import recording
 from grpo.user_objects import load_object
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 from tests.reading import CHANGES, SUM, Package, put_reading
 
 

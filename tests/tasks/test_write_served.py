@@ -15,8 +15,8 @@ from grpo.log import ServingLog
 from grpo.log.copies import Mentions, erase_from_store
 from grpo.log.folder import name_digest
 from grpo.registry.erased_data import TUNED_ON, is_tuned_on, tuned_on
-from grpo_tasks.executor import InProcessExecutor
-from grpo_tasks.stage import executed_by
+from grpo_tasks.execution.executor import InProcessExecutor
+from grpo_tasks.execution.stage import executed_by
 from grpo_tasks.write_served import with_written_data
 from tests.doubles import short_run
 from tests.grpo.log.fixtures import feedback, turn

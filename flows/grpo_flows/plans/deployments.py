@@ -11,7 +11,7 @@ import yaml
 from grpo.errors import ConfigError
 from grpo_flows.plans.outline import Outline
 from grpo_local.deployments import PIPELINE, POOLS, TRAINING, load_deployed, settings_class
-from grpo_tasks.gpu_slots import LIMIT
+from grpo_tasks.execution.gpu_slots import LIMIT
 
 _STEP = "load_parameters"
 

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from grpo_flows.dry_run import CacheLookup, NotCached
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import executed_by
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import executed_by
 
 T = TypeVar("T")
 R = TypeVar("R", bound=StageResult)

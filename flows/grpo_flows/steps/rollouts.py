@@ -18,12 +18,12 @@ from grpo.config.rollout import RolloutSettings
 from grpo.rewards.rollout_summary import RolloutSummary
 from grpo_tasks.continuous import end_rollout
 from grpo_tasks.curriculum import CurriculumResult
+from grpo_tasks.execution.stage import run_all
 from grpo_tasks.rollout import rollout
 from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.rollout_window import WindowResult, rollout_window
 from grpo_tasks.score import ScoreResult, score
 from grpo_tasks.split import SplitResult
-from grpo_tasks.stage import run_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

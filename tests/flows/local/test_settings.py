@@ -30,9 +30,9 @@ def test_grpo_debug_enables_debug_messages(value: str, enabled: bool):
     """Of this project alone: other loggers keep their level."""
     code = (
         "import logging; from grpo_local import settings; settings.enable_debug_logging();"
-        "logging.getLogger('grpo_tasks.executor').debug('ours'); logging.getLogger('urllib3').debug('theirs')"
+        "logging.getLogger('grpo_tasks.execution.executor').debug('ours'); logging.getLogger('urllib3').debug('theirs')"
     )
     environment = {**os.environ, "GRPO_DEBUG": value, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert ("DEBUG grpo_tasks.executor: ours" in done.stderr) is enabled
+    assert ("DEBUG grpo_tasks.execution.executor: ours" in done.stderr) is enabled
     assert "theirs" not in done.stderr

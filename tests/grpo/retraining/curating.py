@@ -9,7 +9,7 @@ from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import Source
 from grpo.retraining.curation import DAYS, CurationCounts, curate_conversations
 from grpo.scenario import Scenario
-from grpo_tasks.parts import StoredParts
+from grpo_tasks.execution.parts import StoredParts
 
 
 def curate(

@@ -20,7 +20,7 @@ from grpo.retraining.curation import ACCEPTED, DAYS, LIVE, REDACTED, REJECTED, c
 from grpo.scenario import Scenario
 from grpo.scenarios.readers.served import join_served
 from grpo.serving.erasure import erase
-from grpo_tasks.parts import StoredParts
+from grpo_tasks.execution.parts import StoredParts
 from tests.grpo.log.fixtures import NOON, turn
 from tests.grpo.log.test_compaction import write
 from tests.grpo.retraining.random_logs import TEXTS, RandomLog

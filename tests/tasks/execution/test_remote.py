@@ -24,10 +24,11 @@ from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.errors import ConfigError, NoLearningSignal
 from grpo.identity.cache_identity import RunInputs, stage_key
 from grpo.identity.code import source_digest
-from grpo_tasks import remote
-from grpo_tasks.executor import StageExecutor
-from grpo_tasks.remote import RemoteStages, decode, error_message
-from grpo_tasks.results import write_result
+from grpo_tasks.execution import remote
+from grpo_tasks.execution.executor import StageExecutor
+from grpo_tasks.execution.remote import RemoteStages
+from grpo_tasks.execution.remote_messages import decode, error_message
+from grpo_tasks.execution.results import write_result
 from grpo_tasks.rollout import RolloutResult, rollout
 from grpo_tasks.rollout_request import RolloutRequest
 from tests.doubles import put_file
@@ -230,7 +231,10 @@ def test_a_stage_that_no_worker_takes_is_told(
 ):
     """The run waits, and its log says for what."""
     monkeypatch.setattr(remote, "_WAITING_S", 0.0)
-    with caplog.at_level("WARNING", logger="grpo_tasks.remote"), _sending([inputs], deployment) as (parent, _, _):
+    with (
+        caplog.at_level("WARNING", logger="grpo_tasks.execution.remote"),
+        _sending([inputs], deployment) as (parent, _, _),
+    ):
         with get_client(sync_client=True) as client:
             _sent(client, parent, 1)
         deadline = time.monotonic() + PATIENCE_S

@@ -7,14 +7,13 @@ retry can fix, come back as type and text. The flow at the other end is `grpo_fl
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast, get_type_hints
+from typing import Any, Self, TypeVar, cast
 from uuid import UUID
 
 import httpx
@@ -25,15 +24,15 @@ from prefect.context import TaskRunContext
 from prefect.deployments import run_deployment
 from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectException
 from prefect.states import Cancelling
-from pydantic import BaseModel, ConfigDict, create_model
 
-from grpo.artifacts import Artifact, ArtifactStore
+from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import ComputeSettings
-from grpo.errors import ConfigError, GRPOError
+from grpo.errors import ConfigError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import module_digests, write_code_artifact
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import TRANSIENT, Stage
+from grpo_tasks.execution.remote_messages import encode, read_error, read_result_artifact
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import Stage
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=StageResult)
@@ -132,45 +131,6 @@ class RemoteStages:
                     raise CancelledRun(f"{flow_run.name} was given up, because the run that sent it has ended")
 
 
-def encode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """A stage's inputs as JSON."""
-    return _inputs(stage)(**inputs).model_dump(mode="json")
-
-
-def decode(stage: Stage[..., Any], inputs: dict[str, Any]) -> dict[str, Any]:
-    """A stage's inputs from JSON, converted to the types of its parameters."""
-    return dict(_inputs(stage).model_validate(inputs))
-
-
-def write_result_artifact(store: ArtifactStore, result: StageResult) -> Artifact:
-    """Store a result, for the machine that sent the stage."""
-    with store.new_file("result", ".json") as new:
-        new.path.write_text(result.model_dump_json(), encoding="utf-8")
-    return new.artifact
-
-
-def read_result_artifact(stage: Stage[..., R], message: str, store: str) -> R:
-    """The result that a remote stage left in the store. `message` is the message of its last state."""
-    path = ArtifactStore(store).path(Artifact.model_validate_json(message))
-    return stage.result_type.model_validate_json(path.read_bytes())
-
-
-def error_message(error: Exception) -> str:
-    """Message of the last state of a stage that ended with this error.
-
-    If a retry can fix it, the message names `TimeoutError` or `ConnectionError`, otherwise the type of the error.
-    """
-    kind = "TimeoutError" if isinstance(error, TimeoutError) else "ConnectionError"
-    return f"{kind if isinstance(error, TRANSIENT) else type(error).__name__}: {error}"
-
-
-def read_error(message: str) -> Exception | None:
-    """The error that a remote stage ended with, if it was a `GRPOError` or one that a retry can fix."""
-    name, separator, text = message.partition(": ")
-    kinds = {kind.__name__: kind for kind in (*_kinds(GRPOError), ConnectionError, TimeoutError)}
-    return kinds[name](text) if separator and name in kinds else None
-
-
 def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> FlowRun:
     """Create a run of the deployment. If an attempt of a task run calls this again, it gets the same run."""
     context = TaskRunContext.get()
@@ -215,14 +175,3 @@ def _cancel(flow_run: UUID) -> None:
             client.set_flow_run_state(flow_run, Cancelling(message="the run that sent it has ended"))
     except (httpx.HTTPError, PrefectException) as error:
         logger.warning("flow run %s could not be cancelled: %s", flow_run, error)
-
-
-def _kinds(kind: type[Exception]) -> list[type[Exception]]:
-    return [kind, *(further for child in kind.__subclasses__() for further in _kinds(child))]
-
-
-def _inputs(stage: Stage[..., Any]) -> type[BaseModel]:
-    """A model of a stage's parameters."""
-    hints = get_type_hints(inspect.unwrap(stage.function), include_extras=True)
-    fields: dict[str, Any] = {name: (hint, ...) for name, hint in hints.items() if name != "return"}
-    return create_model(f"{stage.name}_inputs", __config__=ConfigDict(extra="forbid"), **fields)

@@ -11,8 +11,8 @@ from prefect.client.orchestration import get_client
 
 from grpo.config.pipeline import EvaluationSettings
 from grpo.config.training import TrainingSettings
-from grpo_tasks import gpu_slots
-from grpo_tasks.gpu_slots import LIMIT, holds_gpu_slot
+from grpo_tasks.execution import gpu_slots
+from grpo_tasks.execution.gpu_slots import LIMIT, holds_gpu_slot
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 

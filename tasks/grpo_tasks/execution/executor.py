@@ -1,4 +1,4 @@
-"""Executor of a flow run. It runs the stages here, on a task runner or on the GPU pool, and keeps their timings."""
+"""Executors of a flow run. They run the stages here, on a task runner or on the GPU pool, and keep their timings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from grpo import progress
 from grpo.config.pipeline import ComputeSettings
 from grpo.config.rollout import RolloutSettings
-from grpo.errors import ConfigError, install_command
 from grpo.evaluation.schema import StageTiming
 from grpo.interrupts import stoppable
 from grpo.storage.home import private_files
-from grpo_tasks.remote import RemoteStages
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import Call, Stage, executed_by
+from grpo_tasks.execution.remote import RemoteStages
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import Call, Stage, executed_by
+from grpo_tasks.execution.task_runners import one_thread, shard_runner
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=StageResult)
@@ -41,11 +41,11 @@ class InProcessExecutor:
     """Runs stages in this process, one after the other, without task runs, so that no Prefect server is needed."""
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
-        """See `grpo_tasks.stage.Executor`."""
+        """See `grpo_tasks.execution.stage.Executor`."""
         return [call.stage.fn(**call.inputs) for call in calls]
 
     def start(self, call: Call[R]) -> Callable[[], R]:
-        """See `grpo_tasks.stage.Executor`. The call runs at once."""
+        """See `grpo_tasks.execution.stage.Executor`. The call runs at once."""
         result = call.stage.fn(**call.inputs)
         return lambda: result
 
@@ -61,7 +61,7 @@ class StageExecutor:
         self._timings: dict[str, _Timing] = {}
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
-        """See `grpo_tasks.stage.Executor`. A single call runs in this thread, several calls on the task runner."""
+        """See `grpo_tasks.execution.stage.Executor`. One call runs in this thread, several on the task runner."""
         stage, started = calls[0].stage, time.perf_counter()
         task = self._announce(stage, len(calls))
         if len(calls) == 1 and isinstance(self._runner, ThreadPoolTaskRunner):
@@ -71,7 +71,7 @@ class StageExecutor:
         return self._results(stage, states, started)
 
     def start(self, call: Call[R]) -> Callable[[], R]:
-        """See `grpo_tasks.stage.Executor`. The flow's own task runner has a thread for the call."""
+        """See `grpo_tasks.execution.stage.Executor`. The flow's own task runner has a thread for the call."""
         future = self._announce(call.stage, 1).submit(**call.inputs)
 
         def result() -> R:
@@ -117,11 +117,6 @@ class StageExecutor:
         return results
 
 
-def one_thread() -> TaskRunner[Any]:
-    """Task runner of a flow: one background thread, in which an update can run during the next rollout."""
-    return ThreadPoolTaskRunner(max_workers=1)
-
-
 @contextmanager
 def stage_executor(
     rollout: RolloutSettings | None = None, compute: ComputeSettings | None = None
@@ -136,33 +131,6 @@ def stage_executor(
         executor = StageExecutor(runner, remote)
         with executed_by(executor):
             yield executor
-
-
-def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
-    """Task runner of rollout shards: threads of this process, or a Dask cluster, which replaces dead workers.
-
-    Dask runs whatever is sent to its ports. Therefore a cluster that is started here accepts only clients with the
-    certificate that it makes for itself, and it serves no pages.
-
-    Raises `ConfigError` if Dask is configured and not installed.
-    """
-    if settings.runner == "threads":
-        return ThreadPoolTaskRunner(max_workers=settings.workers)
-    try:
-        from prefect_dask.task_runners import DaskTaskRunner
-    except ImportError as error:
-        raise ConfigError(
-            f"rollout.runner is dask, which is not installed ({error}). Call {install_command('dask')}, or "
-            "set it to threads"
-        ) from error
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # it logs each connection
-    if settings.dask_address is not None:
-        return DaskTaskRunner(address=settings.dask_address)
-    import dask
-
-    dask.config.set({f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker", "nanny")})
-    local = {"n_workers": settings.workers, "threads_per_worker": 1, "dashboard_address": None, "security": True}
-    return DaskTaskRunner(cluster_kwargs=local)
 
 
 def _wait(futures: Sequence[PrefectFuture[R]]) -> list[State[R]]:

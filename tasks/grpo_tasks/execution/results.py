@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -9,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ArtifactError
 from grpo.reads.recorder import changed
+from grpo.storage.home import home
 
 _FOLDER = "results"
 
@@ -62,6 +65,11 @@ def read_result(store: ArtifactStore, key: str, kind: type[R]) -> R | None:
 def write_result(store: ArtifactStore, key: str, result: StageResult) -> None:
     """Keep the result under this cache identity."""
     store.documents.write(f"{_FOLDER}/{key}", result.model_dump(mode="json"))
+
+
+def lock_path(key: str) -> Path:
+    """File of the lock of a cache identity."""
+    return home() / "locks" / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def stages_with_results(store: ArtifactStore) -> set[str]:

@@ -26,7 +26,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.rollout import RolloutSettings
 from grpo.errors import ConfigError
 from grpo_flows.train import train
-from grpo_tasks.executor import shard_runner
+from grpo_tasks.execution.task_runners import shard_runner
 from tests.doubles import changed
 
 

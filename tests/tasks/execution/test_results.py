@@ -11,8 +11,8 @@ import pytest
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.scenarios import PythonSource
 from grpo.errors import ArtifactError
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import stage
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import stage
 from tests.doubles import put_file
 
 
@@ -155,7 +155,7 @@ def test_a_declared_file_is_part_of_the_identity(tmp_path: Path):
 
 def test_a_result_of_another_type_is_refused(tmp_path: Path):
     """A document with a sound digest whose fields are not those of the stage's result."""
-    from grpo_tasks.results import read_result, write_result
+    from grpo_tasks.execution.results import read_result, write_result
 
     store = ArtifactStore(str(tmp_path))
     write_result(store, "weigh-1", StageResult(compute_s=1.0))

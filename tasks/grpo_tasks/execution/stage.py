@@ -7,44 +7,35 @@ also pickle, and does not notice if the file was changed. Prefect's page still s
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from grpo import progress
 from grpo.artifacts import ArtifactStore
-from grpo.errors import ArtifactError, GRPOError, printable
+from grpo.errors import ArtifactError, printable
 from grpo.identity.cache_identity import stage_key
-from grpo.identity.code import UserCode, executed_code
+from grpo.identity.code import executed_code
 from grpo.reads.recording import recorded_reads
-from grpo.storage.error_lines import one_line
-from grpo.storage.home import home
 from grpo.storage.locks import file_lock
 from grpo.user_failures import is_exception, user_code
-from grpo_tasks.results import StageResult, read_result, write_result
+from grpo_tasks.execution import retries
+from grpo_tasks.execution.results import StageResult, lock_path, read_result, write_result
+from grpo_tasks.execution.user_reads import own_folders, warn_of_unseen
 
 if TYPE_CHECKING:
     from prefect import Task
-    from prefect.client.schemas.objects import State
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=StageResult)
 
 logger = logging.getLogger(__name__)
-
-TRANSIENT = (ConnectionError, TimeoutError, BrokenExecutor)
-"""Faults that a retry can fix: a dropped connection, a timeout, a worker that died."""
-PAUSES_S = (1.0, 10.0, 60.0, 120.0)
-"""Pauses before a stage is tried again. An object store or a database that is restarted is away for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +47,7 @@ class Call(Generic[R]):
 
 
 class Executor(Protocol):
-    """Runs the stages of a flow run, see `grpo_tasks.executor` and, for a dry run, `grpo_flows.dry_run`."""
+    """Runs the stages of a flow run, see `grpo_tasks.execution.executor` and, for a dry run, `grpo_flows.dry_run`."""
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
         """Results of these calls of one stage, in order. If there are several calls, they may run in parallel."""
@@ -148,10 +139,10 @@ class Stage(Generic[P, R]):
             name=self.name,
             cache_policy=NO_CACHE,
             persist_result=False,
-            retries=len(PAUSES_S),
-            retry_delay_seconds=list(PAUSES_S),
+            retries=len(retries.PAUSES_S),
+            retry_delay_seconds=list(retries.PAUSES_S),
             retry_jitter_factor=0.2,
-            retry_condition_fn=is_transient,
+            retry_condition_fn=retries.is_transient,
         )(work)
 
     def _run(self, inputs: dict[str, Any]) -> R:
@@ -218,21 +209,6 @@ def executed_by(executor: Executor) -> Iterator[None]:
         _executor.reset(token)
 
 
-def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool:
-    """Retry only faults that a second try can fix. A `GRPOError` fails at once."""
-    try:
-        state.result()
-    except GRPOError:
-        return False
-    except TRANSIENT as error:
-        if (tried := task_run.run_count) <= len(PAUSES_S):
-            progress.report(f"{task.name} in {PAUSES_S[tried - 1]:g} s again: {one_line(error)}", 0, 1)
-        return True
-    except BaseException:
-        return False
-    return False
-
-
 @contextmanager
 def _escaped_errors() -> Iterator[None]:
     """Escape control characters in an exception: it may come from user code, and Prefect's database keeps its text."""
@@ -254,28 +230,3 @@ def _show_as_cached() -> None:
     transaction = get_transaction()
     if transaction is not None:
         transaction.state = TransactionState.COMMITTED
-
-
-def own_folders(store: ArtifactStore) -> tuple[Path, ...]:
-    """Folders in which files are not inputs of a stage: the home, and the store if it is local."""
-    return (home(), Path(store.root)) if store.is_local else (home(),)
-
-
-def warn_of_unseen(stage: str, code: UserCode, unseen: Sequence[str]) -> None:
-    """Warn once per process and way that something is read that cannot be seen, unless reads are declared."""
-    for way in unseen:
-        if not code.declares and (stage, way) not in _warned:
-            _warned.add((stage, way))
-            logger.warning(
-                "%s: %s reads through %s, of which not everything is seen (docs/identity.md). Declare what it reads, "
-                "or its changes are not noticed: reads: [FILE, $VARIABLE]",
-                *(stage, " and ".join(code.references), way),
-            )
-
-
-_warned: set[tuple[str, str]] = set()
-
-
-def lock_path(key: str) -> Path:
-    """File of the lock of a cache identity."""
-    return home() / "locks" / hashlib.sha256(key.encode()).hexdigest()[:32]

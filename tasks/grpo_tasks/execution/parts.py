@@ -17,8 +17,7 @@ from grpo.errors import ArtifactError
 from grpo.identity.cache_identity import stage_key
 from grpo.registry.retention import Retention
 from grpo.storage.locks import file_lock
-from grpo_tasks.results import StageResult, read_result, write_result
-from grpo_tasks.stage import lock_path
+from grpo_tasks.execution.results import StageResult, lock_path, read_result, write_result
 
 logger = logging.getLogger(__name__)
 

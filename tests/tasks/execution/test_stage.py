@@ -1,43 +1,20 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import BrokenExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from prefect import flow
-from prefect.states import State, StateType
 
 from grpo import progress
-from grpo.errors import GRPOError, NoEffect
-from grpo_tasks import stage as stages
-from grpo_tasks.results import StageResult
-from grpo_tasks.stage import is_transient, uncached_stage
-
-
-@pytest.mark.parametrize(
-    ("error", "again"),
-    [
-        (ConnectionError("reset"), True),
-        (ConnectionResetError("peer"), True),
-        (TimeoutError("slow"), True),
-        (BrokenExecutor("worker died"), True),
-        (GRPOError("bad"), False),
-        (NoEffect("none"), False),
-        (ValueError("bug"), False),
-    ],
-)
-def test_only_what_a_second_try_can_mend_is_retried(error: Exception, again: bool):
-    """Lost connections and workers are; an error of ours or in the code is not."""
-    state: State[object] = State(type=StateType.FAILED, data=error)
-    tried = SimpleNamespace(name="rollout", run_count=1)
-    assert is_transient(tried, tried, state) is again  # type: ignore[arg-type]
+from grpo_tasks.execution import retries
+from grpo_tasks.execution.results import StageResult
+from grpo_tasks.execution.stage import uncached_stage
 
 
 def test_a_stage_waits_for_what_it_needs_and_says_so(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A store that is away for two tries: the third has the result; each pause and its cause are reported."""
-    monkeypatch.setattr(stages, "PAUSES_S", (0.02, 0.01, 0.01))
+    monkeypatch.setattr(retries, "PAUSES_S", (0.02, 0.01, 0.01))
     tries: list[int] = []
     reported: list[str] = []
 

@@ -256,9 +256,9 @@ def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]
         return split, tuple(missing)
     try:
         policy = base
-        for step in training_steps(config, data.artifact, split, base):
+        for step in training_steps(config, split, base):
             policy = step.policy
-        collect_heldout(config, policy.checkpoint, data.artifact, split)
+        collect_heldout(config, policy.checkpoint, split)
     except NotCached as miss:
         missing.append(miss.stage)
     return split, tuple(missing)

@@ -93,7 +93,7 @@ def measure(config: PipelineConfig, model: str, *, whole: bool) -> tuple[str, Sc
     )
     if checkpoint is None:
         checkpoint = base_policy(config.policy.model_copy(update={"model": model}), config.store).checkpoint
-    heldout = collect_heldout(config, checkpoint, data.artifact, data.split)
+    heldout = collect_heldout(config, checkpoint, data.split)
     evaluated = evaluate_policy(scored=heldout.scored, settings=config.evaluation, seed=config.seed, store=config.store)
     return model, data, evaluated
 

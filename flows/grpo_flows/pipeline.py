@@ -107,7 +107,6 @@ class Step:
 
 def training_steps(
     config: PipelineConfig,
-    scenarios: Artifact,
     split: SplitResult,
     base: Checkpoint,
     checkpoints: RunCheckpoints | None = None,
@@ -124,7 +123,7 @@ def training_steps(
     """
     finished = 0
     try:
-        for step in _steps(config, scenarios, split, base, checkpoints, collected, recompute_removed=False):
+        for step in _steps(config, split, base, checkpoints, collected, recompute_removed=False):
             finished += 1
             yield step
     except RemovedError as error:
@@ -132,7 +131,7 @@ def training_steps(
         if checkpoints is not None:
             checkpoints.restart()
         base = starting_policies(config, base_policy(config.policy, config.store))[-1]
-        again = _steps(config, scenarios, split, base, checkpoints, collected, recompute_removed=True)
+        again = _steps(config, split, base, checkpoints, collected, recompute_removed=True)
         for index, step in enumerate(again):
             if index >= finished:
                 yield step
@@ -172,7 +171,7 @@ def measure_tuning(
     """
 
     def measure(policy: Checkpoint) -> SliceMetrics:
-        heldout = collect_heldout(config, policy.checkpoint, data.artifact, data.split)
+        heldout = collect_heldout(config, policy.checkpoint, data.split)
         evaluated = evaluate_policy(
             scored=heldout.scored, settings=config.evaluation, seed=config.seed, store=config.store
         )
@@ -205,7 +204,6 @@ def measure_tuning(
 
 def _steps(
     config: PipelineConfig,
-    scenarios: Artifact,
     split: SplitResult,
     base: Checkpoint,
     checkpoints: RunCheckpoints | None,
@@ -215,7 +213,7 @@ def _steps(
 ) -> Iterator[Step]:
     """Iterate from the base on. With `recompute_removed`, an update is computed again if its checkpoint was removed."""
     store, settings = ArtifactStore(config.store), config.rollout
-    distilled = _distillation_inputs(config, scenarios)
+    distilled = _distillation_inputs(config, split.scenarios)
     iterations, stale = config.training.iterations, settings.staleness > 0
     policy, ahead, past = base, None, None
     rollouts: Rollouts | None = None
@@ -223,13 +221,9 @@ def _steps(
     try:
         for index in range(iterations):
             if settings.mode == "continuous":
-                rollouts = collect_window(
-                    config, policy.checkpoint, scenarios, split, iteration=index, previous=rollouts
-                )
+                rollouts = collect_window(config, policy.checkpoint, split, iteration=index, previous=rollouts)
             else:
-                rollouts = ahead or collect_rollouts(
-                    config, policy.checkpoint, scenarios, split, iteration=index, past=past
-                )
+                rollouts = ahead or collect_rollouts(config, policy.checkpoint, split, iteration=index, past=past)
             if collected is not None:
                 collected(RolloutRecord(part=index, scored=rollouts.scored))
             if index == 0:
@@ -250,7 +244,7 @@ def _steps(
             )
             if stale and index + 1 < iterations:
                 wait = start(update)
-                ahead = collect_rollouts(config, policy.checkpoint, scenarios, split, iteration=index + 1, past=past)
+                ahead = collect_rollouts(config, policy.checkpoint, split, iteration=index + 1, past=past)
                 trained = wait()
             else:
                 ahead, trained = None, run_all([update])[0]

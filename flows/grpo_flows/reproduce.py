@@ -76,7 +76,7 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
     with stage_executor(config.rollout) as executor:
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         starts = starting_policies(config, base_policy(config.policy, config.store))
-        steps = list(training_steps(config, data.artifact, data.split, starts[-1], RunCheckpoints(config, starts[-1])))
+        steps = list(training_steps(config, data.split, starts[-1], RunCheckpoints(config, starts[-1])))
     return provenance(
         config,
         sources=inputs.sources,

@@ -346,7 +346,7 @@ def _reevaluate(pipeline: PipelineConfig, serving: Champion) -> tuple[float, flo
     divided = split(
         scenarios=data.scenarios, validation_fraction=data.validation_fraction, limit=data.limit, store=pipeline.store
     )
-    heldout = collect_heldout(pipeline, serving.checkpoint, data.scenarios, divided)
+    heldout = collect_heldout(pipeline, serving.checkpoint, divided)
     interval = mean(
         read_all([ArtifactStore(pipeline.store).path(heldout.scored)]),
         pipeline.evaluation,

@@ -125,14 +125,14 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
             checkpoints = RunCheckpoints(config, start)
             so_far.removed = checkpoints.removed
             with iteration_progress(config.training.iterations) as progress:
-                for step in training_steps(config, data.artifact, data.split, start, checkpoints, so_far.collected):
+                for step in training_steps(config, data.split, start, checkpoints, so_far.collected):
                     steps.append(step)
                     progress(len(steps))
             candidate, run = steps[-1].policy, run.after(executor.reads)
             so_far.inputs = run
             champion = _champion(config, run, serving, start)
-            before = collect_heldout(config, champion, data.artifact, data.split)
-            after = collect_heldout(config, candidate.checkpoint, data.artifact, data.split)
+            before = collect_heldout(config, champion, data.split)
+            after = collect_heldout(config, candidate.checkpoint, data.split)
             so_far.evaluation = evaluation = evaluate(
                 champion=before.scored,
                 candidate=after.scored,

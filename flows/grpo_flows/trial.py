@@ -47,10 +47,10 @@ def trial(
             scenarios=data.artifact, split=data.split.split, share=plan.validation_fraction, store=config.store
         )
         due = evaluation_iterations(config.training.iterations, plan.intermediate_evals)
-        for index, step in enumerate(training_steps(config, data.artifact, split, base), start=1):
+        for index, step in enumerate(training_steps(config, split, base), start=1):
             if index not in due:
                 continue
-            summary = collect_heldout(plan.base, step.policy.checkpoint, data.artifact, split).summary
+            summary = collect_heldout(plan.base, step.policy.checkpoint, split).summary
             metrics = {"reward": summary.reward, "success": summary.success}
             value = metrics[plan.metric]
             stages = executor.timings()

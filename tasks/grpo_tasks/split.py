@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class SplitResult(StageResult):
-    """Scenario ids of both splits, as JSON."""
+    """Scenarios, and their ids in both splits, as JSON."""
 
+    scenarios: Artifact
     split: Artifact
     train: int
     heldout: int
@@ -50,6 +51,7 @@ def split(
         logger.warning("left out: %s", reason)
     splits = split_scenarios(table, validation_fraction=validation_fraction, limit=limit, excluded=excluded)
     return SplitResult(
+        scenarios=scenarios,
         split=write_split(artifacts, splits),
         train=len(splits.train),
         heldout=len(splits.heldout),

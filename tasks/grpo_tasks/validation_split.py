@@ -14,4 +14,9 @@ def validation_split(scenarios: Artifact, split: Artifact, share: float, store: 
     """Split the training scenarios again. The held-out scenarios of `split` are in neither part."""
     artifacts = ArtifactStore(store)
     splits = hold_back_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, read_split(artifacts, split), share=share)
-    return SplitResult(split=write_split(artifacts, splits), train=len(splits.train), heldout=len(splits.heldout))
+    return SplitResult(
+        scenarios=scenarios,
+        split=write_split(artifacts, splits),
+        train=len(splits.train),
+        heldout=len(splits.heldout),
+    )

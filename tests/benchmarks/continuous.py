@@ -73,7 +73,7 @@ def train(folder: Path, *, max_staleness: int, delay_s: float, iterations: int, 
     with executed_by(InProcessExecutor()):
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         base = base_policy(config.policy, config.store)
-        for step in training_steps(config, data.artifact, data.split, base):
+        for step in training_steps(config, data.split, base):
             seconds.append(time.perf_counter() - began)
             steps.append(step)
         store = ArtifactStore(config.store)

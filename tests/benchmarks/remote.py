@@ -121,7 +121,7 @@ def _train(home: Path) -> _Measured:
             with executed_by(measured[0]):
                 data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
                 base = base_policy(config.policy, config.store)
-                for _ in training_steps(config, data.artifact, data.split, base):
+                for _ in training_steps(config, data.split, base):
                     pass
 
     run()

@@ -58,7 +58,7 @@ class Executor(InProcessExecutor):
         with executed_by(self):
             data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
             base = base_policy(config.policy, config.store)
-            return list(training_steps(config, data.artifact, data.split, base))
+            return list(training_steps(config, data.split, base))
 
     def episodes(self, config: PipelineConfig, window: int) -> list[Trajectory]:
         """Trajectories of a window."""

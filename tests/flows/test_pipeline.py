@@ -106,8 +106,9 @@ def test_turn_rewards_that_mislead_are_refused_before_anything_is_trained(tmp_pa
     sections = short_run(tmp_path, training=training, rollout={"staleness": staleness})
     config = PipelineConfig.model_validate(sections)
     artifact = Artifact(uri="/given", sha256="0", kind="given")
-    split, base = SplitResult(split=artifact, train=8, heldout=4), Checkpoint(checkpoint=artifact, policy="p")
+    split = SplitResult(scenarios=artifact, split=artifact, train=8, heldout=4)
+    base = Checkpoint(checkpoint=artifact, policy="p")
     with executed_by(ScoredRollouts(BAD)), pytest.raises(RewardError, match="turn rewards mislead"):
-        next(training_steps(config, artifact, split, base))
+        next(training_steps(config, split, base))
     with executed_by(ScoredRollouts(GOOD)), pytest.raises(AssertionError, match="train was run before"):
-        next(training_steps(config, artifact, split, base))
+        next(training_steps(config, split, base))

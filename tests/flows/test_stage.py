@@ -136,7 +136,7 @@ def test_a_remote_stage_shares_its_cache_with_the_stage_itself(tmp_path: Path):
 
     def send(given: dict[str, Any]) -> SplitResult:
         sent.append(given)
-        return SplitResult(split=artifact, train=3, heldout=1, compute_s=1.5)
+        return SplitResult(scenarios=artifact, split=artifact, train=3, heldout=1, compute_s=1.5)
 
     artifact = put_file(ArtifactStore(str(tmp_path)), "split", ".json", lambda path: path.write_text("{}"))
     given = {"scenarios": _artifact("scenarios"), "validation_fraction": 0.25, "limit": None, "store": str(tmp_path)}

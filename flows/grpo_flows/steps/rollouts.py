@@ -48,7 +48,6 @@ class Rollouts:
 def collect_rollouts(
     config: PipelineConfig,
     policy: Artifact,
-    scenarios: Artifact,
     split: SplitResult,
     *,
     iteration: int,
@@ -57,20 +56,19 @@ def collect_rollouts(
     """Roll out and score one training iteration. `past` is the curriculum after the iteration before it."""
 
     def collect(round: int) -> ScoreResult:
-        return _collect(config, policy, scenarios, split, part=iteration, round=round, past=past)
+        return _collect(config, policy, split, part=iteration, round=round, past=past)
 
     return dynamic_sampling(collect, config.rollout, scenarios=split.train)
 
 
-def collect_heldout(config: PipelineConfig, policy: Artifact, scenarios: Artifact, split: SplitResult) -> ScoreResult:
+def collect_heldout(config: PipelineConfig, policy: Artifact, split: SplitResult) -> ScoreResult:
     """Roll out and score the held-out scenarios."""
-    return _collect(config, policy, scenarios, split, part="heldout", round=0)
+    return _collect(config, policy, split, part="heldout", round=0)
 
 
 def collect_window(
     config: PipelineConfig,
     policy: Artifact,
-    scenarios: Artifact,
     split: SplitResult,
     *,
     iteration: int,
@@ -81,7 +79,7 @@ def collect_window(
     `policy` is the checkpoint that the window is trained on.
     """
     result = rollout_window(
-        request=_request(config, policy, scenarios, split),
+        request=_request(config, policy, split),
         iteration=iteration,
         iterations=config.training.iterations,
         store=config.store,
@@ -90,7 +88,7 @@ def collect_window(
     collected = Rollouts(rounds=(), window=result)
     try:
         end_window(config, previous)  # another process may have written the window
-        return replace(collected, rounds=(_score(config, (result.rollout,), scenarios),))
+        return replace(collected, rounds=(_score(config, (result.rollout,), split.scenarios),))
     except BaseException:
         end_window(config, collected)
         raise
@@ -123,7 +121,6 @@ def dynamic_sampling(collect: Callable[[int], ScoreResult], settings: RolloutSet
 def _collect(
     config: PipelineConfig,
     policy: Artifact,
-    scenarios: Artifact,
     split: SplitResult,
     *,
     part: int | Literal["heldout"],
@@ -135,7 +132,7 @@ def _collect(
     shards = run_all(
         [
             rollout.bind(
-                request=_request(config, policy, scenarios, split),
+                request=_request(config, policy, split),
                 samples=config.evaluation.samples if heldout else config.rollout.group_size,
                 temperature=config.evaluation.temperature if heldout else config.rollout.temperature,
                 part=part,
@@ -147,13 +144,13 @@ def _collect(
             for shard in range(config.rollout.shards)
         ]
     )
-    return _score(config, tuple(result.rollout for result in shards), scenarios)
+    return _score(config, tuple(result.rollout for result in shards), split.scenarios)
 
 
-def _request(config: PipelineConfig, policy: Artifact, scenarios: Artifact, split: SplitResult) -> RolloutRequest:
+def _request(config: PipelineConfig, policy: Artifact, split: SplitResult) -> RolloutRequest:
     return RolloutRequest(
         checkpoint=policy,
-        scenarios=scenarios,
+        scenarios=split.scenarios,
         split=split.split,
         parts=config.episode_parts,
         settings=config.rollout,

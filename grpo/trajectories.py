@@ -100,6 +100,17 @@ class Outcome:
         success = None if unjudged else all(checks.values())
         return cls(success=success, checks=checks, state=state or {}, unjudged=unjudged)
 
+    @classmethod
+    def of_reward(cls, reward: float | None, *, success_reward: float | None, state: Mapping[str, Any]) -> Outcome:
+        """Make an outcome from the environment's own reward: success if it is at least `success_reward`.
+
+        If either is None, success is None.
+        """
+        if success_reward is None or reward is None:
+            return cls(success=None, state=state, reward=reward)
+        success = reward >= success_reward
+        return cls(success=success, checks={"success_reward": success}, state=state, reward=reward)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:

@@ -101,11 +101,7 @@ class TRLEnvironment(Environment):
         """Reward and attributes of the instance."""
         instance = state.metadata["instance"]
         reward = await self._reward(instance)
-        saved = save_state(instance)
-        if self.success_reward is None or reward is None:
-            return Outcome(success=None, state=saved, reward=reward)
-        success = reward >= self.success_reward
-        return Outcome(success=success, checks={"success_reward": success}, state=saved, reward=reward)
+        return Outcome.of_reward(reward, success_reward=self.success_reward, state=save_state(instance))
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
         """True if there is a `success_reward`."""

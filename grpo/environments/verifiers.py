@@ -95,11 +95,7 @@ class VerifiersEnvironment(Environment):
         await task.score(trace)
         rewards = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
         saved = {"rewards": rewards, "metrics": dict(trace.metrics)}
-        reward = float(trace.reward)
-        if self.success_reward is None:
-            return Outcome(success=None, state=saved, reward=reward)
-        success = reward >= self.success_reward
-        return Outcome(success=success, checks={"success_reward": success}, state=saved, reward=reward)
+        return Outcome.of_reward(float(trace.reward), success_reward=self.success_reward, state=saved)
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
         """True if there is a `success_reward`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Any, Self
 
@@ -29,7 +30,7 @@ from grpo.serving.requests.turn_log import TurnLog
 
 _MOST_BYTES = 64 * 2**10
 _MOST_LEVELS = 16
-BYTES_OF_A_TOKEN = 4
+_BYTES_OF_A_TOKEN = 4
 REPAIR_S = 60.0
 
 
@@ -157,20 +158,30 @@ async def log_feedback(
     turn, and 503 if it is not known whether the conversation was erased. Errors of the limiter and the log are passed
     on.
     """
-    tokens = 1 + len(body.model_dump_json()) // BYTES_OF_A_TOKEN
-    reservation = await limiter.reserve(caller, tokens)
-    try:
+    async with counted(body, caller, limiter):
         refuse_outcomes(body, caller)
         _refuse_unknown(body, caller, log)
         record = body.to_record(caller, now=now)
         await log.append(record)
+    return record
+
+
+@asynccontextmanager
+async def counted(body: BaseModel, caller: Caller, limiter: Limiter) -> AsyncIterator[None]:
+    """Count a request in the limits of its key, by its size, also if the block refuses it.
+
+    If the guard counts a refusal of the block as a refused request, it does not count here as well.
+    """
+    tokens = 1 + len(body.model_dump_json()) // _BYTES_OF_A_TOKEN
+    reservation = await limiter.reserve(caller, tokens)
+    try:
+        yield
     except APIError as error:
-        if error.status in STATUSES:  # the guard counts it as a refused request
+        if error.status in STATUSES:
             await reservation.cancel()
         raise
     finally:
         await reservation.settle(tokens)
-    return record
 
 
 def refuse_outcomes(body: BaseModel, caller: Caller) -> None:

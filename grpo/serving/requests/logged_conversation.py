@@ -17,13 +17,12 @@ from grpo.log.conversation import LoggedConversation, LoggedIds, append_conversa
 from grpo.scenario import Domain, Expected
 from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter
-from grpo.serving.access.refused_work import STATUSES
 from grpo.serving.protocol.api_errors import APIError, invalid_request, overloaded
 from grpo.serving.protocol.chat_messages import ChatMessage, to_logged_messages
 from grpo.serving.protocol.chat_request import MAX_MESSAGES
 from grpo.serving.protocol.chat_tools import MAX_TOOLS, ToolPart
 from grpo.serving.protocol.json_bounds import BoundedFields
-from grpo.serving.requests.feedback import BYTES_OF_A_TOKEN, REPAIR_S, FeedbackText, bounded, refuse_outcomes
+from grpo.serving.requests.feedback import REPAIR_S, FeedbackText, bounded, counted, refuse_outcomes
 from grpo.serving.requests.turn_log import TurnLog
 
 _FEEDBACK = ("rating", "comment", "success", "expected", "world")
@@ -96,20 +95,12 @@ async def log_conversation(
     scope, 410 if it or its user was erased, and 503 if that is not known. Errors of the limiter and the log are passed
     on.
     """
-    tokens = 1 + len(body.model_dump_json()) // BYTES_OF_A_TOKEN
-    reservation = await limiter.reserve(caller, tokens)
-    try:
+    async with counted(body, caller, limiter):
         refuse_outcomes(body, caller)
         ids = await _append(body.to_conversation(now=now), caller, log, now=now)
         if ids is None:
             message = "the conversation or its user was erased, so that it is not logged again"
             raise APIError(410, message, code="conversation_erased")
-    except APIError as error:
-        if error.status in STATUSES:  # the guard counts it as a refused request
-            await reservation.cancel()
-        raise
-    finally:
-        await reservation.settle(tokens)
     return LogReceipt(conversation_id=ids.conversation_id, turn_ids=ids.turn_ids)
 
 

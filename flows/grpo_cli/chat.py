@@ -102,7 +102,7 @@ def checkpoint_policy(model: str) -> Any:
         return None
     from grpo.artifacts import store_of
     from grpo.learner.checkpoints import load_policy
-    from grpo_tasks.models import stored_checkpoint
+    from grpo_tasks.model_addresses import stored_checkpoint
 
     artifact = stored_checkpoint(model)
     return None if artifact is None else load_policy(store_of(artifact), artifact)

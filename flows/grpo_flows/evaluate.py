@@ -22,7 +22,7 @@ from grpo_local import preflight
 from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
 from grpo_tasks.execution.executor import stage_executor
 from grpo_tasks.execution.task_runners import one_thread
-from grpo_tasks.models import REGISTERED, stored_checkpoint
+from grpo_tasks.model_addresses import REGISTERED, stored_checkpoint
 from grpo_tasks.registry import registry
 
 

@@ -20,7 +20,7 @@ from grpo.scenarios.sources import SOURCES, content_hash
 from grpo.storage.home import home
 from grpo_local import checks
 from grpo_local.checks import CheckResult
-from grpo_tasks.models import REGISTERED
+from grpo_tasks.model_addresses import REGISTERED
 
 
 def check(

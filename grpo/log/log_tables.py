@@ -89,7 +89,7 @@ def _table(path: Path) -> LogTable:
 
 @lru_cache(maxsize=4096)
 def _segments(path: Path, key: tuple[int, int] | None) -> Mapping[str, str]:
-    """Segments in the metadata of a merged file. Empty if it is damaged: whoever reads its rows reports that."""
+    """Segments in the metadata of a merged file. Empty if it is damaged: the reader of its rows reports that."""
     metadata = try_call(lambda: json.loads((pq.read_schema(path).metadata or {})[SEGMENTS_KEY]))
     return {} if isinstance(metadata, Exception) else metadata
 

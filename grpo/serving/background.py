@@ -10,7 +10,7 @@ from typing import Any
 def in_background(work: Coroutine[Any, Any, None], failed: Callable[[BaseException], None]) -> asyncio.Task[None]:
     """Start work that goes on until `stop`. If it ends by an error before that, `failed` gets the error at once.
 
-    Nobody awaits such a task while the server runs. Without `failed` the server would go on without its work, and its
+    Nothing awaits such a task while the server runs. Without `failed` the server would go on without its work, and its
     error would be known only at the end.
     """
 

@@ -9,7 +9,7 @@ from grpo.scenarios.subset import select_scenarios
 from grpo_flows.evaluate import evaluated_model, measure
 from grpo_flows.plans.outline import Outline, follow
 from grpo_local import preflight
-from grpo_tasks.models import stored_checkpoint
+from grpo_tasks.model_addresses import stored_checkpoint
 from grpo_tasks.split import SplitResult
 
 

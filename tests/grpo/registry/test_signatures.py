@@ -43,7 +43,7 @@ from grpo.storage.moved import rewrite_places
 from grpo.storage.signing import KEY, key_file
 from grpo_flows.plans.reproduce import plan_reproduction
 from grpo_flows.reproduce import reproduce, require_unchanged
-from grpo_tasks.models import stored_checkpoint
+from grpo_tasks.model_addresses import stored_checkpoint
 from grpo_tasks.registry import registry as current_registry
 from tests.doubles import DESK_SCENARIOS, put_folder
 from tests.grpo.evaluation.test_html_report import document, evaluation

@@ -16,6 +16,7 @@ from grpo.learner.empty_model import empty_model
 from grpo.learner.memory_estimate import memory_estimate
 from grpo.learner.model_sizes import ModelSizes, model_sizes
 from grpo.learner.process_memory import GATHERED, ProcessMemory, process_memory
+from grpo.policy.transformers.dtype import Dtype
 from grpo.storage.files import write_atomically
 from tests.benchmarks.page import Table, read
 from tests.places import ROOT
@@ -33,13 +34,17 @@ MODELS = {
 PER_NODE = 8
 NODES = (1, 2, 4, 8)
 MICROBATCH = 4096
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
 def main() -> None:
     """Write the section of the page."""
     rows = [row for name in MODELS for row in _rows(name)]
-    head = ("model", "trained", "GPUs", "state GB", "buffers GB", "activations GB", "load GB", "peak GB", "fits 80 GB")
+    head = (
+        "model", "trained", "policy.dtype", "GPUs", "state GB", "buffers GB", "activations GB", "load GB", "peak GB",
+        "fits 80 GB",
+    )  # fmt: skip
     keep(f"{TEXT}\n\n{Table(head=head, rows=tuple(rows)).markdown()}\n\n{against_the_bench()}", PAGE)
 
 
@@ -48,19 +53,25 @@ Written by `python -m tests.scale` from the estimates of `grpo train CONFIG --dr
 here: the table is arithmetic. `training.sharding` is sharded, with one process for each GPU and {PER_NODE} GPUs in a
 node, gradient checkpointing, and passes of {MICROBATCH:,} tokens (`training.microbatch_tokens`). For all weights a
 process holds (4 + 4 + 4 + 8) bytes a weight / GPUs: the policy, its reference, gradients and two moments, all in
-float32. For adapters it holds 4 bytes a weight / GPUs, and the base is read whole by each process, which is what does
-not fit. Buffers are the gathered layers and their gradients; activations are of one pass."""
+float32, whatever `policy.dtype` is. For adapters it holds 4 or 2 bytes a weight of the base / GPUs, and the adapters
+with their gradients and moments whole. It reads its share of the base in float32. Buffers are the gathered layers and
+their gradients, and activations are of one pass, counted in float32. The rows of a model end with the first number of
+GPUs that is enough."""
 
 
 def _rows(name: str) -> Iterator[tuple[str, ...]]:
     for trained, lora in (("all weights", None), ("LoRA, r 16", LoraSettings())):
         with TemporaryDirectory() as folder:
             sizes = _sizes(name, Path(folder), lora)
-        for nodes in NODES:
-            memory = _memory(sizes, lora, nodes)
-            parts = (memory.state, memory.buffers, memory.activations or 0, memory.load, memory.peak)
-            fits = "yes" if memory.peak <= DEVICE else "no"
-            yield (name, trained, f"{nodes * PER_NODE}", *(f"{size / 1e9:.1f}" for size in parts), fits)
+        for dtype in DTYPES:
+            for nodes in NODES:
+                memory = _memory(sizes, lora, dtype, nodes)
+                parts = (memory.state, memory.buffers, memory.activations or 0, memory.load, memory.peak)
+                fits = memory.peak <= DEVICE
+                gigabytes = (f"{size / 1e9:.1f}" for size in parts)
+                yield (name, trained, dtype, f"{nodes * PER_NODE}", *gigabytes, "yes" if fits else "no")
+                if fits:
+                    break
 
 
 def _sizes(name: str, folder: Path, lora: LoraSettings | None) -> ModelSizes:
@@ -82,7 +93,7 @@ def _sizes(name: str, folder: Path, lora: LoraSettings | None) -> ModelSizes:
     return model_sizes(folder, training, lambda: empty_model(folder, training))
 
 
-def _memory(sizes: ModelSizes, lora: LoraSettings | None, nodes: int) -> ProcessMemory:
+def _memory(sizes: ModelSizes, lora: LoraSettings | None, dtype: Dtype, nodes: int) -> ProcessMemory:
     training = TrainingSettings(
         lora=lora,
         nodes=nodes,
@@ -91,13 +102,13 @@ def _memory(sizes: ModelSizes, lora: LoraSettings | None, nodes: int) -> Process
         gradient_checkpointing=True,
         microbatch_tokens=MICROBATCH,
     )
-    estimate = memory_estimate(sizes, training, episodes=0, max_context=MICROBATCH)
-    return process_memory(estimate, sizes, training)
+    estimate = memory_estimate(sizes, training, episodes=0, max_context=MICROBATCH, dtype=dtype)
+    return process_memory(estimate, sizes, training, dtype=dtype)
 
 
 def against_the_bench() -> str:
     """The estimate of the bench's model, without a reference, beside the measured peak of a step."""
-    (table,) = read()["sharded"].findings.tables
+    table = read()["sharded"].findings.tables[0]
     lines = []
     for row in table.rows:
         step = dict(zip(table.head, row, strict=True))

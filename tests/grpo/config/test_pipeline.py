@@ -172,5 +172,5 @@ def test_sharded_weights_go_with_passes_in_bfloat16(tmp_path: Path):
     sharded = {**correction, "processes": 2, "sharding": "sharded"}
     playable = changed(short_run(tmp_path), policy={"dtype": "bfloat16"}, training=sharded)
     assert PipelineConfig.model_validate(playable).training.sharding == "sharded"
-    with pytest.raises(ValidationError, match="policy.dtype bfloat16 does not go with precision bf16"):
+    with pytest.raises(ValidationError, match=r"policy\.dtype bfloat16 does not go with precision bf16"):
         PipelineConfig.model_validate(changed(playable, training={"precision": "bf16"}))

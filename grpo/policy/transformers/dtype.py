@@ -69,6 +69,7 @@ def cast_frozen(model: PreTrainedModel, dtype: Dtype) -> None:
             continue
         rounded = parameter.to(getattr(torch, dtype))
         if is_sharded(parameter):  # an assignment to its data would leave the shard as it is
-            torch.utils.swap_tensors(parameter, torch.nn.Parameter(rounded, requires_grad=False))
+            shard = torch.nn.Parameter(rounded, requires_grad=False)
+            torch.utils.swap_tensors(parameter, shard)  # type: ignore[no-untyped-call]
         else:
             parameter.data = rounded

@@ -15,9 +15,12 @@ from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.learner.empty_model import empty_model
 from grpo.learner.memory_estimate import memory_estimate
 from grpo.learner.model_sizes import ModelSizes, model_sizes
-from grpo.learner.process_memory import GATHERED, ProcessMemory, process_memory
+from grpo.learner.process_memory import FROZEN, GATHERED, ProcessMemory, process_memory
+from grpo.policy.transformers.dtype import Dtype
 from grpo.storage.files import write_atomically
 from tests.benchmarks.page import Table, read
+from tests.benchmarks.sharded import SIZES
+from tests.benchmarks.sharded_rank import TOKENS
 from tests.places import ROOT
 
 PAGE = ROOT / "docs" / "scale.md"
@@ -33,41 +36,49 @@ MODELS = {
 PER_NODE = 8
 NODES = (1, 2, 4, 8)
 MICROBATCH = 4096
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
 
 
 def main() -> None:
     """Write the section of the page."""
     rows = [row for name in MODELS for row in _rows(name)]
-    head = ("model", "trained", "GPUs", "state GB", "buffers GB", "activations GB", "load GB", "peak GB", "fits 80 GB")
+    head = (
+        "model", "trained", "policy.dtype", "GPUs", "state GB", "buffers GB", "activations GB", "load GB", "peak GB",
+        "fits 80 GB",
+    )  # fmt: skip
     keep(f"{TEXT}\n\n{Table(head=head, rows=tuple(rows)).markdown()}\n\n{against_the_bench()}", PAGE)
 
 
 TEXT = f"""\
 Written by `python -m tests.scale` from the estimates of `grpo train CONFIG --dry-run`. Nobody has run these models
 here: the table is arithmetic. `training.sharding` is sharded, with one process for each GPU and {PER_NODE} GPUs in a
-node, gradient checkpointing, and passes of {MICROBATCH:,} tokens (`training.microbatch_tokens`). If all weights are
-trained, the state of a process is (4 + 4 + 4 + 8) bytes per weight, divided by the number of GPUs: the policy, its
-reference, gradients and two moments, all in float32. If adapters are trained, it is 4 bytes per weight, divided by the
-number of GPUs. But each process reads the whole base when it loads, and this is what does not fit. Buffers are the
-gathered layers and their gradients, and activations are the ones of one pass. The peak is the larger one of the load
-and the sum of the other three."""
+node, gradient checkpointing, and passes of {MICROBATCH:,} tokens (`training.microbatch_tokens`). For all weights a
+process holds (4 + 4 + 4 + 8) bytes a weight / GPUs: the policy, its reference, gradients and two moments, all in
+float32, whatever `policy.dtype` is. For adapters it holds 4 or 2 bytes a weight of the base / GPUs, and the adapters
+with their gradients and moments whole. It reads its share of the base in float32. Buffers are the gathered layers and
+their gradients, and activations are of one pass, counted in float32. The rows of a model end with the first number of
+GPUs that is enough. The memory that CUDA and NCCL take is not counted, so a peak near 80 GB may not fit."""
 
 
 def _rows(name: str) -> Iterator[tuple[str, ...]]:
     for trained, lora in (("all weights", None), ("LoRA, r 16", LoraSettings())):
         with TemporaryDirectory() as folder:
-            sizes = _sizes(name, Path(folder), lora)
-        for nodes in NODES:
-            memory = _memory(sizes, lora, nodes)
-            parts = (memory.state, memory.buffers, memory.activations or 0, memory.load, memory.peak)
-            fits = "yes" if memory.peak <= DEVICE else "no"
-            yield (name, trained, f"{nodes * PER_NODE}", *(f"{size / 1e9:.1f}" for size in parts), fits)
+            sizes = _sizes(_config(name), Path(folder), lora)
+        for dtype in DTYPES:
+            for nodes in NODES:
+                memory = _memory(sizes, lora, dtype, nodes)
+                parts = (memory.state, memory.buffers, memory.activations or 0, memory.load, memory.peak)
+                fits = memory.peak <= DEVICE
+                gigabytes = (f"{size / 1e9:.1f}" for size in parts)
+                yield (name, trained, dtype, f"{nodes * PER_NODE}", *gigabytes, "yes" if fits else "no")
+                if fits:
+                    break
 
 
-def _sizes(name: str, folder: Path, lora: LoraSettings | None) -> ModelSizes:
+def _config(name: str) -> dict[str, object]:
     kind, hidden, layers, heads, kv_heads, intermediate, vocabulary = MODELS[name]
-    config = {
+    return {
         "model_type": kind,
         "architectures": [_CLASSES[kind]],
         "hidden_size": hidden,
@@ -79,12 +90,15 @@ def _sizes(name: str, folder: Path, lora: LoraSettings | None) -> ModelSizes:
         "max_position_embeddings": 32768,
         "tie_word_embeddings": False,
     }
+
+
+def _sizes(config: dict[str, object], folder: Path, lora: LoraSettings | None) -> ModelSizes:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     training = TrainingSettings(lora=lora)
     return model_sizes(folder, training, lambda: empty_model(folder, training))
 
 
-def _memory(sizes: ModelSizes, lora: LoraSettings | None, nodes: int) -> ProcessMemory:
+def _memory(sizes: ModelSizes, lora: LoraSettings | None, dtype: Dtype, nodes: int) -> ProcessMemory:
     training = TrainingSettings(
         lora=lora,
         nodes=nodes,
@@ -93,25 +107,32 @@ def _memory(sizes: ModelSizes, lora: LoraSettings | None, nodes: int) -> Process
         gradient_checkpointing=True,
         microbatch_tokens=MICROBATCH,
     )
-    estimate = memory_estimate(sizes, training, episodes=0, max_context=MICROBATCH)
-    return process_memory(estimate, sizes, training)
+    estimate = memory_estimate(sizes, training, episodes=0, max_context=MICROBATCH, dtype=dtype)
+    return process_memory(estimate, sizes, training, dtype=dtype)
 
 
 def against_the_bench() -> str:
     """The estimate of the bench's model, without a reference, beside the measured peak of a step."""
-    (table,) = read()["sharded"].findings.tables
+    tables = dict(zip(("all weights", "LoRA, r 16"), read()["sharded"].findings.tables, strict=True))
+    training = TrainingSettings(microbatch_tokens=TOKENS)
+    with TemporaryDirectory() as folder:
+        sizes = _sizes({"model_type": "llama", "architectures": ["LlamaForCausalLM"], **SIZES}, Path(folder), None)
+    activations = memory_estimate(sizes, training, episodes=0, max_context=TOKENS).activations or 0
     lines = []
-    for row in table.rows:
-        step = dict(zip(table.head, row, strict=True))
-        if step["phase"] == "step":
-            share, layer, peak = (
-                int(step[name].replace(",", "")) for name in ("share MiB", "largest layer MiB", "peak MiB")
-            )
-            lines.append((step["processes"], f"{share:,}", f"{share + GATHERED * layer:,}", f"{peak:,}"))
-    shown = Table(head=("processes", "state MiB", "estimated peak MiB", "measured peak MiB"), rows=tuple(lines))
+    for (trained, table), copies in zip(tables.items(), (GATHERED, FROZEN), strict=True):
+        for row in table.rows:
+            step = dict(zip(table.head, row, strict=True))
+            if step["phase"] == "step":
+                share, layer, peak = (
+                    int(step[name].replace(",", "")) for name in ("share MiB", "largest layer MiB", "peak MiB")
+                )
+                estimated = share + copies * layer + round(activations / 2**20)
+                lines.append((trained, step["processes"], f"{share:,}", f"{estimated:,}", f"{peak:,}"))
+    head = ("trained", "processes", "state MiB", "estimated peak MiB", "measured peak MiB")
     return (
         "The same estimate for the random model of 0.5 B weights, of which a step was measured on two cores\n"
-        f"([benchmarks.md](benchmarks.md), memory of sharded weights), without a reference:\n\n{shown.markdown()}"
+        "([benchmarks.md](benchmarks.md), memory of sharded weights), without a reference:\n\n"
+        f"{Table(head=head, rows=tuple(lines)).markdown()}"
     )
 
 

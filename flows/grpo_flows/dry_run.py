@@ -169,7 +169,7 @@ def dry_run(config: PipelineConfig) -> DryRun:
         chat_format=chat_format,
         context=describe_context(sizes.config),
         memory=memory,
-        process_memory=process_memory(memory, sizes, config.training, teacher=teacher)
+        process_memory=process_memory(memory, sizes, config.training, dtype=config.policy.dtype, teacher=teacher)
         if config.training.workers > 1
         else None,
         seconds=_seconds(config, stages, episodes, memory, tokens=mean or _max_completion_tokens(config)),

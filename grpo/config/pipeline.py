@@ -230,7 +230,6 @@ class PipelineConfig(Settings):
             f"algorithm {training.algorithm}": training.algorithm in ("trpo", "dpo"),
             f"engine {training.engine}": training.engine == "trl",
             f"precision {training.precision}": training.precision != "fp32",
-            f"sharding {training.sharding}": training.sharding == "sharded",
             f"policy.quantization {self.policy.quantization}": self.policy.quantization is not None,
         }
         if faults := [setting for setting, is_unfit in unfit.items() if is_unfit]:

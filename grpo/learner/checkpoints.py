@@ -92,8 +92,8 @@ def save(
 ) -> None:
     """Write a trained policy with the state that the next update continues from.
 
-    If the weights are sharded, `source` is the checkpoint that they were read from, and every process writes its part
-    of the optimizer state. Rank 0 writes everything else.
+    If the trained weights are sharded, `source` is the checkpoint that they were read from, and every process writes
+    its part of the optimizer state. Rank 0 writes everything else.
     """
     is_first = learner.process_group.rank == 0
     tensors = {

@@ -31,7 +31,7 @@ from grpo.learner.logprobs import check_mismatch, check_ratio, compute_logprobs,
 from grpo.learner.performance import activation_checkpointing, autocast, loss_scaler
 from grpo.policy.transformers.adapters import without_adapters
 from grpo.policy.transformers.forward.passes import is_out_of_memory, microbatches
-from grpo.policy.transformers.sharding import gather_full
+from grpo.policy.transformers.sharding import gather_full, is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ class Learner:
         """Maximum number of tokens in a forward pass. It is halved when memory runs out."""
         self.step_count = 0
         self.parameters = [parameter for parameter in self.master.parameters() if parameter.requires_grad]
+        self._trains_shards = any(map(is_sharded, self.parameters))
+        """False with replicated weights, and with adapters, which each process holds whole."""
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=settings.learning_rate,
@@ -216,7 +218,7 @@ class Learner:
                 )
             self.microbatch_tokens //= 2
             logger.warning("out of memory: retrying with training.microbatch_tokens %d", self.microbatch_tokens)
-        if self.settings.sharding == "replicated":
+        if not self._trains_shards:  # FSDP has summed the gradients of shards
             self.process_group.sum_gradients(self.parameters)
         sums: dict[str, float] = defaultdict(float)
         for part in self.process_group.gather([accumulated[0]]):
@@ -252,8 +254,11 @@ class Learner:
         return max(self.process_group.gather([own])) - own if self.settings.sharding == "sharded" else 0
 
     def _backward(self, loss: torch.Tensor) -> None:
-        """Add to the gradient. The loss is multiplied by the number of processes, because FSDP averages over them."""
-        factor = self.process_group.size if self.settings.sharding == "sharded" else 1
+        """Add to the gradient.
+
+        For shards the loss is multiplied by the number of processes, because FSDP averages over them.
+        """
+        factor = self.process_group.size if self._trains_shards else 1
         self.scaler.scale(factor * loss).backward()  # type: ignore[no-untyped-call]
         self._add_to_master()
 

@@ -22,7 +22,7 @@ from grpo.policy.transformers.adapters import without_adapters
 from grpo.policy.transformers.forward.head import language_model_head
 from grpo.policy.transformers.forward.passes import hidden_states, microbatches, token_batch
 from grpo.policy.transformers.forward.token_batch import MaskedSequence
-from grpo.policy.transformers.sharding import is_sharded
+from grpo.policy.transformers.sharding import is_sharded_model
 
 _MAX_LOGITS = 2**24
 """Logits in memory at once: 64 MiB in float32."""
@@ -68,7 +68,7 @@ def compute_logprobs(
     them again, so that only one chunk is in memory. The teacher's logits are computed with the policy's, chunk by
     chunk, at the same temperature.
     """
-    compute = model.local_logprobs if is_sharded(next(model.parameters())) else partial(local_logprobs, model)
+    compute = model.local_logprobs if is_sharded_model(model) else partial(local_logprobs, model)
     logprobs, entropy, processed_tokens, *rest = compute(samples, teacher)
     return TokenLogprobs(
         logprobs=logprobs,
@@ -80,8 +80,7 @@ def compute_logprobs(
 
 def compute_states(model: PreTrainedModel, samples: Sequence[SampledSequence]) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden state before each distinct loss token, and the index of each loss token in them."""
-    sharded = is_sharded(next(model.parameters()))
-    states, place = model.local_states(samples) if sharded else local_states(model, samples)
+    states, place = model.local_states(samples) if is_sharded_model(model) else local_states(model, samples)
     return states, place
 
 

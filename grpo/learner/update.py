@@ -33,10 +33,10 @@ from grpo.policy.renderer import make_renderer
 from grpo.policy.tokenizer import check_same_tokenizer
 from grpo.policy.transformers.adapters import add_adapters, copy_model, has_adapters
 from grpo.policy.transformers.device import reproducible_kernels
-from grpo.policy.transformers.dtype import cast_frozen
+from grpo.policy.transformers.dtype import Dtype, cast_frozen, cast_mismatched_buffers
 from grpo.policy.transformers.forward.passes import microbatches
 from grpo.policy.transformers.model import TransformersPolicy, check_hash, load_sharded, model_cache, weights_hash
-from grpo.policy.transformers.sharding import shard_model
+from grpo.policy.transformers.sharding import reshard, shard_model
 from grpo.renderers.chat_template import Renderer
 from grpo.tables import read_all
 from grpo.trajectories import Trajectory, group
@@ -179,7 +179,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         parent=state.policy_hash,
         dtype=state.dtype,
         base=adapter_base,
-        source=request.parent if settings.sharding == "sharded" else None,
+        source=request.parent if settings.sharding == "sharded" and settings.lora is None else None,
     )
     if critic is not None and process_group.rank == 0:
         critic.save(request.target)
@@ -245,16 +245,19 @@ def _unchanged_error(
 def _open(request: UpdateRequest) -> tuple[TransformersPolicy, TransformersPolicy]:
     """The policy to train and its reference, which is the base, or with adapters the policy itself without them.
 
-    Sharded weights are read by parts. A base of adapters is read whole by each process, because adapters are added to
-    whole layers, and sharded with them.
+    Sharded weights are read by parts, also under adapters. Each process holds whole adapters.
     """
     parent, base, settings = request.parent, request.base, request.settings
     state, base_hash = read_state(parent), read_state(base).policy_hash
     is_base = state.policy_hash == base_hash
     if settings.sharding == "sharded" and settings.lora is None:
-        return _open_sharded(parent), _open_sharded(base)
+        return _open_sharded(parent, dtype=state.dtype), _open_sharded(base, dtype=state.dtype)
+    if settings.sharding == "sharded" and is_base:
+        policy = _open_sharded(parent)
+    elif settings.sharding == "sharded":
+        policy = _open_sharded(parent, dtype=state.dtype, base=base)
     # copied if still in use: the base is the reference without adapters, and an off-policy update keeps its sampler
-    if (is_base and settings.lora is None) or settings.importance_sampling_cap is not None:
+    elif (is_base and settings.lora is None) or settings.importance_sampling_cap is not None:
         policy = model_cache.get(state.policy_hash, parent, base=base, frozen=state.dtype)
         policy = TransformersPolicy(copy_model(policy.model), policy.tokenizer)
     else:
@@ -264,8 +267,6 @@ def _open(request: UpdateRequest) -> tuple[TransformersPolicy, TransformersPolic
     if is_base:
         add_adapters(policy.model, settings.lora, seed=request.seed)
         cast_frozen(policy.model, state.dtype)
-    if settings.sharding == "sharded":
-        shard_model(policy.model, *_SHARDED_METHODS)
     return policy, policy
 
 
@@ -278,7 +279,7 @@ def _open_teacher(
         return None, None
     if request.teacher is not None:
         other = (
-            _open_sharded(request.teacher)
+            _open_sharded(request.teacher, dtype=read_state(request.parent).dtype)
             if request.settings.sharding == "sharded"
             else model_cache.get(read_state(request.teacher).policy_hash, request.teacher)
         )
@@ -294,13 +295,24 @@ def _open_teacher(
     return teacher, TeacherPrompts(settings, renderer, hints=request.hints, max_context=limit)
 
 
-def _open_sharded(folder: Path) -> TransformersPolicy:
-    """This process's part of a checkpoint, verified by the hash of all parts."""
+def _open_sharded(folder: Path, *, dtype: Dtype = "float32", base: Path | None = None) -> TransformersPolicy:
+    """This process's part of a checkpoint, verified by the hash of all parts.
+
+    Passes are in the `dtype`. If the checkpoint has adapters, their `base` holds its weights in it.
+    """
     state = read_state(folder)
+    passes = torch.float32 if base is not None else getattr(torch, dtype)
     policy = load_sharded(
-        folder, path_check=state.path_check, shard=lambda model: shard_model(model, *_SHARDED_METHODS)
+        folder,
+        path_check=state.path_check,
+        shard=lambda model: shard_model(model, *_SHARDED_METHODS, dtype=passes),
+        base=base,
+        frozen=dtype,
     )
     check_hash(policy, state.policy_hash, folder)
+    if passes != torch.float32:
+        cast_mismatched_buffers(policy.model, passes)
+        reshard(policy.model)
     return policy
 
 

@@ -1,6 +1,6 @@
 """One process of the measurement of sharded memory: load, step and save, with the peak of each.
 
-python -m tests.benchmarks.sharded_rank FOLDER RANK SIZE
+python -m tests.benchmarks.sharded_rank FOLDER RANK SIZE [adapters]
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 from torch import distributed
 
 from grpo.algorithms.reductions import Denominators
-from grpo.config.training import TrainingSettings
+from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.learner.batch import Sample
 from grpo.learner.checkpoints import read_state, resume, save
 from grpo.learner.distributed import ProcessGroup
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import local_logprobs
+from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.model import TransformersPolicy, load_sharded, weights_hash
 from grpo.policy.transformers.sharding import shard_model
 
@@ -30,8 +31,13 @@ TOKENS, PROMPT = 64, 16
 """Tokens of each sequence of the step, and how many of them are its prompt."""
 
 
-def main(folder: Path, rank: int, size: int) -> None:
-    """Write the peaks of this process, in bytes above what it had before, and the seconds of each phase."""
+def main(folder: Path, rank: int, size: int, lora: LoraSettings | None) -> None:
+    """Write the peaks of this process, in bytes above what it had before, and the seconds of each phase.
+
+    With adapters it loads the base, adds them, and takes a step.
+    """
+    if lora is not None:
+        import peft  # noqa: F401 - its memory is the package's
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=(folder / "meeting").as_uri(), rank=rank, world_size=size)
     group = ProcessGroup(rank=rank, size=size)
@@ -49,17 +55,23 @@ def main(folder: Path, rank: int, size: int) -> None:
         return result
 
     parent = folder / "base"
-    path_check = read_state(parent).path_check
-    policy = measured(
-        "load",
-        lambda: load_sharded(parent, path_check=path_check, shard=lambda model: shard_model(model, local_logprobs)),
-    )
+
+    def load() -> TransformersPolicy:
+        path_check = read_state(parent).path_check
+        policy = load_sharded(parent, path_check=path_check, shard=lambda model: shard_model(model, local_logprobs))
+        if lora is not None:
+            add_adapters(policy.model, lora, seed=0)
+        return policy
+
+    policy = measured("load", load)
     assert policy is not None
-    learner = Learner(
-        policy.model, TrainingSettings(processes=size, sharding="sharded", learning_rate=1e-5), process_group=group
-    )
+    settings = TrainingSettings(processes=size, sharding="sharded", learning_rate=1e-5, lora=lora)
+    learner = Learner(policy.model, settings, process_group=group)
     _step(learner, size)  # makes the moments, so that the next step holds them in its passes
     measured("step", lambda: _step(learner, size))
+    if lora is not None:
+        _write(folder, rank, peaks, seconds)
+        return
     learner.optimizer.zero_grad(set_to_none=True)
 
     def store() -> None:
@@ -72,6 +84,10 @@ def main(folder: Path, rank: int, size: int) -> None:
     learner.optimizer.state.clear()
     learner.optimizer.zero_grad(set_to_none=True)
     measured("resume", lambda: resume(learner, folder / "trained"))
+    _write(folder, rank, peaks, seconds)
+
+
+def _write(folder: Path, rank: int, peaks: dict[str, float], seconds: dict[str, float]) -> None:
     (folder / f"{rank}.json").write_text(json.dumps({"peaks": peaks, "seconds": seconds}))
     distributed.destroy_process_group()
 
@@ -101,4 +117,4 @@ def _peak() -> int:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), LoraSettings() if "adapters" in sys.argv else None)

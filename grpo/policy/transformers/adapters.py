@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from grpo.config.training import LoraSettings
 from grpo.errors import ConfigError, PolicyError
 from grpo.policy.model_files import ADAPTER_WEIGHTS, read_object
+from grpo.policy.transformers.sharding import gather_full
 from grpo.policy.transformers.wrappers import other_towers
 
 CONFIG = "adapter_config.json"
@@ -132,8 +134,9 @@ def _sharing_weights(model: PreTrainedModel) -> list[str]:
 @torch.no_grad()
 def _is_product(layer: torch.nn.Linear) -> bool:
     """True if a layer maps one vector to one vector, which routers and grouped projections do not do."""
+    weights = {name: gather_full(parameter) for name, parameter in layer.named_parameters()}
     try:
-        output = layer(layer.weight.new_zeros(1, layer.in_features))
+        output = functional_call(layer, weights, (weights["weight"].new_zeros(1, layer.in_features),))
     except RuntimeError:  # the layer expects another shape than its weight suggests
         return False
     return isinstance(output, torch.Tensor) and output.shape == (1, layer.out_features)

@@ -62,5 +62,5 @@ def move_to_device(policy: TransformersPolicy, *, dtype: str, device: str, atten
     for parameter in model.parameters():
         parameter.data = parameter.data.to(getattr(torch, dtype))
     model.to(target)
-    cast_mismatched_buffers(model)
+    cast_mismatched_buffers(model, getattr(torch, dtype))
     return TransformersPolicy(model, policy.tokenizer)

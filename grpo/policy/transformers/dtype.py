@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from grpo.errors import PolicyError
 from grpo.policy.transformers.adapters import has_adapters
 from grpo.policy.transformers.forward.passes import is_out_of_memory
+from grpo.policy.transformers.sharding import is_sharded
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -24,22 +25,23 @@ def copy_in(model: PreTrainedModel, dtype: Dtype) -> PreTrainedModel:
         for parameter in model.parameters()
     }
     held = copy.deepcopy(model, memo)
-    cast_mismatched_buffers(held)
+    cast_mismatched_buffers(held, getattr(torch, dtype))
     return held
 
 
 @torch.no_grad()
-def cast_mismatched_buffers(model: PreTrainedModel) -> None:
-    """Cast the buffers to the dtype of the weights if a short forward pass fails without it.
+def cast_mismatched_buffers(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Cast the buffers to the dtype of the weights in forward passes if a short forward pass fails without it.
 
-    Raises `PolicyError` if the forward pass fails with the cast as well.
+    If the weights are sharded, every process must call it. Raises `PolicyError` if the forward pass fails with the cast
+    as well.
     """
     ids = torch.arange(4, device=model.device)[None]
     for attempt in ("weights", "buffers"):
         if attempt == "buffers":
             for buffer in model.buffers():
                 if buffer.is_floating_point():
-                    buffer.data = buffer.data.to(model.dtype)
+                    buffer.data = buffer.data.to(dtype)
         try:
             model(input_ids=ids, use_cache=False)
         except RuntimeError as error:
@@ -47,7 +49,7 @@ def cast_mismatched_buffers(model: PreTrainedModel) -> None:
                 raise
             if attempt == "buffers":
                 raise PolicyError(
-                    f"{type(model).__name__} has no forward pass with weights in {model.dtype}: {error}. Set "
+                    f"{type(model).__name__} has no forward pass with weights in {dtype}: {error}. Set "
                     "policy.dtype to float32"
                 ) from error
         else:
@@ -63,5 +65,11 @@ def cast_frozen(model: PreTrainedModel, dtype: Dtype) -> None:
     if dtype == "float32":
         return
     for parameter in model.parameters():
-        if not parameter.requires_grad:
-            parameter.data = parameter.data.to(getattr(torch, dtype))
+        if parameter.requires_grad:
+            continue
+        rounded = parameter.to(getattr(torch, dtype))
+        if is_sharded(parameter):  # an assignment to its data would leave the shard as it is
+            shard = torch.nn.Parameter(rounded, requires_grad=False)
+            torch.utils.swap_tensors(parameter, shard)  # type: ignore[no-untyped-call]
+        else:
+            parameter.data = rounded

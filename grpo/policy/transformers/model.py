@@ -75,8 +75,11 @@ class TransformersPolicy:
         """This policy with its weights in bfloat16."""
 
     def in_dtype(self, dtype: Dtype) -> TransformersPolicy:
-        """This policy version with its weights held in a dtype, copied once. With adapters it is returned unchanged."""
-        if dtype == "float32" or has_adapters(self.model):
+        """This policy version with its weights held in a dtype, copied once.
+
+        With adapters, or with sharded weights, it is returned unchanged, because it was loaded in the dtype.
+        """
+        if dtype == "float32" or has_adapters(self.model) or is_sharded_model(self.model):
             return self
         if self._held is None:
             model = copy_in(self.model, dtype)
@@ -105,7 +108,10 @@ class TransformersPolicy:
         )
 
     def save(self, folder: Path) -> None:
-        """Write config, safetensors weights, tokenizer, chat template, and the files that describe other inputs."""
+        """Write config, safetensors weights, tokenizer, chat template, and the files that describe other inputs.
+
+        Of a model with adapters only the adapters are written, also if its base is sharded.
+        """
         self.model.save_pretrained(folder, state_dict=_whole_weights(self.model), safe_serialization=True)
         self._save_inputs(folder)
 
@@ -113,10 +119,10 @@ class TransformersPolicy:
         """Write a policy with sharded weights, as `save` does, from the checkpoint `source` that it was read from.
 
         Every process must call it. With `write=False` a process only contributes its shards. Each process holds a
-        shard of another at a time. Only the tensors of adapters, and the weights of models that do not fit `source`
-        (`has_layout_of`), are all gathered before they are written.
+        shard of another at a time. Only the weights of models that do not fit `source` (`has_layout_of`) are all
+        gathered before they are written.
         """
-        if not has_adapters(self.model) and has_layout_of(self.model, source):
+        if has_layout_of(self.model, source):
             if write:
                 self.model.config.save_pretrained(folder)
                 if self.model.can_generate():
@@ -136,7 +142,7 @@ class TransformersPolicy:
 
 
 def _whole_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Weights of a model by name, gathered from all processes; of a sharded model with adapters only the adapters."""
+    """Weights of a model by name, gathered from all processes. Of a sharded base with adapters only the adapters."""
     weights = model.state_dict(keep_vars=True)
     if has_adapters(model) and is_sharded_model(model):
         weights = {name: tensor for name, tensor in weights.items() if tensor.requires_grad}
@@ -181,7 +187,13 @@ def load(
     machine does not support the quantization, and `CapacityError` if the model does not fit into memory.
     """
     if (check_model_files(folder) / ADAPTERS).is_file():
-        return _load_adapters(folder, base, chat_template=chat_template, quantization=quantization, frozen=frozen)
+        return _load_adapters(
+            folder,
+            base,
+            lambda base: load(base, quantization=quantization).model,
+            chat_template=chat_template,
+            frozen=frozen,
+        )
     check_architecture(folder)
     model = _read(folder, _model_class, quantization=quantization)
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
@@ -191,13 +203,28 @@ def load(
 
 
 def load_sharded(
-    folder: Path, *, path_check: PathCheck, shard: Callable[[PreTrainedModel], None]
+    folder: Path,
+    *,
+    path_check: PathCheck,
+    shard: Callable[[PreTrainedModel], None],
+    base: Path | None = None,
+    frozen: Dtype = "float32",
 ) -> TransformersPolicy:
-    """Load this process's part of a checkpoint that is not adapters, in float32. Every process must call it.
+    """Load this process's part of a checkpoint in float32. Every process must call it.
 
     `shard` is called on the model before it has memory for its weights. Its forward path is the one of `path_check`,
-    because a comparison would need all weights. Raises `PolicyError` as `load` does.
+    because a comparison would need all weights. If the folder holds adapters, it needs the folder of their `base`, see
+    `load`. Each process reads its part of the base, and all adapters. Raises `PolicyError` as `load` does.
     """
+    if (check_model_files(folder) / ADAPTERS).is_file():
+        return _load_adapters(
+            folder, base, lambda base: _read_sharded(base, shard), frozen=frozen, path_check=path_check
+        )
+    return TransformersPolicy(_read_sharded(folder, shard), load_tokenizer(folder), path_check=path_check)
+
+
+def _read_sharded(folder: Path, shard: Callable[[PreTrainedModel], None]) -> PreTrainedModel:
+    """Read this process's part of a model, see `load_sharded`."""
     from torch import distributed
 
     check_architecture(check_model_files(folder))
@@ -207,8 +234,7 @@ def load_sharded(
             empty = _model_class(config).from_config(config, trust_remote_code=False)
         return sharded_class(type(empty), shard)
 
-    model = _read(folder, loading, distributed_config=DistributedConfig(fsdp_size=distributed.get_world_size()))
-    return TransformersPolicy(model, load_tokenizer(folder), path_check=path_check)
+    return _read(folder, loading, distributed_config=DistributedConfig(fsdp_size=distributed.get_world_size()))
 
 
 def _model_class(config: PretrainedConfig) -> Any:
@@ -305,14 +331,22 @@ def _align(model: PreTrainedModel) -> None:
 
 
 def _load_adapters(
-    folder: Path, base: Path | None, *, chat_template: str | None, quantization: Quantization | None, frozen: Dtype
+    folder: Path,
+    base: Path | None,
+    read: Callable[[Path], PreTrainedModel],
+    *,
+    frozen: Dtype,
+    chat_template: str | None = None,
+    path_check: PathCheck | None = None,
 ) -> TransformersPolicy:
+    """Load the adapters in a folder onto their base, which `read` returns."""
     if base is None:
         raise PolicyError(f"{folder} holds adapters only. Give the folder of the model that they are for")
-    model = load(base, quantization=quantization).model
+    model = read(base)
     load_adapters(model, folder)
     cast_frozen(model, frozen)
-    return TransformersPolicy(model, load_tokenizer(tokenizer_folder(folder, base), chat_template=chat_template))
+    tokenizer = load_tokenizer(tokenizer_folder(folder, base), chat_template=chat_template)
+    return TransformersPolicy(model, tokenizer, path_check=path_check)
 
 
 class ModelCache:

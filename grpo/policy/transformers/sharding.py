@@ -2,6 +2,8 @@
 
 A model is built without memory for its weights and sharded before they are read, so that each process reads only its
 part of the files. `grpo.policy.transformers.weight_stream` writes them again. No process ever holds a whole model.
+
+Adapters are added to a model that is sharded already. Each process holds all of them, because they are small.
 """
 
 from __future__ import annotations
@@ -15,22 +17,30 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 
-def shard_model(model: PreTrainedModel, *methods: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+def shard_model(
+    model: PreTrainedModel, *methods: Callable[..., tuple[torch.Tensor, ...]], dtype: torch.dtype = torch.float32
+) -> None:
     """Shard a model over all processes in place, and make functions its methods, which run on gathered layers.
 
     `local_logprobs(model, samples)` becomes `model.local_logprobs(samples)`.
 
-    The backward pass averages gradients over the processes.
+    The backward pass averages gradients over the processes. If the `dtype` is not float32, the shards stay in float32.
+    They are rounded before they are gathered, and the gradients are added up in float32 after each backward pass.
     """
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    precision = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        # inputs are not cast, so that a pass is the one of a model that is held in the dtype
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in list(model.modules()):
         if isinstance(module, GradientCheckpointingLayer):
-            fully_shard(module)
-    fully_shard(model)
+            fully_shard(module, mp_policy=precision)
+    fully_shard(model, mp_policy=precision)
     for method in methods:
         setattr(model, method.__name__, MethodType(method, model))
         register_fsdp_forward_method(model, method.__name__)
@@ -45,6 +55,7 @@ def sharded_class(model_class: type[PreTrainedModel], shard: Callable[[PreTraine
 
     def maybe_distribute_model(model: PreTrainedModel, *_: object) -> PreTrainedModel:
         del model.config.distributed_config  # it would be written to config.json
+        model.tie_weights()  # else FSDP would gather the weight of a tied head a second time
         shard(model)
         return model
 
@@ -66,6 +77,11 @@ def is_sharded_model(model: PreTrainedModel) -> bool:
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     """Gather the shards of a tensor. Every process must call it. Other tensors are returned unchanged."""
     return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
+
+
+def reshard(model: PreTrainedModel) -> None:
+    """Free what a pass without a gradient leaves gathered: the weights outside the layers."""
+    cast("FSDPModule", model).reshard()
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:

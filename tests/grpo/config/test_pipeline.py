@@ -164,3 +164,13 @@ def test_several_nodes_are_several_processes(training: dict[str, object], proble
     assert TrainingSettings(nodes=2, sharding="sharded", update_timeout_s=9.0).workers == 2
     with pytest.raises(ValidationError, match=problem):
         TrainingSettings.model_validate(training)
+
+
+def test_sharded_weights_go_with_passes_in_bfloat16(tmp_path: Path):
+    """Another setting that decides how the passes are made is refused together with it."""
+    correction = {"importance_sampling_cap": 2.0}
+    sharded = {**correction, "processes": 2, "sharding": "sharded"}
+    playable = changed(short_run(tmp_path), policy={"dtype": "bfloat16"}, training=sharded)
+    assert PipelineConfig.model_validate(playable).training.sharding == "sharded"
+    with pytest.raises(ValidationError, match=r"policy\.dtype bfloat16 does not go with precision bf16"):
+        PipelineConfig.model_validate(changed(playable, training={"precision": "bf16"}))

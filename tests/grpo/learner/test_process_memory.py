@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.learner.memory_estimate import MemoryEstimate
 from grpo.learner.model_sizes import ModelSizes
 from grpo.learner.process_memory import largest_unit, process_memory
+from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.model import load
 
 SHARDED = {"sharding": "sharded", "processes": 2, "nodes": 2}
@@ -55,11 +57,26 @@ def test_a_sharded_teacher_adds_its_share_and_its_largest_unit():
     assert (memory.state, memory.buffers) == (6005, 4800)
 
 
-def test_a_sharded_base_of_adapters_is_read_whole():
-    """One copy of 4000 bytes, all of it while it loads; gradients and moments are of the adapters."""
+@pytest.mark.parametrize(
+    ("dtype", "state", "buffers", "load"), [("float32", 1150, 2440, 1030), ("bfloat16", 655, 1240, 1525)]
+)
+def test_adapters_of_a_sharded_base_are_whole(dtype: Dtype, state: int, buffers: int, load: int):
+    """Of 1,000 weights 10 are adapters: 40 bytes, with gradients of 40 and moments of 80 in each of four processes.
+
+    A quarter of 990 weights takes 990 or 495 bytes. Three copies of 200 weights, and the gradients to be sent. In
+    bfloat16 both forms of the base are there while it is rounded: 6 bytes of each weight.
+    """
     settings = TrainingSettings(**SHARDED, lora=LoraSettings())
-    memory = process_memory(_estimate(weights=4000, gradients=40, optimizer=80), _sizes(), settings)
-    assert (memory.state, memory.load) == (1030, 4000)
+    estimate = _estimate(weights=4000, gradients=40, optimizer=80)
+    memory = process_memory(estimate, replace(_sizes(), trained=10), settings, dtype=dtype)
+    assert (memory.state, memory.adapters, memory.buffers, memory.load) == (state, 160, buffers, load)
+    assert f"optimizer {state} (of it 160 of adapters, which are not sharded), " in memory.describe(str)
+
+
+def test_passes_in_bfloat16_halve_the_gathered_weights_only():
+    """The state stays in float32. Of five copies of 200 weights, the gradient that is reduced does too: 1600 + 800."""
+    memory = process_memory(_estimate(), _sizes(), TrainingSettings(**SHARDED), dtype="bfloat16")
+    assert (memory.state, memory.buffers, memory.load) == (5005, 2400, 2000)
 
 
 @pytest.mark.parametrize(("tied", "unit"), [(True, 200), (False, 400)])

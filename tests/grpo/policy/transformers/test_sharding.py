@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from grpo.config.training import LoraSettings
-from grpo.policy.transformers.adapters import add_adapters
+from grpo.policy.transformers.adapters import add_adapters, without_adapters
+from grpo.policy.transformers.dtype import Dtype, cast_mismatched_buffers
 from grpo.policy.transformers.exactness import PathCheck
-from grpo.policy.transformers.model import TransformersPolicy, load, load_sharded
-from grpo.policy.transformers.sharding import distribute_like, gather_full, is_sharded, shard_model
+from grpo.policy.transformers.model import TransformersPolicy, load, load_sharded, weights_hash
+from grpo.policy.transformers.sharding import distribute_like, gather_full, is_sharded, reshard, shard_model
 from grpo.policy.transformers.weight_stream import has_layout_of
 
 IDS = torch.arange(5, 25)[None]
@@ -128,19 +129,81 @@ def test_weights_of_another_layout_are_gathered(tiny_folder: Path, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("alone")
-def test_only_adapters_of_a_sharded_model_are_written(tiny_folder: Path, tmp_path: Path):
-    """Byte for byte the folder of a process with whole weights; the base is neither gathered nor written."""
-    for name in ("whole", "sharded"):
-        policy = load(tiny_folder)
+def test_adapters_are_added_to_a_sharded_base(tiny_folder: Path, tmp_path: Path):
+    """They are whole and those of a process with whole weights, byte for byte on the disk. The base is not written."""
+    whole = load(tiny_folder)
+    sharded = _load_sharded(tiny_folder, whole.path_check)
+    for name, policy in {"whole": whole, "sharded": sharded}.items():
         add_adapters(policy.model, LoraSettings(r=2), seed=3)
-        if name == "sharded":
-            shard_model(policy.model, _mean_logits)
-            policy.save_sharded(tmp_path / name, source=tiny_folder, write=True)
-        else:
-            policy.save(tmp_path / name)
+        policy.save(tmp_path / name)
+    assert {is_sharded(parameter) for parameter in sharded.model.parameters() if parameter.requires_grad} == {False}
+    assert weights_hash(sharded.model) == weights_hash(whole.model)
     expected = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
     assert "adapter_model.safetensors" in expected
     assert {path.name: path.read_bytes() for path in (tmp_path / "sharded").iterdir()} == expected
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("frozen", ["float32", "bfloat16"])
+def test_adapters_are_loaded_onto_a_sharded_base(tiny_folder: Path, tmp_path: Path, frozen: Dtype):
+    """Hash, logits and gradients of the adapters are those of a process that holds the base whole.
+
+    Without the adapters it is the base.
+    """
+    adapted = load(tiny_folder)
+    add_adapters(adapted.model, LoraSettings(r=2), seed=3)
+    with torch.no_grad():
+        for parameter in adapted.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    adapted.save(tmp_path)
+    whole = load(tmp_path, base=tiny_folder, frozen=frozen)
+    sharded = load_sharded(
+        tmp_path,
+        path_check=whole.path_check,
+        shard=lambda model: shard_model(model, _mean_logits),
+        base=tiny_folder,
+        frozen=frozen,
+    )
+    assert sharded.hash == whole.hash
+    logits, expected = sharded.model._mean_logits(IDS)[0], _mean_logits(whole.model, IDS)[0]
+    assert torch.equal(logits, expected)
+    logits.sum().backward()
+    expected.sum().backward()
+    gradients = {name: parameter.grad for name, parameter in whole.model.named_parameters()}
+    for name, parameter in sharded.model.named_parameters():
+        assert is_sharded(parameter) != parameter.requires_grad
+        if parameter.requires_grad:
+            assert torch.allclose(parameter.grad, gradients[name], atol=1e-6)
+    with torch.no_grad(), without_adapters(sharded.model), without_adapters(whole.model):
+        base = sharded.model._mean_logits(IDS)[0]
+        assert torch.equal(base, _mean_logits(whole.model, IDS)[0])
+    assert not torch.equal(base, logits)
+
+
+@pytest.mark.usefixtures("alone")
+def test_shards_of_float32_compute_as_weights_in_bfloat16(tiny_folder: Path):
+    """Logits are those of a model that is held in bfloat16. Gradients too, in shards of float32; so are the weights."""
+    policy = load(tiny_folder)
+    held = policy.in_dtype("bfloat16").model
+    shared = load_sharded(
+        tiny_folder,
+        path_check=policy.path_check,
+        shard=lambda model: shard_model(model, _mean_logits, dtype=torch.bfloat16),
+    )
+    assert shared.in_dtype("bfloat16") is shared
+    cast_mismatched_buffers(shared.model, torch.bfloat16)
+    reshard(shared.model)
+    logits, expected = shared.model._mean_logits(IDS)[0], _mean_logits(held, IDS)[0]
+    assert logits.dtype == torch.bfloat16
+    assert torch.equal(logits, expected)
+    logits.float().sum().backward()
+    expected.float().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in held.named_parameters()}
+    for name, parameter in shared.model.named_parameters():
+        assert (is_sharded(parameter), parameter.dtype, parameter.grad.dtype) == (True, torch.float32, torch.float32)
+        assert torch.equal(gather_full(parameter.grad), gradients[name].float())
+    assert weights_hash(shared.model) == policy.hash
 
 
 def test_a_tensor_goes_to_the_device_of_the_other():

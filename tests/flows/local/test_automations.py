@@ -141,19 +141,40 @@ def test_a_run_without_a_heartbeat_goes_on_and_a_cancelled_one_ends(pool: Pool):
 
 
 def test_heartbeats_keep_a_run(pool: Pool):
-    """Of the same kind as those that a flow run sends; also of a machine whose clock is ten minutes late."""
+    """Of the same kind as those that a flow run sends; also of a machine whose clock is ten minutes late, and of a run
+    of which the event that it is Running was lost."""
     from prefect.states import Pending, Running
 
     quiet, heard, late = (pool.run(Pending, Running) for _ in range(3))
+    quiet_before, heard_before = (pool.run(Pending) for _ in range(2))
 
     def beat() -> bool:
         pool.emit("heartbeat", heard)
+        pool.emit("heartbeat", heard_before)
         pool.emit("heartbeat", late, occurred=datetime.now(UTC) - timedelta(minutes=10))
-        return pool.state(quiet) == "AwaitingRetry"
+        return pool.state(quiet) == pool.state(quiet_before) == "AwaitingRetry"
 
-    until("the end of the quiet one", beat)
+    until("the end of the quiet ones", beat)
     assert pool.state(heard) == "Running"
+    assert pool.state(heard_before) == "Pending"
     assert pool.state(late) == "Running"
+
+
+def test_a_run_that_completed_is_not_started_again(pool: Pool):
+    """Whoever asks: an automation or the supervisor (AwaitingRetry), a worker (Pending), or a process (Running), which
+    learn its present state. By hand it can be forced."""
+    from prefect.client.schemas.responses import SetStateStatus
+    from prefect.states import AwaitingRetry, Completed, Crashed, Pending, Running
+
+    run = pool.run(Pending, Running, Crashed, Completed)  # it was declared lost, and its process completed it
+    for state in (AwaitingRetry(), Pending(), Running()):
+        answer = pool.client.set_flow_run_state(run, state)
+        assert answer.status == SetStateStatus.REJECT
+        assert answer.state is not None
+        assert answer.state.is_completed()
+    assert pool.history(run) == ["Scheduled", "Pending", "Running", "Crashed", "Completed"]
+    pool.go(run, AwaitingRetry)
+    assert pool.state(run) == "AwaitingRetry"
 
 
 def test_a_crash_is_reacted_to_although_the_event_before_it_is_unknown(pool: Pool):

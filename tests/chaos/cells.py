@@ -7,6 +7,7 @@ stage of the moment and those after it are computed. Several cells may share a r
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -36,6 +37,7 @@ from tests.e2e.served import basic
 BAR_S = 600.0
 """Time from the end of a fault within which the run has ended."""
 _START_S = 300.0
+_LONGEST_NAME = 60
 AGAIN = "COMPLETED, later "
 """Begin of the state of a run that did not stay Completed."""
 UNKNOWN = "unknown"
@@ -167,7 +169,7 @@ class Outcome:
 
 def play(stack: Stack, cell: Cell | None) -> tuple[UUID, Outcome]:
     """Run the cell, or without one an undisturbed run; a run that did not complete is followed by one of its config."""
-    name = UNDISTURBED if cell is None else re.sub("[@+]", "-", cell.name)
+    name = UNDISTURBED if cell is None else _model(cell.name)
     texts = len(stack.receiver.texts)
     with ExitStack() as prepared:
         if cell is not None:
@@ -201,6 +203,12 @@ def play(stack: Stack, cell: Cell | None) -> tuple[UUID, Outcome]:
         notified=any(str(run) in text or f" {ended.name} " in text for text in stack.receiver.texts[texts:]),
         commit=commit(),
     )
+
+
+def _model(cell: str) -> str:
+    """Name of the run's config, its model and its part of the bucket, at most as long as a config allows."""
+    name = re.sub("[@+]", "-", cell)
+    return name if len(name) <= _LONGEST_NAME else f"{name[:40]}-{hashlib.sha256(cell.encode()).hexdigest()[:8]}"
 
 
 def state_now(run: UUID) -> str:

@@ -48,7 +48,7 @@ def test_the_first_look_after_a_promotion_swaps_each_server_and_no_conversation(
     """So that all servers have swapped after one watch interval. Earlier conversations go on, by turns on both servers,
     with the version that they began with."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    champion, successor = registered(tmp_path, CLERK), registered(tmp_path, tiny_folder)
+    champion, successor = registered(tmp_path, CLERK), registered(tmp_path, tiny_folder, run_key="another")
     old, new = f"{champion.name}/{champion.version}", f"{successor.name}/{successor.version}"
     models, promoted = registry(), threading.Event()
     put_into_service(models, champion.name, champion.version)

@@ -23,8 +23,8 @@ from prefect.server.schemas.states import StateType
 class CompletedRunsStay(FlowRunOrchestrationRule):
     """Refuses to schedule or start a Completed run, and answers with its present state."""
 
-    FROM_STATES = (StateType.COMPLETED,)
-    TO_STATES = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
+    FROM_STATES: set[StateType | None] = {StateType.COMPLETED}  # noqa: RUF012, as in Prefect
+    TO_STATES: set[StateType | None] = {StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING}  # noqa: RUF012, as in Prefect
 
     async def before_transition(self, *_: Any) -> None:
         """Keep the present state."""

@@ -13,6 +13,7 @@ from grpo.artifacts import Artifact, ArtifactStore
 from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import check_modules, receive_code
+from grpo.interrupts import stoppable
 from grpo_tasks.evaluate import evaluate
 from grpo_tasks.execution.remote_messages import decode, error_message, write_result_artifact
 from grpo_tasks.execution.results import StageResult
@@ -34,6 +35,9 @@ def run_stage(
 ) -> State[Any]:
     """Run one stage here, or take it from this machine's cache.
 
+    If SIGTERM ends the process, e.g. because its machine is drained, the flow run crashes instead of failing, so that
+    the run that sent the stage sends it again.
+
     Args:
         stage: Its name.
         inputs: Its inputs, as JSON.
@@ -48,7 +52,8 @@ def run_stage(
                 f"this worker runs grpo sources {source_digest()}, but the run that sent stage {stage} has {sources}. "
                 "Install the same version on both"
             )
-        return Completed(message=run_received(STAGES[stage], inputs, code, modules).model_dump_json())
+        with stoppable():
+            return Completed(message=run_received(STAGES[stage], inputs, code, modules).model_dump_json())
     except (GRPOError, *TRANSIENT) as error:
         return Failed(message=error_message(error))
 

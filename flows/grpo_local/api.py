@@ -96,11 +96,12 @@ def serve() -> None:
         from prefect.server.api.server import create_app
 
         import grpo_local.lost_runs  # noqa: F401, the server runs the services that are registered
-        from grpo_local import outages
+        from grpo_local import outages, state_rules
         from grpo_local.transactions import lock_transactions
     from prefect.settings import get_current_settings
 
     outages.install()
+    state_rules.install()
     server = get_current_settings().server
     origins = [origin.strip() for origin in server.api.cors_allowed_origins.split(",")]
     if server.api.auth_string is None:

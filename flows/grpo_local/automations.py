@@ -65,12 +65,11 @@ def write_automations(client: SyncPrefectClient, pools: Sequence[str], sender: s
 
 
 def _recovery(pools: Sequence[str], sender: str, *, pending_s: int) -> list[AutomationCore]:
-    begun = {f"{_RUN}.heartbeat", f"{_RUN}.Running"}
     return [
         _automation(
             RECOVERY[0],
             "A run without a heartbeat has lost its process, its worker or its machine.",
-            _silence(begun, {f"{_RUN}.heartbeat", *_named(*_ENDS, *_LATER, "Cancelling")}, SILENCE_S, pools),
+            _silence(_begun(), {f"{_RUN}.heartbeat", *_named(*_ENDS, *_LATER, "Cancelling")}, SILENCE_S, pools),
             ChangeFlowRunState(
                 state=StateType.CRASHED, name=None, message=f"No heartbeat for {SILENCE_S} s: its process is gone."
             ),
@@ -78,7 +77,7 @@ def _recovery(pools: Sequence[str], sender: str, *, pending_s: int) -> list[Auto
         _automation(
             RECOVERY[1],
             "A worker took the run and is gone.",
-            _silence(_named("Pending"), _named("Running", "Cancelling", *_ENDS, *_LATER), pending_s, pools),
+            _silence(_named("Pending"), _begun() | _named("Cancelling", *_ENDS, *_LATER), pending_s, pools),
             ChangeFlowRunState(
                 state=StateType.SCHEDULED, name="AwaitingRetry", message="The worker that took it did not begin it."
             ),
@@ -183,3 +182,8 @@ def _of(pools: Sequence[str]) -> dict[str, str | list[str]]:
 def _named(*states: str) -> set[str]:
     """Events of a run that enters a state of one of these names."""
     return {f"{_RUN}.{name}" for name in states}
+
+
+def _begun() -> set[str]:
+    """Events of a run that has begun. Heartbeats are included because the event `Running` may have been lost."""
+    return {f"{_RUN}.heartbeat", *_named("Running")}

@@ -149,7 +149,8 @@ def _protocol_errors(
     protocols = (file_system.protocol,) if isinstance(file_system.protocol, str) else file_system.protocol
     if "s3" not in protocols:
         return (), ()
+    from aiohttp import ClientError
     from botocore import exceptions
 
-    unreachable = (exceptions.ConnectionError, exceptions.HTTPClientError)
+    unreachable = (exceptions.ConnectionError, exceptions.HTTPClientError, ClientError)  # the last one: a reply was cut
     return unreachable, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)

@@ -34,7 +34,9 @@ def swaps(folder: Path, home: Path, seconds: float) -> list[Bar]:
     home.mkdir(parents=True, exist_ok=True)
     tracking = f"sqlite:///{home}/mlflow.db"
     os.environ |= {"MLFLOW_TRACKING_URI": tracking, "GRPO_HOME": str(home)}  # whose key signs the versions
-    versions = [registered(home, folder, rollout={"max_context": 1024}) for _ in range(VERSIONS)]
+    versions = [
+        registered(home, folder, run_key=f"run-{index}", rollout={"max_context": 1024}) for index in range(VERSIONS)
+    ]
     models, name = registry(), versions[0].name
 
     def promote(index: int) -> str:

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
-from tests.chaos.cells import AGAIN, Cell, all_cells, play, state_now
+from tests.chaos.cells import AGAIN, UNKNOWN, Cell, Outcome, all_cells, play, state_now
 from tests.chaos.stack import running_stack
 from tests.chaos.table import Played, write_page
 
@@ -40,7 +41,7 @@ def main() -> None:
 def _play(names: Sequence[str], played: Played) -> None:
     """Play these cells, after an undisturbed run, on a stack that is started for them."""
     with running_stack() as stack:
-        runs = {}
+        runs: dict[UUID, Outcome] = {}
         for cell in (None, *map(Cell.named, names)):
             if cell is None or cell.name not in played.outcomes:
                 run, outcome = play(stack, cell)
@@ -48,9 +49,15 @@ def _play(names: Sequence[str], played: Played) -> None:
                 played.add(outcome)
                 sys.stdout.write(f"{json.dumps(outcome.document())}\n{played.line(outcome)}\n")
                 sys.stdout.flush()
-        for run, outcome in runs.items():  # what has ended has to stay so
-            if outcome.state == "COMPLETED" and (later := state_now(run)) != outcome.state:
-                played.add(replace(outcome, state=f"{AGAIN}{later}"))
+                _look_again(runs, played)
+
+
+def _look_again(runs: dict[UUID, Outcome], played: Played) -> None:
+    """Note the runs that did not stay Completed."""
+    for run, outcome in runs.items():
+        if outcome.state == "COMPLETED" and (later := state_now(run)) not in (outcome.state, UNKNOWN):
+            runs[run] = replace(outcome, state=f"{AGAIN}{later}")
+            played.add(runs[run])
 
 
 if __name__ == "__main__":

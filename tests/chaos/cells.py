@@ -7,6 +7,7 @@ stage of the moment and those after it are computed. Several cells may share a r
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import time
@@ -28,6 +29,7 @@ from grpo_local.automations import STARTS
 from grpo_local.login import CLIENT
 from tests.benchmarks.page import commit
 from tests.chaos.faults import FAULTS, Fault, Moment, Preparation
+from tests.chaos.machine import Machine
 from tests.chaos.stack import BUCKET, Stack
 from tests.doubles import short_run
 from tests.e2e.served import basic
@@ -35,8 +37,10 @@ from tests.e2e.served import basic
 BAR_S = 600.0
 """Time from the end of a fault within which the run has ended."""
 _START_S = 300.0
+_LONGEST_NAME = 60
 AGAIN = "COMPLETED, later "
 """Begin of the state of a run that did not stay Completed."""
+UNKNOWN = "unknown"
 _ENDS = (StateType.COMPLETED, StateType.FAILED, StateType.CANCELLED)
 _RUN = "train/quickstart"
 _POLL_S = 1.0
@@ -70,11 +74,18 @@ class Strike:
     def name(self) -> str:
         return f"{self.fault.name}@{self.moment}"
 
-    def play(self, stack: Stack, run: UUID, store: str) -> bool:
-        """Wait until the run asks its store for the stage, and let the fault happen; False if it has ended before."""
-        machine = stack.gpu if self.fault.on_gpu else stack.cpu
-        reached = machine.store.wait_for(
+    def machine(self, stack: Stack) -> Machine:
+        """The machine of which a request begins the fault."""
+        return stack.gpu if self.fault.on_gpu else stack.cpu
+
+    def play(self, stack: Stack, run: UUID, store: str, *, after: int) -> bool:
+        """Wait until the run asks its store for the stage, and let the fault happen; False if it has ended before.
+
+        Requests before the number `after` do not count.
+        """
+        reached = self.machine(stack).store.wait_for(
             f"/{store}/results/{self.moment}-",
+            after=after,
             patience_s=_START_S,
             alive=lambda: not _has_ended(_read(run)),
         )
@@ -85,7 +96,10 @@ class Strike:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A run with a fault at a moment, or with several, one after the other."""
+    """A run with a fault at a moment, or with several, one after the other.
+
+    A second fault at the same moment begins when the stage is asked for again, after the first one has ended it.
+    """
 
     name: str
     strikes: tuple[Strike, ...]
@@ -155,7 +169,7 @@ class Outcome:
 
 def play(stack: Stack, cell: Cell | None) -> tuple[UUID, Outcome]:
     """Run the cell, or without one an undisturbed run; a run that did not complete is followed by one of its config."""
-    name = UNDISTURBED if cell is None else re.sub("[@+]", "-", cell.name)
+    name = UNDISTURBED if cell is None else _model(cell.name)
     texts = len(stack.receiver.texts)
     with ExitStack() as prepared:
         if cell is not None:
@@ -164,8 +178,10 @@ def play(stack: Stack, cell: Cell | None) -> tuple[UUID, Outcome]:
             _copy_results(stack, cell.strikes[0].moment, name)
         config = _config(stack, name, ["train"] if cell is None else cell.sent())
         run, ends = _start(config), {name: time.monotonic()}
-        for strike in cell.strikes if cell is not None else ():
-            if strike.play(stack, run, name):
+        strikes = cell.strikes if cell is not None else ()
+        for index, strike in enumerate(strikes):
+            again = index > 0 and strikes[index - 1].moment == strike.moment
+            if strike.play(stack, run, name, after=len(strike.machine(stack).store.requests) if again else 0):
                 ends = {**(ends if name not in ends else {}), strike.name: time.monotonic()}
         ended = _wait(run, BAR_S + 60)
         ended_at = time.monotonic()
@@ -189,10 +205,16 @@ def play(stack: Stack, cell: Cell | None) -> tuple[UUID, Outcome]:
     )
 
 
+def _model(cell: str) -> str:
+    """Name of the run's config, its model and its part of the bucket, at most as long as a config allows."""
+    name = re.sub("[@+]", "-", cell)
+    return name if len(name) <= _LONGEST_NAME else f"{name[:40]}-{hashlib.sha256(cell.encode()).hexdigest()[:8]}"
+
+
 def state_now(run: UUID) -> str:
-    """State of a run that has ended long ago."""
+    """State of a run that has ended long ago. UNKNOWN if the server does not answer."""
     now = _read(run)
-    return "unknown" if now is None else _name(now)
+    return UNKNOWN if now is None else _name(now)
 
 
 def _name(run: FlowRun) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from grpo_flows.stage import STAGES, run_received, run_stage
 from grpo_tasks.execution.remote_messages import decode, encode, read_error, read_result_artifact, write_result_artifact
 from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import SplitResult, split
+from grpo_tasks.stage import uncached_stage
 from grpo_tasks.train import train
 from tests.doubles import put_file
 
@@ -145,3 +147,28 @@ def test_a_remote_stage_shares_its_cache_with_the_stage_itself(tmp_path: Path):
     assert split.fn(**given).train == 3
     assert split.cached(inputs, send, alone=False).train == 3
     assert [inputs["validation_fraction"] for inputs in sent] == [0.25]
+
+
+def test_a_stage_whose_machine_is_drained_crashes_and_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """SIGTERM raises an exception of Prefect's handler, which is not an error of the stage."""
+
+    class Terminated(BaseException):
+        pass
+
+    def terminate(signum: int, frame: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    monkeypatch.setitem(STAGES, "split", drained)
+    try:
+        with pytest.raises(Terminated):
+            run_stage.fn("split", {"store": str(tmp_path)}, source_digest())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@uncached_stage
+def drained(*, store: str) -> SplitResult:
+    """A stage in which SIGTERM arrives."""
+    signal.raise_signal(signal.SIGTERM)
+    raise AssertionError(store)

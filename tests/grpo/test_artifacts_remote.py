@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +33,7 @@ from grpo.scenario import Scenario
 from grpo.scenarios.sources import content_hash, read_records
 from grpo.scenarios.table import write_scenarios
 from grpo.storage.fetched import user_temp_folder
+from grpo.storage.objects import ObjectFolder, open_uri
 from tests.object_store import object_store
 
 STORE = "s3://grpo/artifacts"
@@ -239,6 +241,42 @@ def test_an_interrupted_upload_is_never_read_as_complete(tmp_path: Path, monkeyp
     store = ArtifactStore("dying://last")
     store.verify(_pair(store))
     assert DyingFileSystem.uploaded == ["a", "b", MANIFEST]
+
+
+class _CutReplies(BaseHTTPRequestHandler):
+    """Replies that end before their announced length."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "586")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(b"14 bytes of it")
+        self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_reply_that_is_cut_can_be_tried_again(monkeypatch: pytest.MonkeyPatch):
+    """A proxy or a store that ends in the midst of an object is as good as away: a `ConnectionError`."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _CutReplies) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "a-key-of-this-test")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+        s3fs.S3FileSystem.clear_instance_cache()
+        try:
+            with pytest.raises(ConnectionError, match="cannot be reached") as caught:
+                ObjectFolder(*open_uri(STORE)).read("a")
+            assert type(caught.value.__cause__).__name__ == "ClientPayloadError"
+        finally:
+            s3fs.S3FileSystem.clear_instance_cache()
+            server.shutdown()
 
 
 def test_a_store_that_does_not_answer_can_be_tried_again(

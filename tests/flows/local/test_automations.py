@@ -141,28 +141,60 @@ def test_a_run_without_a_heartbeat_goes_on_and_a_cancelled_one_ends(pool: Pool):
 
 
 def test_heartbeats_keep_a_run(pool: Pool):
-    """Of the same kind as those that a flow run sends; also of a machine whose clock is ten minutes late."""
+    """Of the same kind as those that a flow run sends; also of a machine whose clock is ten minutes late, and of a run
+    of which the event that it is Running was lost."""
     from prefect.states import Pending, Running
 
     quiet, heard, late = (pool.run(Pending, Running) for _ in range(3))
+    quiet_before, heard_before = (pool.run(Pending) for _ in range(2))
 
     def beat() -> bool:
         pool.emit("heartbeat", heard)
+        pool.emit("heartbeat", heard_before)
         pool.emit("heartbeat", late, occurred=datetime.now(UTC) - timedelta(minutes=10))
-        return pool.state(quiet) == "AwaitingRetry"
+        return pool.state(quiet) == pool.state(quiet_before) == "AwaitingRetry"
 
-    until("the end of the quiet one", beat)
+    until("the end of the quiet ones", beat)
     assert pool.state(heard) == "Running"
+    assert pool.state(heard_before) == "Pending"
     assert pool.state(late) == "Running"
+
+
+def test_a_run_that_completed_is_not_started_again(pool: Pool):
+    """Whoever asks: the supervisor (AwaitingRetry), a worker (Pending), a process (Running), which learn its present
+    state, or the automation to which the event of an earlier crash comes late. By hand it can be forced."""
+    from prefect.client.schemas.responses import SetStateStatus
+    from prefect.states import AwaitingRetry, Completed, Crashed, Pending, Running
+
+    run, crashed = pool.run(Pending, Running, Completed), pool.run(Pending, Running)
+    for state in (AwaitingRetry(), Pending(), Running()):
+        answer = pool.client.set_flow_run_state(run, state)
+        assert answer.status == SetStateStatus.REJECT
+        assert answer.state is not None
+        assert answer.state.is_completed()
+    pool.emit("Crashed", run, labels={"prefect.run-count": "1"})
+    pool.go(crashed, Crashed)
+    until("a restart", lambda: pool.state(crashed) == "AwaitingRetry")
+    assert pool.history(run) == ["Scheduled", "Pending", "Running", "Completed"]
+    pool.go(run, AwaitingRetry)
+    assert pool.state(run) == "AwaitingRetry"
 
 
 def test_a_crash_is_reacted_to_although_the_event_before_it_is_unknown(pool: Pool):
     """As it is to a server that was started again between both: within seconds, not after Prefect's 15 minutes."""
+    from prefect.events import Event
     from prefect.states import Pending, Running
 
     run = pool.run(Pending, Running)
-    pool.emit("Crashed", run, labels={"prefect.run-count": "1"}, follows=uuid.uuid4())
-    until("a restart", lambda: pool.state(run) == "AwaitingRetry")
+    unknown = Event(event="prefect.flow-run.Running", resource={"prefect.resource.id": f"prefect.flow-run.{run}"})
+    pool.emit("Crashed", run, labels={"prefect.run-count": "1"}, follows=unknown)
+
+    def beat() -> bool:
+        pool.emit("heartbeat", run)  # so that its silence is not the reason
+        return pool.state(run) == "AwaitingRetry"
+
+    until("a restart", beat)
+    assert pool.history(run) == ["Scheduled", "Pending", "Running", "AwaitingRetry"]
 
 
 def test_a_crash_whose_event_was_lost_is_found_in_the_database(pool: Pool, receiver: Receiver):

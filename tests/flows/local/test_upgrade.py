@@ -5,16 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, DataError
+from grpo.log.compaction import compact
+from grpo.log.folder import ServedLog
+from grpo.log.join import join
+from grpo.log.records import Feedback, ServedTurn
+from grpo.scenarios.table import read_scenarios
+from grpo.tables import read_trajectories
+from grpo.trajectories import Outcome
 from grpo_local.upgrade import upgrade
+from tests.places import ROOT
+
+SCHEMAS = ROOT / "tests" / "schemas"
+"""Files of earlier versions, each written by the code that had the version."""
 
 
 @pytest.fixture
@@ -96,3 +110,66 @@ def test_a_database_of_a_newer_release_is_refused_and_kept(
         list(upgrade(home, dry_run=dry_run))
     assert "\n" not in str(refused.value)
     assert (home / file).read_bytes() == before
+
+
+@pytest.mark.parametrize("version", ["6", "7"])
+def test_rollouts_of_the_versions_before_are_read(version: str):
+    """Files that the code of each version has written are kept in tests/schemas."""
+    first, second = read_trajectories(SCHEMAS / f"rollouts-{version}.parquet")
+    assert [turn.message.content for turn in first.turns] == ["Question a?", "Answer a."]
+    assert first.token_ids.tolist() == [1, 2, 3, 4]
+    assert first.sampler_logprobs.tolist() == [0.0, 0.0, np.float32(-0.1), -0.25]
+    assert first.outcome == Outcome(success=True, checks={"refunded": True}, state={"order": 17})
+    assert [trajectory.terminal_reward for trajectory in (first, second)] == [0.0, 1.0]
+    assert first.policies == ("policy",)
+
+
+def test_the_scenarios_of_this_version_are_read():
+    """They were written on 27 November 2026."""
+    [scenario] = read_scenarios(SCHEMAS / "scenarios-2.parquet")
+    assert (scenario.id, scenario.user_responses) == ("desk-1", ("Where is order 17?",))
+    assert scenario.world == {"orders": {"17": "sent"}}
+
+
+@pytest.mark.parametrize(
+    ("read", "file", "message"),
+    [
+        (read_trajectories, "rollouts-5.parquet", "has trajectory schema version 5, this code reads 6, 7"),
+        (read_scenarios, "scenarios-1.parquet", "has scenario schema version 1, this code reads 2. Ingest again"),
+    ],
+)
+def test_tables_that_are_too_old_are_refused_in_one_line(
+    read: Callable[[Path], Iterable[object]], file: str, message: str
+):
+    """The stage that wrote them is computed again."""
+    with pytest.raises(DataError) as refused:
+        list(read(SCHEMAS / file))
+    assert str(refused.value) == f"{SCHEMAS / file} {message}"
+
+
+@pytest.mark.parametrize(("version", "turns"), [("2", "ab"), ("3", "abc")])
+def test_a_serving_log_of_the_version_before_is_read_and_goes_on(home: Path, version: str, turns: str):
+    """Tables of two versions, the second of a merged day, with a segment that is compacted here."""
+    log = home / "served"
+    shutil.copytree(SCHEMAS / f"log-{version}", log)
+    assert not [change for change in upgrade(home, dry_run=True) if "serving log" in change]
+    assert compact(log) == 1
+    records = [entry.record for entry in ServedLog(log).read()]
+    assert [record.id for record in records if isinstance(record, ServedTurn)] == list(turns)
+    assert [record.rating for record in records if isinstance(record, Feedback)] == [1.0]
+    [conversation] = join(ServedLog(log).read()).conversations
+    assert [turn.id for turn in conversation.turns] == list(turns)
+
+
+def test_a_serving_log_that_is_too_old_is_named_and_kept(home: Path):
+    """Its newer segment is still read."""
+    shutil.copytree(SCHEMAS / "log-1", home / "served")
+    *_, last = upgrade(home, dry_run=True)
+    assert last == (
+        f"1 files of the serving log {home / 'served'} have version 1, which this release does not read "
+        "(it reads 2, 3). Read them with the release that wrote them"
+    )
+    table, segment = ServedLog(home / "served").read()
+    assert table.problem is not None
+    assert table.problem.endswith("has serving log version 1, this code reads 2, 3")
+    assert segment.record is not None

@@ -71,7 +71,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def registered(tmp_path: Path, model: Path, *, adapted: bool = False, **sections: object) -> ModelVersion:
+def registered(
+    tmp_path: Path, model: Path, *, run_key: str = "kiosk", adapted: bool = False, **sections: object
+) -> ModelVersion:
     """A version that a run with these sections has registered, with the weights that it started from or adapters."""
     store = ArtifactStore(str(tmp_path / "store"))
     config = PipelineConfig.model_validate(changed(short_run(tmp_path, policy={"model": str(model)}), **sections))
@@ -79,7 +81,7 @@ def registered(tmp_path: Path, model: Path, *, adapted: bool = False, **sections
     candidate = put_adapted(store, model, base.checkpoint)[0] if adapted else base.checkpoint
     version: ModelVersion = register.fn(
         config=config,
-        run_key="kiosk",
+        run_key=run_key,
         decision=Decision(verdict="promote", reason="every gate passed"),
         evaluation=Evaluation.model_validate(evaluation()),
         candidate=candidate,

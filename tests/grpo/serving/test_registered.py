@@ -19,6 +19,7 @@ from grpo.policy.renderer import make_renderer
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.serving.engine.registered import WatchedVersion, fixed_model
 from grpo_tasks.registry import registry
+from tests import waiting
 from tests.grpo.registry.making import ANNA, put_into_service
 from tests.grpo.registry.test_served_agent import registered
 from tests.grpo.serving.chat_servers import CLERK, ChatServer, chat_server
@@ -63,12 +64,10 @@ def test_a_champion_reads_what_it_read_in_rollouts_and_its_successor_takes_over(
         assert turn.model == f"{first.name}/{first.version}"
         assert reply.usage is not None
         assert reply.usage.completion_tokens <= 9
-        second = registered(home, CLERK)
+        second = registered(home, CLERK, run_key="another")
+        assert second.version > first.version
         put_into_service(models, first.name, second.version)
-        for _ in range(3000):
-            if server.service.versions.swaps:
-                break
-            server.wait(0.01)
+        waiting.until("the new version", lambda: server.service.versions.swaps, patience_s=240)
         client.chat.completions.create(model=first.name, messages=[{"role": "user", "content": QUESTION}])
         assert server.turns()[-1].model == f"{first.name}/{second.version}"
 

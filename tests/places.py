@@ -21,7 +21,7 @@ LONGEST = (
     *(
         "tests/flows/test_wrong_usage.py",
         "tests/docs/test_configs.py",
-        "tests/tasks/test_executor.py",
+        "tests/tasks/test_runners.py",
         "tests/grpo/rewards/learned/test_safety.py",
         "tests/grpo/policy/transformers/test_families.py",
         "tests/grpo/serving/test_app.py",

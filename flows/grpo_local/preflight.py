@@ -118,7 +118,7 @@ def _servers(facts: Facts) -> Iterator[Exception]:
 def _task_runner(facts: Facts) -> Iterator[Exception]:
     """Check that the package of the task runner is installed."""
     if facts.given.rollout.runner != "threads":  # threads need no package, and the import of Prefect takes a second
-        from grpo_tasks.executor import shard_runner
+        from grpo_tasks.runners import shard_runner
 
         shard_runner(facts.given.rollout)
     yield from ()

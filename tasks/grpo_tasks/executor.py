@@ -17,12 +17,12 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from grpo import progress
 from grpo.config.pipeline import ComputeSettings
 from grpo.config.rollout import RolloutSettings
-from grpo.errors import ConfigError, install_command
 from grpo.evaluation.schema import StageTiming
 from grpo.interrupts import stoppable
 from grpo.storage.home import private_files
 from grpo_tasks.remote import RemoteStages
 from grpo_tasks.results import StageResult
+from grpo_tasks.runners import shard_runner
 from grpo_tasks.stage import Call, Stage, executed_by
 
 logger = logging.getLogger(__name__)
@@ -131,43 +131,17 @@ def stage_executor(
     Ctrl-C and SIGTERM end them within seconds, whatever they are doing, see `grpo.interrupts`. Only its owner can read
     what they write, even if Prefect has started the process of the flow run.
     """
-    runner = one_thread() if rollout is None else shard_runner(rollout)
-    with private_files(), stoppable(), runner, RemoteStages(compute or ComputeSettings()) as remote:
+    entered = one_thread() if rollout is None else shard_runner(rollout)
+    with private_files(), stoppable(), entered as runner, RemoteStages(compute or ComputeSettings()) as remote:
         executor = StageExecutor(runner, remote)
         with executed_by(executor):
             yield executor
 
 
-def shard_runner(settings: RolloutSettings) -> TaskRunner[Any]:
-    """Task runner of rollout shards: threads of this process, or a Dask cluster, which replaces dead workers.
-
-    Dask runs whatever is sent to its ports. Therefore a cluster that is started here accepts only clients with the
-    certificate that it makes for itself, and it serves no pages.
-
-    Raises `ConfigError` if Dask is configured and not installed.
-    """
-    if settings.runner == "threads":
-        return ThreadPoolTaskRunner(max_workers=settings.workers)
-    try:
-        from prefect_dask.task_runners import DaskTaskRunner
-    except ImportError as error:
-        raise ConfigError(
-            f"rollout.runner is dask, which is not installed ({error}). Call {install_command('dask')}, or "
-            "set it to threads"
-        ) from error
-    logging.getLogger("distributed").setLevel(logging.WARNING)  # it logs each connection
-    if settings.dask_address is not None:
-        return DaskTaskRunner(address=settings.dask_address)
-    import dask
-
-    dask.config.set({f"distributed.{role}.http.routes": [] for role in ("scheduler", "worker", "nanny")})
-    local = {"n_workers": settings.workers, "threads_per_worker": 1, "dashboard_address": None, "security": True}
-    return DaskTaskRunner(cluster_kwargs=local)
-
-
 def _wait(futures: Sequence[PrefectFuture[R]]) -> list[State[R]]:
-    """Final states. Raises if Dask gave up a run because its worker died again and again."""
+    """Final states. If workers died again and again, Dask's future raises, and Ray's has the state of a crash."""
     for future in futures:
+        future.wait()
         future.result(raise_on_failure=False)
     return [future.state for future in futures]
 

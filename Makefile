@@ -104,7 +104,7 @@ $(READY): pyproject.toml constraints.txt
 lock: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip compile --quiet --universal --upgrade --python-version 3.11 --no-annotate --no-header pyproject.toml \
-	    $(foreach extra,dev dask quantization postgres openai wandb tensorboard safety minigrid reasoning textarena textworld s3,--extra $(extra)) --output-file constraints.txt
+	    $(foreach extra,dev dask ray quantization postgres openai wandb tensorboard safety minigrid reasoning textarena textworld s3,--extra $(extra)) --output-file constraints.txt
 
 # A build of vLLM for CPUs, 3.5 GB. It names its distribution otherwise than vLLM asks for, brings packages for images and
 # sound that were built for another torch, and wants an older transformers than the project, with which it runs as well.

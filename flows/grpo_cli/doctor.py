@@ -221,6 +221,7 @@ def _check_backends() -> Iterator[CheckResult]:
         ("training.processes", ("torch",), distributed, "this PyTorch was built without torch.distributed"),
         ("policy.quantization", ("bitsandbytes",), gpu, "quantized weights need a GPU"),
         ("rollout.runner: dask", ("prefect-dask",), True, ""),
+        ("rollout.runner: ray", ("prefect-ray",), True, ""),
         ("models behind openai+https://", ("openai",), True, ""),
         ("store: s3://", ("s3fs",), True, ""),
     )

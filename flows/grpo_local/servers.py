@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
+from grpo.environment_variables import variables_set
 from grpo.errors import ConfigError
 from grpo.storage.files import storage_errors
 from grpo_local.login import (
@@ -107,7 +108,7 @@ def prefect_server(home: Path, *, while_starting: Callable[[], None] = lambda: N
 def prefect_environment(home: Path) -> Iterator[None]:
     """Set the address and login of this home's server while the block runs. Prefect reads them once, at import."""
     variables = login_variables(home, "prefect")
-    with _set({"PREFECT_API_URL": prefect_service(home).url, **variables}):
+    with variables_set({"PREFECT_API_URL": prefect_service(home).url, **variables}):
         yield
 
 
@@ -124,7 +125,7 @@ def mlflow_server(home: Path) -> Iterator[str]:
         return
     with storage_errors(str(home)):
         (home / "mlartifacts").mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _set(login_variables(home, "mlflow")), mlflow_service(home).shared() as url:
+    with variables_set(login_variables(home, "mlflow")), mlflow_service(home).shared() as url:
         _require_login("mlflow", f"{url}/version", home)
         yield url
 
@@ -140,20 +141,6 @@ def lend_mlflow_login(home: Path) -> None:
     running = Service(name="mlflow", home=home, arguments=()).address()
     if running == os.environ["MLFLOW_TRACKING_URI"].rstrip("/") and login_file(home, "mlflow").exists():
         os.environ |= login_variables(home, "mlflow")
-
-
-@contextmanager
-def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while the block runs."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ |= variables
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
 
 
 def _require_login(server: Server, url: str, home: Path) -> None:

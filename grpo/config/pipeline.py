@@ -196,10 +196,10 @@ class PipelineConfig(Settings):
     @model_validator(mode="after")
     def _shards_run_in_one_place(self) -> Self:
         sent = self.compute.gpu_stages
-        if sent is not None and "rollout" in sent.stages and self.rollout.runner == "dask":
+        if sent is not None and "rollout" in sent.stages and self.rollout.runner != "threads":
             raise ValueError(
-                f"rollouts go to deployment {sent.deployment} or to Dask, not to both: leave rollout.runner out, or "
-                "take rollout out of compute.gpu_stages.stages"
+                f"rollouts go to deployment {sent.deployment} or to a cluster of {self.rollout.runner}, not to both: "
+                "leave rollout.runner out, or take rollout out of compute.gpu_stages.stages"
             )
         return self
 

@@ -58,6 +58,7 @@ def _server_address(address: str) -> str:
     return address.rstrip("/")
 
 
+Runner = Literal["threads", "dask", "ray"]
 ServerAddress = Annotated[str, AfterValidator(_server_address)]
 
 
@@ -76,14 +77,19 @@ class RolloutSettings(EpisodeSettings):
     the rest."""
     shards: int = Field(default=1, ge=1)
     """Shards per iteration. A shard is retried as a whole."""
-    runner: Literal["threads", "dask"] = "threads"
-    """Execution of the shards: threads of this process, or processes of a Dask cluster."""
+    runner: Runner = "threads"
+    """Execution of the shards: threads of this process, or processes of a cluster of Dask or Ray."""
     workers: int = Field(default=2, ge=1)
     """Shards at once: threads, or processes of the cluster that is started for the run."""
     dask_address: Annotated[str | None, AppliesWhen("runner", ("dask",))] = Field(
         default=None, pattern=r"^(tcp|tls)://.+:\d+$"
     )
     """Scheduler of a running cluster. Its workers need this machine's files and environment."""
+    ray_address: Annotated[str | None, AppliesWhen("runner", ("ray",))] = Field(
+        default=None, pattern=r"^[^\s/@:]+:\d+$"
+    )
+    """Address of a running cluster that this machine belongs to, such as 10.0.0.7:6379. Its workers need this machine's
+    files and environment. RAY_AUTH_TOKEN has its token."""
     informative_groups: int | None = Field(default=None, ge=1)
     """Roll out more scenarios until this many groups have rewards that differ (DAPO's dynamic sampling). None rolls out
     only `scenarios`."""

@@ -17,7 +17,7 @@ _IGNORED = frozenset({
     "VIRTUAL_ENV", "NO_COLOR", "FORCE_COLOR", "_",
 })  # fmt: skip
 """Variables of the machine, the shell and the process. They may differ although the same thing is computed."""
-_IGNORED_PREFIXES = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_", "PYTEST_", "LC_", "XDG_", "SSH_", "DASK_")
+_IGNORED_PREFIXES = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_", "PYTEST_", "LC_", "XDG_", "SSH_", "DASK_", "RAY_")
 _bulk = threading.local()
 _report: list[Callable[[str, str | None], None]] = []
 

@@ -34,7 +34,7 @@ def scratch_path(parent: Path) -> Iterator[Path]:
     """
     with storage_errors(str(parent)):
         parent.mkdir(parents=True, exist_ok=True)
-    place = parent / uuid.uuid4().hex
+    place = parent / uuid.uuid4().hex[:12]  # short, because Ray keeps sockets below it
     lock = file_lock(place.with_name(place.name + _LOCK))
     with lock:
         _sweep(parent)

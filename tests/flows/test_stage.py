@@ -18,9 +18,9 @@ from grpo.identity.cache_identity import stage_key
 from grpo.identity.code import source_digest
 from grpo_flows.stage import STAGES, run_received, run_stage
 from grpo_tasks.execution.remote_messages import decode, encode, read_error, read_result_artifact, write_result_artifact
+from grpo_tasks.execution.stage import uncached_stage
 from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import SplitResult, split
-from grpo_tasks.stage import uncached_stage
 from grpo_tasks.train import train
 from tests.doubles import put_file
 

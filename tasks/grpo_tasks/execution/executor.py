@@ -126,16 +126,17 @@ def stage_executor(
     Ctrl-C and SIGTERM end them within seconds, whatever they are doing, see `grpo.interrupts`. Only its owner can read
     what they write, even if Prefect has started the process of the flow run.
     """
-    runner = one_thread() if rollout is None else shard_runner(rollout)
-    with private_files(), stoppable(), runner, RemoteStages(compute or ComputeSettings()) as remote:
+    entered = one_thread() if rollout is None else shard_runner(rollout)
+    with private_files(), stoppable(), entered as runner, RemoteStages(compute or ComputeSettings()) as remote:
         executor = StageExecutor(runner, remote)
         with executed_by(executor):
             yield executor
 
 
 def _wait(futures: Sequence[PrefectFuture[R]]) -> list[State[R]]:
-    """Final states. Raises if Dask gave up a run because its worker died again and again."""
+    """Final states. If workers died again and again, Dask's future raises, and Ray's has the state of a crash."""
     for future in futures:
+        future.wait()
         future.result(raise_on_failure=False)
     return [future.state for future in futures]
 

@@ -1,17 +1,19 @@
-"""Shards on the processes of a Dask cluster."""
+"""Shards on the processes of a cluster of Dask or Ray."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import dask
 import httpx
@@ -20,21 +22,50 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 from distributed import Client, LocalCluster
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.rollout import RolloutSettings
 from grpo.errors import ConfigError
+from grpo.storage.locks import scratch_path
 from grpo_flows.train import train
 from grpo_tasks.execution.task_runners import shard_runner
-from tests.doubles import changed
+from tests.doubles import short_run
+
+OWN = """
+import os
+from pathlib import Path
+
+from grpo.environments.support_desk.desk import SupportDesk
 
 
-def test_dask_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
+class MyDesk(SupportDesk):
+    def __init__(self, players: str):
+        super().__init__()
+        self.players = Path(players)
+
+    async def reset(self, scenario=None, *, seed=None):
+        (self.players / str(os.getpid())).touch()
+        return await super().reset(scenario, seed=seed)
+
+
+def my_reward(turns):
+    return 1 / (1 + len(turns[-1].content))
+
+
+my_reward.probed = False
+"""
+"""An environment of one's own, which notes the processes that play it, and a reward of one's own."""
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_a_runner_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, runner: Literal["dask", "ray"]):
     """The error says what to install, and what to set otherwise."""
-    monkeypatch.setitem(sys.modules, "prefect_dask", None)
-    with pytest.raises(ConfigError, match=r"pip install 'grpo-agent-framework\[dask\]', or set it to threads"):
-        shard_runner(RolloutSettings(runner="dask"))
+    monkeypatch.setitem(sys.modules, f"prefect_{runner}.task_runners", None)
+    monkeypatch.delitem(sys.modules, "grpo_tasks.execution.ray_cluster", raising=False)
+    with pytest.raises(ConfigError, match=rf"pip install 'grpo-agent-framework\[{runner}\]', or set it to threads"):
+        shard_runner(RolloutSettings(runner=runner))
 
 
 def _rows(store: Path) -> pa.Table:
@@ -103,34 +134,168 @@ def test_another_program_of_this_machine_runs_nothing_on_the_cluster():
                 assert httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=10).status_code == 404
 
 
-@pytest.mark.usefixtures("server")
-@pytest.mark.filterwarnings("ignore")
-def test_a_cluster_that_loses_a_worker_plays_the_same_rows(desk_config: dict[str, Any], home: Path, tmp_path: Path):
-    """4 shards on 2 workers, one killed while it holds a shard and its lock: the episodes are those of one process."""
+def test_a_ray_address_where_nothing_answers_is_named():
+    """At once, with the remedy."""
+    with (
+        pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 cannot be used: .*refused.*`ray status`"),
+        shard_runner(RolloutSettings(runner="ray", ray_address="127.0.0.1:1")),
+    ):
+        pass
 
-    def run(runner: str) -> pa.Table:
-        plan = changed(
-            desk_config,
+
+@pytest.fixture
+def ray_address(server: str) -> Iterator[str]:
+    """Address of a cluster of one worker that a run of this process has started."""
+    with shard_runner(RolloutSettings(runner="ray", workers=1)):
+        yield ray.get_runtime_context().gcs_address
+
+
+_CLIENT = """
+import sys
+
+import ray
+
+from grpo.config.rollout import RolloutSettings
+from grpo_tasks.execution.task_runners import shard_runner
+
+with shard_runner(RolloutSettings(runner="ray", ray_address=sys.argv[1])):
+    print("computed", ray.get(ray.remote(lambda: 3).remote()))
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_cluster_answers_only_clients_with_its_token(ray_address: str, server: str):
+    """Another program of this machine needs the token. All ports are on loopback, and show strangers only health."""
+    mine = psutil.Process()
+    raylet = next(process for process in mine.children(recursive=True) if process.name() == "raylet")
+    assert "RAY_AUTH_TOKEN" not in os.environ
+    tokens = {"own": raylet.environ()["RAY_AUTH_TOKEN"], "wrong": "0" * 64, "none": ""}
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # else a client takes 127.0.0.1 for the public address
+    clients = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", _CLIENT, ray_address],
+            env={**os.environ, **loopback, "RAY_AUTH_MODE": "token" if value else "disabled", "RAY_AUTH_TOKEN": value},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name, value in tokens.items()
+    }
+    printed = {name: client.communicate(timeout=120)[0] for name, client in clients.items()}
+    assert "computed 3" in printed["own"], printed["own"]
+    for name in ("wrong", "none"):
+        assert "ConfigError: rollout.ray_address" in printed[name], printed[name]
+    processes = {process.pid for process in (mine, *mine.children(recursive=True))}
+    sockets = [socket for socket in psutil.net_connections("tcp") if socket.pid in processes]
+    listening = {socket.laddr.port: socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
+    assert int(ray_address.rpartition(":")[2]) in listening
+    assert {address.removeprefix("::ffff:") for address in listening.values()} == {"127.0.0.1"}
+    del listening[int(server.split(":")[2].partition("/")[0])]
+    for port, path in itertools.product(listening, ("", "api/jobs", "api/job_agent/jobs/", "api/logs/file", "nodes")):
+        with suppress(httpx.TransportError):
+            response = httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=10)
+            assert response.status_code in (401, 404) or response.text.startswith("# HELP")  # numbers of Prometheus
+
+
+_RUN = """
+import time
+
+from grpo.config.rollout import RolloutSettings
+from grpo_tasks.execution.executor import stage_executor
+
+with stage_executor(RolloutSettings(runner="ray", workers=1)):
+    print("started", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_that_is_ended_leaves_no_process_of_ray_and_no_file():
+    """After SIGTERM at once. After SIGKILL the folder stays until the next cluster of this user starts."""
+    with tempfile.TemporaryDirectory() as temporary:  # short, because Ray keeps sockets in it
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            command, variables = [sys.executable, "-c", _RUN], {**os.environ, "TMPDIR": temporary}
+            with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as run:
+                assert run.stdout is not None
+                assert run.stdout.readline() == "started\n"
+                started = psutil.Process(run.pid).children(recursive=True)
+                assert {"raylet", "gcs_server"} <= {process.name() for process in started}
+                run.send_signal(signum)
+            assert run.returncode == (143 if signum == signal.SIGTERM else -signal.SIGKILL)
+            assert psutil.wait_procs(started, timeout=120)[1] == []
+            folders = [*Path(temporary).rglob("session_2*")]
+            assert len(folders) == (signum == signal.SIGKILL)
+        with scratch_path(folders[0].parents[1]):
+            assert not folders[0].exists()
+
+
+class Runs:
+    """Runs of one short config, each with a store of its own, on different runners."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "desk_of_mine.py").write_text(OWN)
+
+    def play(self, runner: str, workers: int = 2) -> tuple[pa.Table, set[int]]:
+        """Every episode of a run of 4 shards per iteration, and the processes that played them."""
+        players = self.folder / runner
+        players.mkdir()
+        plan = short_run(
+            self.folder,
             name=runner,
-            store=str(tmp_path / runner),
+            import_from=str(self.folder),
+            store=str(players / "store"),
             scenarios={"limit": 6},
-            rollout={"scenarios": 4, "shards": 4, "runner": runner},
+            environment={"kind": "python", "object": "desk_of_mine:MyDesk", "options": {"players": str(players)}},
+            reward=[{"kind": "python", "object": "desk_of_mine:my_reward", "weight": 1.0}],
+            rollout={"scenarios": 4, "shards": 4, "runner": runner, "workers": workers},
             training={"iterations": 1},
         )
         train(PipelineConfig.model_validate(plan))
-        return _rows(tmp_path / runner)
+        return _rows(players / "store"), {int(path.name) for path in players.glob("[0-9]*")}
 
-    alone = run("threads")
+
+@pytest.fixture(scope="module")
+def runs(server: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def of_threads(runs: Runs) -> pa.Table:
+    """Episodes that this process has played."""
+    rows, players = runs.play("threads")
+    assert players == {os.getpid()}
+    return rows
+
+
+def _assert_the_same(rows: pa.Table, expected: pa.Table) -> None:
+    assert rows.num_rows == 4 * 4 + 2 * 6
+    names = [name for name in expected.column_names if name != "sampler_logprobs"]
+    assert rows.select(names).equals(expected.select(names))
+    here, there = (np.array(table["sampler_logprobs"].combine_chunks().flatten()) for table in (rows, expected))
+    assert np.abs(here - there).max() < 1e-5  # the last digit depends on where a processor's library finds its operands
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_dask_cluster_that_loses_a_worker_plays_the_same_rows(runs: Runs, of_threads: pa.Table, home: Path):
+    """4 shards on 2 workers, one killed while it holds a shard and its lock: the episodes are those of one process."""
     forkserver.set_forkserver_preload(["torch", "transformers.modeling_utils", "sklearn", "mlflow.pyfunc"])
     forkserver.ensure_running()  # three workers that each import them would take a minute of a core
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
         _a_killed_player(home / "locks") as killed,
     ):
-        clustered = run("dask")
+        rows, players = runs.play("dask")
     assert killed
-    assert clustered.num_rows == 4 * 4 + 2 * 6
-    names = [name for name in alone.column_names if name != "sampler_logprobs"]
-    assert clustered.select(names).equals(alone.select(names))
-    here, there = (np.array(table["sampler_logprobs"].combine_chunks().flatten()) for table in (alone, clustered))
-    assert np.abs(here - there).max() < 1e-5  # the last digit depends on where a processor's library finds its operands
+    assert players > {os.getpid()}  # which tries the environment before the run
+    _assert_the_same(rows, of_threads)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_ray_cluster_that_loses_its_worker_plays_the_same_rows(runs: Runs, of_threads: pa.Table, home: Path):
+    """4 shards on 1 worker, which is killed while it holds a shard and its lock: Ray starts another one."""
+    with _a_killed_player(home / "locks") as killed:
+        rows, players = runs.play("ray", workers=1)
+    assert killed
+    assert players > {os.getpid()}  # which tries the environment before the run
+    _assert_the_same(rows, of_threads)

@@ -273,7 +273,7 @@ def _read(
         )
     except PolicyError:
         raise
-    except Exception as error:  # a config that somebody else wrote can fail in any way
+    except Exception as error:  # the config of another user can fail in any way
         if is_out_of_memory(error):
             raise CapacityError(f"the model in {folder} does not fit into memory. Choose a smaller one") from error
         remedy = (

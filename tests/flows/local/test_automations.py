@@ -161,8 +161,8 @@ def test_heartbeats_keep_a_run(pool: Pool):
 
 
 def test_a_run_that_completed_is_not_started_again(pool: Pool):
-    """Whoever asks: the supervisor (AwaitingRetry), a worker (Pending), a process (Running), which learn its present
-    state, or the automation to which the event of an earlier crash comes late. By hand it can be forced."""
+    """The supervisor (AwaitingRetry), a worker (Pending) and a process (Running) learn its present state, and so does
+    the automation to which the event of an earlier crash comes late. By hand it can be forced."""
     from prefect.client.schemas.responses import SetStateStatus
     from prefect.states import AwaitingRetry, Completed, Crashed, Pending, Running
 

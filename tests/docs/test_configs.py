@@ -35,7 +35,7 @@ SHORT = (
 )
 """One iteration of sixteen episodes, and as many held out as a gate needs."""
 DEMONSTRATIONS = {"family_relationships.yaml": 150}
-"""Generated demonstrations of each level, 14 by default. Fewer one-turn answers leave no success in sixteen episodes."""
+"""Generated demonstrations of each level, 14 by default. Fewer one-turn answers leave no success in 16 episodes."""
 OTHER_KINDS = {"retrain.yaml": "RetrainConfig: tests/e2e/test_retrain.py runs it", "tune.yaml": "TuneConfig: see below"}
 OUTSIDE = ("banking77.yaml", "banking77_teams.yaml", "multidogo.yaml", "published.yaml", "tau2_retail.yaml")
 """Configs of published data, which lie beside the project."""

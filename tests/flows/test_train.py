@@ -177,16 +177,19 @@ def test_learning_rate_zero_fails_as_no_effect(module_config: Any, home: Path):
     [
         ("raise KeyError('stock')", ConfigError, "gate broken_gates:late failed: KeyError: 'stock'"),
         ("sys.exit(0)", BaseException, "SystemExit: 0"),
-        ("signal.raise_signal(signal.SIGINT)", KeyboardInterrupt, "it was stopped before its end. The same command"),
+        ("signal.raise_signal(signal.SIGINT); time.sleep(5)", KeyboardInterrupt, "it was stopped before its end. The same command"),
     ],
     ids=["exception", "exit", "signal"],
 )
 def test_a_run_that_fails_after_its_first_update_writes_its_report(
     module_config: Any, home: Path, tmp_path: Path, ends: str, error: type[BaseException], reason: str
 ):
-    """The iterations so far and the reason, whatever ends it; the failure itself is raised as before."""
+    """The iterations so far and the reason, whatever ends it; the failure itself is raised as before.
+
+    The gate may run in another thread than the one that handles the signal, so it waits for it.
+    """
     name = f"ended-{ends[:3]}"
-    gate = f"import signal\nimport sys\n\n\ndef late(evidence):\n    {ends}\n"
+    gate = f"import signal\nimport sys\nimport time\n\n\ndef late(evidence):\n    {ends}\n"
     module = f"broken_gates_{ends[:3]}"
     (tmp_path / f"{module}.py").write_text(gate)
     with pytest.raises(error):

@@ -177,7 +177,11 @@ def test_learning_rate_zero_fails_as_no_effect(module_config: Any, home: Path):
     [
         ("raise KeyError('stock')", ConfigError, "gate broken_gates:late failed: KeyError: 'stock'"),
         ("sys.exit(0)", BaseException, "SystemExit: 0"),
-        ("signal.raise_signal(signal.SIGINT); time.sleep(5)", KeyboardInterrupt, "it was stopped before its end. The same command"),
+        (
+            "signal.raise_signal(signal.SIGINT); time.sleep(5)",
+            KeyboardInterrupt,
+            "it was stopped before its end. The same command",
+        ),
     ],
     ids=["exception", "exit", "signal"],
 )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 _IGNORED = frozenset({
     "PATH", "PWD", "OLDPWD", "HOME", "USER", "LOGNAME", "SHELL", "SHLVL", "TERM", "COLUMNS", "LINES", "LANG",
     "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP", "HOSTNAME", "DISPLAY", "EDITOR", "PAGER",
-    "VIRTUAL_ENV", "NO_COLOR", "FORCE_COLOR", "_",
+    "VIRTUAL_ENV", "OMP_NUM_THREADS", "NO_COLOR", "FORCE_COLOR", "_",
 })  # fmt: skip
 """Variables of the machine, the shell and the process. They may differ although the same thing is computed."""
 _IGNORED_PREFIXES = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_", "PYTEST_", "LC_", "XDG_", "SSH_", "DASK_", "RAY_")

@@ -125,10 +125,10 @@ def _note_program(recorder: ReadRecorder, event: str, arguments: tuple[Any, ...]
         if arguments[0] is not None:
             words.insert(0, os.fsdecode(arguments[0]))
     name = Path(words[0]).name if words else ""
-    if name in DEVICE_REPORTS:
-        return
-    recorder.unseen.add(f"the program {name}")
-    program = shutil.which(words[0]) if words else None
+    is_report = name in DEVICE_REPORTS and not any(set(word) & set(";&|") for word in words)
+    if not is_report:
+        recorder.unseen.add(f"the program {name}")
+    program = shutil.which(words[0]) if words and not is_report else None
     for word in (*words, *(word.partition("=")[2] for word in words), program or ""):
         path = Path(os.fsdecode(folder) if folder is not None else Path.cwd(), word)
         if word and path.is_file():

@@ -61,10 +61,14 @@ class StageExecutor:
         self._timings: dict[str, _Timing] = {}
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
-        """See `grpo_tasks.execution.stage.Executor`. One call runs in this thread, several on the task runner."""
+        """See `grpo_tasks.execution.stage.Executor`. One call runs in this thread, several on the task runner.
+
+        On a cluster one call is sent as well, except of a stage that another machine runs: this process waits for it.
+        """
         stage, started = calls[0].stage, time.perf_counter()
         task = self._announce(stage, len(calls))
-        if len(calls) == 1 and isinstance(self._runner, ThreadPoolTaskRunner):
+        is_here = isinstance(self._runner, ThreadPoolTaskRunner) or self._remote.sends(stage)
+        if len(calls) == 1 and is_here:
             states: list[State[R]] = [task(**calls[0].inputs, return_state=True)]
         else:
             states = _wait([self._runner.submit(task, call.inputs) for call in calls])

@@ -8,6 +8,7 @@ servers, its agents end after about a minute, and the next cluster of this user 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -26,8 +27,12 @@ from grpo.errors import ConfigError
 from grpo.storage.fetched import user_temp_folder
 from grpo.storage.locks import scratch_path
 
-_TOKEN = secrets.token_hex(32)
-"""Token of the clusters that this process starts. Ray reads it once per process."""
+_TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+"""Token of the clusters that this process starts. Ray reads one token per process, which is the user's if it is set."""
+_own: list[str | None] = []
+"""Address of the cluster that a run of this process has connected to. It is None for the run's own cluster."""
+_LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
+"""Characters of a folder below which Ray's sockets still have addresses that the system allows."""
 _RESULTS_BYTES = 100 * 2**20
 """Shared memory for results of shards. They are small, because episodes are in the store. Ray's least is 75 MiB."""
 
@@ -36,10 +41,11 @@ _RESULTS_BYTES = 100 * 2**20
 def ray_runner(address: str | None, workers: int) -> Iterator[TaskRunner[Any]]:
     """Task runner on the cluster at `address`, or on a cluster of `workers` processes that lives as long as the block.
 
-    Ray runs a shard again if its worker dies. A process has one connection to Ray. If it has one already, e.g. in a run
-    inside of another run, the task runner uses that.
+    Ray runs a shard again if its worker dies. A process has one connection to Ray. A run inside of another run uses the
+    connection of the outer one.
 
-    Raises `ConfigError` if there is no cluster at the address, or if it refuses the token of RAY_AUTH_TOKEN.
+    Raises `ConfigError` if there is no cluster at the address, if it refuses the token of RAY_AUTH_TOKEN, or if this
+    process is connected to another cluster.
     """
     logging.getLogger("ray").setLevel(logging.WARNING)
     handler = signal.getsignal(signal.SIGTERM)
@@ -47,13 +53,27 @@ def ray_runner(address: str | None, workers: int) -> Iterator[TaskRunner[Any]]:
         if not ray.is_initialized():
             folder = None if address else stack.enter_context(scratch_path(user_temp_folder() / "ray"))
             stack.callback(ray.shutdown, wait_for_processes=True)
-            _connect(str(address)) if folder is None else _start(str(folder), workers)
-            if signal.getsignal(signal.SIGTERM) is not handler:  # a cancelled flow run needs Prefect's
-                signal.signal(signal.SIGTERM, handler)
+            try:
+                _connect(str(address)) if folder is None else _start(str(folder), workers)
+            finally:
+                if signal.getsignal(signal.SIGTERM) is not handler:  # a cancelled flow run needs Prefect's
+                    signal.signal(signal.SIGTERM, handler)
+            _own.append(address)
+            stack.callback(_own.clear)
+        elif _own != [address]:
+            raise ConfigError(
+                "this process has a connection to another Ray cluster, and Ray allows one: call ray.shutdown() before "
+                "the run, or set rollout.runner to threads"
+            )
         yield stack.enter_context(RayTaskRunner())
 
 
 def _start(folder: str, workers: int) -> None:
+    if len(folder) > _LONGEST_FOLDER:
+        raise ConfigError(
+            f"Ray's sockets in {folder} would have longer addresses than the system allows: set TMPDIR to a folder "
+            f"with a path that is {len(folder) - _LONGEST_FOLDER} characters shorter"
+        )
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that a token is asked for
     ray_constants.ENABLE_RAY_CLUSTER = False  # listen on loopback, also if ray was imported without the variable
     variables = {

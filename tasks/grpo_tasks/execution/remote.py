@@ -69,9 +69,13 @@ class RemoteStages:
         """Let every thread that waits for a stage give up."""
         self._over.set()
 
+    def sends(self, stage: Stage[..., Any]) -> bool:
+        """True if the deployment runs the stage."""
+        return self._settings is not None and stage.name in self._settings.stages
+
     def task(self, stage: Stage[..., R]) -> Task[..., R]:
         """The stage's own task, or one that sends its inputs to the deployment, with the same identity and retries."""
-        if self._settings is None or stage.name not in self._settings.stages:
+        if not self.sends(stage):
             return stage.task
 
         def relay(inputs: dict[str, Any]) -> R:

@@ -150,6 +150,12 @@ def test_a_program_that_reports_devices_does_not_count(tmp_path: Path, monkeypat
         subprocess.run(["nvidia-smi"], check=True, stdout=subprocess.DEVNULL)
     assert recorder.unseen == []
     assert str(reports) not in recorder.digests()
+    data = tmp_path / "data.txt"
+    data.write_text("b\na\n")
+    with recorded_reads() as recorder:
+        os.system(f"nvidia-smi > /dev/null && sort {data} > /dev/null")
+    assert recorder.unseen == ["the program nvidia-smi"]
+    assert str(data) in recorder.digests()
 
 
 def test_what_another_program_opens_beside_the_code_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -262,6 +262,25 @@ def test_the_place_of_computation_is_not_in_the_run_key(desk_config: dict[str, A
     assert keys[0] == keys[1]
 
 
+def test_a_sent_stage_is_waited_for_in_this_process_also_if_shards_run_on_a_cluster(inputs: dict[str, Any]):
+    """What waits for another machine cannot be sent to a worker of a cluster. Without a deployment it ends at once."""
+
+    class Cluster:
+        def submit(self, *_: object, **__: object) -> None:
+            raise AssertionError("the cluster got the stage")
+
+    cluster: Any = Cluster()
+
+    @flow
+    def parent() -> None:
+        compute = ComputeSettings(gpu_stages=GpuStages(deployment="stage/nowhere"))
+        with RemoteStages(compute) as elsewhere:
+            StageExecutor(cluster, elsewhere).run([rollout.bind(**inputs)])
+
+    with pytest.raises(ConfigError, match="nowhere"):
+        parent()
+
+
 def test_rollouts_have_one_place(desk_config: dict[str, Any]):
     """Dask and another pool cannot both play them."""
     dask = {**desk_config, "rollout": {"runner": "dask"}}

@@ -134,6 +134,26 @@ def test_another_program_of_this_machine_runs_nothing_on_the_cluster():
                 assert httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=10).status_code == 404
 
 
+def test_a_ray_cluster_that_the_run_has_not_started_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    """For example of a notebook that has called `ray.init()`: it may listen on every interface."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    with (
+        pytest.raises(ConfigError, match=r"connection to another Ray cluster.*call ray.shutdown\(\)"),
+        shard_runner(RolloutSettings(runner="ray", ray_address="127.0.0.1:1")),
+    ):
+        raise AssertionError("it is used")
+
+
+def test_a_folder_too_long_for_rays_sockets_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A socket's address has at most 107 characters, of which Ray's own names take 64."""
+    monkeypatch.setattr("grpo_tasks.execution.ray_cluster.user_temp_folder", lambda: tmp_path / ("long" * 10))
+    with (
+        pytest.raises(ConfigError, match=r"set TMPDIR to a folder with a path that is .* characters shorter"),
+        shard_runner(RolloutSettings(runner="ray")),
+    ):
+        raise AssertionError("it is used")
+
+
 def test_a_ray_address_where_nothing_answers_is_named():
     """At once, with the remedy."""
     with (

@@ -31,6 +31,9 @@ _TOKEN = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
 """Token of the clusters that this process starts. Ray reads one token per process, which is the user's if it is set."""
 _own: list[str | None] = []
 """Address of the cluster that a run of this process has connected to. It is None for the run's own cluster."""
+_TRIES = 3
+_TOO_SLOW = "timed out during startup"
+"""In the message of Ray's error, which has no type of its own. Ray waits 30 s, and has no setting for it."""
 _LONGEST_FOLDER = 107 - len("/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")
 """Characters of a folder below which Ray's sockets still have addresses that the system allows."""
 _RESULTS_BYTES = 100 * 2**20
@@ -85,15 +88,27 @@ def _start(folder: str, workers: int) -> None:
         "OMP_NUM_THREADS": str(torch.get_num_threads()),  # Ray's 1 would round products in another way
     }
     with variables_set(variables):
-        ray.init(
-            "local",
-            num_cpus=workers,
-            include_dashboard=False,
-            object_store_memory=_RESULTS_BYTES,
-            configure_logging=False,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=folder,
-        )
+        for _ in range(_TRIES):
+            try:
+                ray.init(
+                    "local",
+                    num_cpus=workers,
+                    include_dashboard=False,
+                    object_store_memory=_RESULTS_BYTES,
+                    configure_logging=False,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=folder,
+                )
+            except Exception as error:
+                if _TOO_SLOW not in str(error):
+                    raise
+                ray.shutdown()  # what has started already ends with this process
+            else:
+                return
+    raise ConnectionError(
+        f"Ray has not started within 30 seconds in any of {_TRIES} tries, because this machine is too busy. Start the "
+        "run again, or set rollout.runner to threads"
+    )
 
 
 def _connect(address: str) -> None:

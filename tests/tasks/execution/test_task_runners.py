@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.errors import ConfigError
 from grpo.storage.locks import scratch_path
 from grpo_flows.train import train
+from grpo_tasks.execution import ray_cluster
 from grpo_tasks.execution.task_runners import shard_runner
 from tests.doubles import short_run
 
@@ -152,6 +153,22 @@ def test_a_folder_too_long_for_rays_sockets_is_named(monkeypatch: pytest.MonkeyP
         shard_runner(RolloutSettings(runner="ray")),
     ):
         raise AssertionError("it is used")
+
+
+@pytest.mark.parametrize(("failures", "tries"), [(2, 3), (3, 3)])
+def test_ray_that_starts_too_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch, failures: int, tries: int):
+    """A busy machine may need longer than the 30 seconds that Ray waits. The third failure is the error."""
+    starts: list[str] = []
+
+    def init(address: str, **_: object) -> None:
+        starts.append(address)
+        if len(starts) <= failures:
+            raise Exception("The current node timed out during startup. This could happen because …")
+
+    monkeypatch.setattr(ray, "init", init)
+    with nullcontext() if failures < tries else pytest.raises(ConnectionError, match="in any of 3 tries"):
+        ray_cluster._start("/tmp/ray", workers=1)
+    assert len(starts) == 3
 
 
 def test_a_ray_address_where_nothing_answers_is_named():

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from grpo.errors import ConfigError, PolicyError
 from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
 from grpo.policy.servers.protocol import TurnReply, TurnRequest
-from grpo.policy.servers.server import Check, RolloutServer, ServerFault, Weights
+from grpo.policy.servers.server import Check, RolloutServer, ServerFault, Weights, WrongWeights
 from grpo.renderers.chat_template import Renderer
 
 KEY = "GRPO_ROLLOUT_KEY"
@@ -199,6 +199,9 @@ class _Pool:
 
     def _check_any_is_left(self) -> None:
         """Raise an error with what is wrong with each server, if none can be expected to answer."""
+        for server in self._servers:
+            if server.wrong_later is not None:  # also for turns that see this before the turn that was wrong has ended
+                raise WrongWeights(server.wrong_later)
         faults = "; ".join(server.place for server in self._servers)
         if all(server.is_refused for server in self._servers):
             raise PolicyError(f"no rollout server can be used: {faults}. Correct rollout.servers or the servers")

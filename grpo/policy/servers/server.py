@@ -86,6 +86,8 @@ class RolloutServer:
         """What was wrong with the last attempt."""
         self.is_refused = False
         """True if this server is not asked any more."""
+        self.wrong_later: str | None = None
+        """Message of `WrongWeights` if a later turn was wrong, so that no turn of this rollout may be kept."""
         self._weights, self._key, self._check, self._pause_s = weights, key, check, pause_s
         self._client = BoundedClient(
             reply_s=_ANSWER_S,
@@ -232,7 +234,8 @@ class RolloutServer:
         self._turns += 1
         if self._turns % _CHECKED == 0 and (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
             self._refuse(fault)
-            raise WrongWeights(f"{self.place}. The rollout is collected again")
+            self.wrong_later = f"{self.place}. The rollout is collected again"
+            raise WrongWeights(self.wrong_later)
 
     def _unusable(self, error: httpx.HTTPError) -> ServerFault:
         """Refuse a server with a reply beyond the bounds, and note a failed attempt for any other error."""

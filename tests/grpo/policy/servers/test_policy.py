@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -27,7 +28,7 @@ from grpo.learner.checkpoints import load_policy, save_base
 from grpo.learner.inference_backend import make_servers_policy
 from grpo.learner.logprobs import with_proximal_logprobs
 from grpo.policy.policy import Prompt, Sampling
-from grpo.policy.servers.policy import KEY, ServersPolicy
+from grpo.policy.servers.policy import KEY, ServersPolicy, _Pool
 from grpo.policy.servers.server import WrongWeights
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
@@ -281,6 +282,14 @@ def test_a_server_whose_weights_change_later_ends_the_rollout(
     ):
         play(on_servers(clerk_checkpoint, liar.url), config)
     assert len(liar.turns) >= 16
+
+
+def test_turns_in_progress_end_with_the_transient_error_if_a_later_turn_was_wrong():
+    """Whichever of them sees first that the server is refused."""
+    wrong = "rollout server a: it says that it has other weights. The rollout is collected again"
+    server: Any = SimpleNamespace(place="rollout server a", is_refused=True, wrong_later=wrong)
+    with pytest.raises(WrongWeights, match=wrong):
+        _Pool([server], hedge_s=1.0, pause_s=1.0, tries=1)._check_any_is_left()
 
 
 @pytest.mark.usefixtures("_other_is_loaded")

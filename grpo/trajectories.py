@@ -93,7 +93,7 @@ class Outcome:
     ) -> Outcome:
         """Make an outcome from checks: success if all pass and no part is left to judge.
 
-        If there is no check, success is None, because nothing could have failed.
+        Without any check success is None, because nothing could have failed.
         """
         if not checks and not unjudged:
             unjudged = (NOTHING_EXPECTED,)

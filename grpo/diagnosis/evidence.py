@@ -134,7 +134,7 @@ class RunEvidence:
 
     @property
     def prefers_short_episodes(self) -> bool:
-        """True if returns are discounted, so that of two equal rewards the one that comes in fewer turns is better."""
+        """True if returns are discounted: if two episodes have the same reward, the one with fewer turns is better."""
         by_state = self.setting("training.credit_assignment") == "state"
         return by_state and float(self.setting("training.state_discount", 1.0)) < 1
 
@@ -230,7 +230,7 @@ def success_share(episodes: Iterable[Trajectory]) -> float | None:
 
 
 def share(values: Iterable[bool]) -> float:
-    """Share of True, or 0 if there are no values."""
+    """Share of True, or 0 without any values."""
     known = list(values)
     return sum(known) / len(known) if known else 0.0
 

@@ -134,7 +134,7 @@ def entropy_collapse(evidence: RunEvidence) -> Diagnosis | None:
         certainty="likely",
         measured=f"the entropy fell from {values[0]:.3g} to {latest:.3g} nats per token "
         f"(bound {COLLAPSED:.0%} of the first)",
-        meaning="The samples of a group are nearly the same reply, so better ones are no longer tried.",
+        meaning="The samples of a group are nearly the same reply, so the policy does not try better ones any more.",
         change=f"add training.entropy_coefficient 0.01, or lower {step} to {smaller:g}",
         command=evidence.train("training.entropy_coefficient=0.01"),
     )

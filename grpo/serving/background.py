@@ -1,4 +1,4 @@
-"""Work that a server does beside its requests, e.g. heartbeats and the watch for new versions."""
+"""Work that a server does in addition to its requests, e.g. heartbeats and the watch for new versions."""
 
 from __future__ import annotations
 

@@ -27,9 +27,8 @@ from tests.places import DESK_MODEL, ROOT
 SECONDS = 5 * float(os.environ.get("BENCH_SCALE", "1"))
 WARM_S = 2.0
 STREAMS = 64
-VARY_TOKENS = (
-    16  # with replies of equal length all streams end turns at once, and TTFT measures the queue that they are
-)
+VARY_TOKENS = 16
+"""If all replies were of equal length, the streams would end turns at once, and TTFT would measure their queue."""
 ROUNDS = 5
 NOBODY = "nobody"
 TEXT = (

@@ -258,7 +258,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     try:
         with _without_notices():
             report = model.load_adapter(str(folder), use_safetensors=True, is_trainable=True)
-    except Exception as error:  # a config that somebody else wrote can fail in any way
+    except Exception as error:  # the config comes from other people and can fail in any way
         sizes = "ignore_mismatched_sizes" in str(error)
         reason = "their sizes do not fit its config and base" if sizes else f"{type(error).__name__}: {error}"
         raise PolicyError(

@@ -3,7 +3,7 @@
     trainer    weights ► named by digest ► missing files ► loaded: version = hash that this server has computed
                turn    ► version, tokens, seed ► engine ► tokens, log-probabilities, version
 
-These versions are apart from the version that answers chats. They are not registered, nobody can chat with them, and
+These versions are apart from the version that answers chats. They are not registered and do not answer chats, and
 their turns are not in the serving log, because the trainer keeps them. A new version is loaded while turns of the last
 one go on. Two versions stay loaded, so that two policies of an evaluation, or two runs, do not displace each other.
 """

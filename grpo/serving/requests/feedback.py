@@ -193,7 +193,7 @@ def refuse_outcomes(body: BaseModel, caller: Caller) -> None:
 
 
 def _refuse_unknown(body: FeedbackRequest, caller: Caller, log: TurnLog) -> None:
-    """Raise 404, with the same words if nobody has the id and if another key has it."""
+    """Raise 404, with the same words if the id does not exist and if it belongs to another key."""
     name, turn, ids = body.conversation_id, body.turn_id, log.ids
     known = ids.is_conversation(name) if "admin" in caller.scopes else ids.owns(caller.key_hash, name)
     try:

@@ -1,1 +1,1 @@
-"""How stages run: the cache, retries, executors, stages on other machines, and GPU slots."""
+"""Execution of stages: the cache, retries, executors, stages on other machines, and GPU slots."""

@@ -47,7 +47,7 @@ def ray_runner(address: str | None, workers: int) -> Iterator[TaskRunner[Any]]:
     Ray runs a shard again if its worker dies. A process has one connection to Ray. A run inside of another run uses the
     connection of the outer one.
 
-    Raises `ConfigError` if there is no cluster at the address, if it refuses the token of RAY_AUTH_TOKEN, or if this
+    Raises `ConfigError` if no cluster answers at the address, if it refuses the token of RAY_AUTH_TOKEN, or if this
     process is connected to another cluster.
     """
     logging.getLogger("ray").setLevel(logging.WARNING)

@@ -1,6 +1,6 @@
-"""What a remote stage sends and gets: its inputs as JSON, its result as an artifact, its error as type and text.
+"""Messages of a remote stage: its inputs as JSON, its result as an artifact, and its error as type and text.
 
-`remote` uses it where the stage is sent from, and the flow `grpo_flows.stage` where it runs.
+The sender (`remote`) and the flow that runs the stage (`grpo_flows.stage`) both use this module.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class RolloutServer:
         self.is_refused = False
         """True if this server is not asked any more."""
         self.wrong_later: str | None = None
-        """Message of `WrongWeights` if a turn after the first one was wrong. Then no turn of this rollout may be kept."""
+        """Message of `WrongWeights` if a turn after the first was wrong. Then no turn of this rollout may be kept."""
         self._weights, self._key, self._check, self._pause_s = weights, key, check, pause_s
         self._client = BoundedClient(
             reply_s=_ANSWER_S,

@@ -1,8 +1,8 @@
 """Requests of `POST /v1/log`: whole conversations of another server, for a team that serves its model itself.
 
 The key needs the scope `log`. The log names a conversation by an id that is made from the key and from the name that
-the request gives it. Therefore a repeated request counts once, a key cannot add to the conversations of another key, and
-feedback on the conversation is accepted later, as on one that this server had.
+the request gives it. Therefore a repeated request counts once, and a key cannot add to the conversations of another
+key. Feedback on the conversation is accepted later, as on one that this server had.
 """
 
 from __future__ import annotations

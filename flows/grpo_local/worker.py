@@ -9,6 +9,9 @@ process while the first goes on. Here the lost process is killed first, and the 
 A process that hangs would also hold its place below `--limit` after the server has ended its run. Therefore it is
 killed a minute later.
 
+Runs are due by the clock of Prefect's server. If the clock of a machine is ten minutes behind, Prefect's worker takes
+each run ten minutes late. Here the worker compares the clocks, and asks for the runs that are due on the server.
+
 The process of a remote stage is forked from one that has imported its packages (`grpo_local.fork_servers`).
 """
 
@@ -18,6 +21,7 @@ import logging
 import warnings
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("prefect.worker.process")
 _GRACE = timedelta(seconds=60)
 """Time that a process has to end after its run has ended."""
+_APART = timedelta(seconds=5)
+"""Smallest difference of two clocks that is corrected. The header has whole seconds, and its way takes time."""
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*matches existing registered type")  # this class replaces Prefect's
@@ -56,6 +62,8 @@ with warnings.catch_warnings():
             self._taken: set[UUID] = set()
             """Runs for which this worker has started a process. Runs that have ended are removed."""
             self._fork_servers = ForkServers(idle_minutes=idle_minutes())
+            self._ahead = timedelta(0)
+            """Time by which the server's clock is ahead of the clock of this machine."""
 
         async def __aexit__(self, *error: Any) -> None:
             """Wait for the runs, and end the fork servers."""
@@ -102,6 +110,7 @@ with warnings.catch_warnings():
             """Report to the server, and end processes that go on although their runs have ended on the server."""
             await super().sync_with_backend()
             with suppress(httpx.HTTPError, PrefectException):
+                await self._compare_clocks()
                 ended = {run for run in self._taken if await self._ended_long_ago(run)}
                 await _kill(ended, "ended on the server")
                 self._taken -= ended
@@ -117,12 +126,30 @@ with warnings.catch_warnings():
             self._taken |= {run.id for run in taken}
             return taken
 
+        async def _compare_clocks(self) -> None:
+            before = datetime.now(UTC)
+            date = (await self.client.request("GET", "/health")).headers.get("date")
+            if date is None:  # a proxy has removed it
+                return
+            ahead = parsedate_to_datetime(date) - (before + (datetime.now(UTC) - before) / 2)
+            ahead = ahead if abs(ahead) > _APART else timedelta(0)
+            if abs(ahead - self._ahead) > _APART:
+                logger.warning(
+                    "the clock of Prefect's server is %+.0f s from this one. Runs are taken by the server's clock. Set "
+                    "both clocks by a time server, for example chrony",
+                    ahead.total_seconds(),
+                )
+            self._prefetch_seconds += (ahead - self._ahead).total_seconds()  # what Prefect's worker adds to its clock
+            self._ahead = ahead
+
         async def _ended_long_ago(self, run: UUID) -> bool:
             try:
                 state = (await self.client.read_flow_run(run)).state
             except ObjectNotFound:
                 return True
-            return state is not None and state.is_final() and datetime.now(UTC) - state.timestamp > _GRACE
+            return (
+                state is not None and state.is_final() and (datetime.now(UTC) + self._ahead - state.timestamp > _GRACE)
+            )
 
 
 class _NoHooks:

@@ -8,7 +8,7 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -105,3 +105,39 @@ def test_a_process_that_hangs_frees_its_place_when_its_run_has_ended(pool: str, 
 
     with _hanging(run) as process:
         anyio.run(sync, process)
+
+
+class _TenMinutesBehind(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) - timedelta(minutes=10)
+
+
+def test_a_worker_with_a_wrong_clock_takes_what_is_due_on_the_server(
+    pool: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Its clock goes ten minutes back: without a comparison it would take the run ten minutes later."""
+    from prefect.types import _datetime
+
+    import grpo_local.worker as module
+
+    right = _datetime.now
+
+    async def poll() -> list[UUID]:
+        async with _worker(pool) as worker:
+            monkeypatch.setattr(module, "datetime", _TenMinutesBehind)
+            monkeypatch.setattr(_datetime, "now", lambda tz="UTC": right(tz) - timedelta(minutes=10))
+            assert await worker.get_and_submit_flow_runs() == []
+            await worker.sync_with_backend()
+            first = [taken.id for taken in await worker.get_and_submit_flow_runs()]
+            for run in first:
+                worker.limiter.release_on_behalf_of(run)
+            monkeypatch.undo()
+            await worker.sync_with_backend()
+            assert worker._ahead == timedelta(0)
+            return first
+
+    run = _scheduled_run(pool)
+    with caplog.at_level("WARNING", logger="prefect.worker.process"):
+        assert anyio.run(poll) == [run]
+    assert "the clock of Prefect's server is +600 s from this one" in caplog.text or "+599 s" in caplog.text

@@ -275,10 +275,7 @@ class ArtifactStore:
                 self._check(partial, artifact)
                 self._keep(partial, artifact, etags)
             except FileNotFoundError as error:
-                raise ArtifactError(
-                    f"{artifact.kind} {artifact.uri} is missing, or a part of it. Run the command again, which "
-                    "computes it again, or restore it from a backup"
-                ) from error
+                raise ArtifactError(f"{artifact.kind} {artifact.uri} is missing, or a part of it") from error
             finally:
                 remove(partial)
         return place

@@ -67,7 +67,7 @@ def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = 
     """
     before, after = ArtifactStore(source), ArtifactStore(target)
     if f"{before.uri}/".startswith(f"{after.uri}/") or f"{after.uri}/".startswith(f"{before.uri}/"):
-        raise ConfigError(f"{before.uri} and {after.uri} lie in each other. Name two stores")
+        raise ConfigError(f"{before.uri} and {after.uri} lie in each other. Name two separate places")
     mover = _Mover(before, after, dry_run=dry_run)
     moved: set[str] = set()
     content = _content(before)

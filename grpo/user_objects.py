@@ -49,7 +49,7 @@ def reference_of(name: str, *, group: str) -> str:
         known = ", ".join(sorted(points.names)) or "none"
         raise ConfigError(
             f"object {name!r} is not of the form module:name, and no installed package has an entry point {name!r} in "
-            f"{group} (known: {known})"
+            f"{group}. Write module:name, or one of the known entry points: {known}"
         )
     return points[name].value
 

@@ -1,4 +1,4 @@
-"""The agent: hooks around the policy."""
+"""The agent: methods that change messages before the policy reads them, or replies after it has written them."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -28,7 +28,7 @@ def _record(state: State, order: str) -> dict[str, Any]:
 
 
 class ShopEnvironment(TaskEnvironment):
-    """The scenario's customer at the desk; success is the state that the scenario's expected calls lead to."""
+    """A customer at the desk. An episode succeeds if its final state is the one that the expected calls lead to."""
 
     def __init__(self, max_turns: int = 6) -> None:
         super().__init__(functions=[look_up, replace], max_turns=max_turns)

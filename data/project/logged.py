@@ -1,4 +1,4 @@
-"""Logged chats as customers: what `retrain.yaml` trains on."""
+"""Conversion of logged chats into scenarios, which `retrain.yaml` trains on."""
 
 import json
 from collections.abc import Iterator
@@ -9,14 +9,14 @@ FOLDER = Path(__file__).parent / "conversations"
 
 
 def customers() -> Iterator[dict[str, Any]]:
-    """One customer for each chat in `conversations/*.jsonl`, in OpenAI's format, one a line."""
+    """One customer for each chat in `conversations/*.jsonl`, in OpenAI's format, one per line."""
     for path in sorted(FOLDER.glob("*.jsonl")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             yield customer(json.loads(line), name=f"{path.stem}-{number}")
 
 
 def customer(chat: dict[str, Any], *, name: str) -> dict[str, Any]:
-    """The customer's words, the orders that were looked up, and the replacements that were made, as a scenario."""
+    """Scenario of a chat: the customer's messages, the orders that were looked up, and the replacements to make."""
     messages = chat["messages"]
     calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
     made = [{"name": call["name"], "arguments": json.loads(call["arguments"])} for call in calls]

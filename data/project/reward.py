@@ -1,4 +1,4 @@
-"""Rewards beside the environment's success."""
+"""A reward in addition to the environment's success."""
 
 from collections.abc import Sequence
 

@@ -148,8 +148,10 @@ def print_checks(console: Console, report: DoctorReport) -> None:
         table.add_row(shown, check.name, Text(check.state, _COLOURS[check.state]), check.detail, check.remedy)
         area = check.area
     console.print(table)
-    problems = sum(check.state == "problem" for check in report.checks)
-    console.print("a run can start" if not problems else f"{problems} problem(s): a run would fail")
+    problems = [check for check in report.checks if check.state == "problem"]
+    console.print("a run would fail, because of:" if problems else "a run can start")
+    for check in problems:
+        console.print(f"  {check.name}: {check.detail}. {check.remedy}", markup=False, soft_wrap=True)
 
 
 def print_dry_run(console: Console, plan: DryRun) -> None:
@@ -172,9 +174,11 @@ def _estimates(plan: DryRun) -> Iterator[str]:
         splits = unknown
     yield f"scenarios: {splits}"
     heldout = unknown if plan.episodes.heldout is None else f"{plan.episodes.heldout:,}"
-    yield f"episodes: at most {plan.episodes.train:,} to train on, and held out, by both policies, {heldout}"
+    yield f"episodes: at most {plan.episodes.train:,} for training, and for the evaluation of both policies {heldout}"
+    time = "about {}"
     if plan.mean_completion_tokens is None:
         mean = "mean unknown: no rollout of this config is in the cache"
+        time = "at most about {}, if every reply reaches its limit of tokens,"
     else:
         mean = f"{plan.mean_completion_tokens:.1f} on average in the cached rollouts of this config"
     yield (
@@ -186,11 +190,10 @@ def _estimates(plan: DryRun) -> Iterator[str]:
     yield f"chat format: {plan.chat_format}"
     yield f"context of the model: {plan.context}"
     if plan.reads:
-        yield f"read besides, and part of the cache: {', '.join(plan.reads)}"
-    bound = "at most " if plan.mean_completion_tokens is None else ""
+        yield f"files and variables that your code reads, which are part of the cache key: {', '.join(plan.reads)}"
     yield (
-        f"time: {bound}about {_minutes(plan.seconds)} at the speed that this machine has now, for what is not in the "
-        "cache. Judges and environments that wait are not counted"
+        f"time: {time.format(_minutes(plan.seconds))} for what is not in the cache, at the present speed of this "
+        "machine. The time in which judges and environments answer is not counted"
     )
     memory = plan.memory
     yield (
@@ -249,7 +252,7 @@ def print_runs(console: Console, documents: Sequence[ReportDocument]) -> None:
 def print_nights(console: Console, nights: Sequence[Night]) -> None:
     """Print one row per retraining: day, state, message, time and starts. Days without one are red, like failures."""
     table = Table(title="nights", title_justify="left")
-    for heading in ("day", "run", "state", "what it said", "time", "starts"):
+    for heading in ("day", "run", "state", "message", "time", "starts"):
         table.add_column(heading, no_wrap=heading == "day")
     for night in nights:
         colour = _NIGHTS.get(night.state, "red")
@@ -289,10 +292,7 @@ def print_change(console: Console, model: str, change: ChampionChange | None) ->
         return
     replaced = f" in place of version {change.replaced}" if change.replaced is not None else ""
     forced = ", forced" if change.forced else ""
-    console.print(
-        f"{model}: version {change.champion} is champion{replaced}{forced} ({change.reason})",
-        soft_wrap=True,
-    )
+    console.print(f"{model}: version {change.champion} is champion{replaced}{forced} ({change.reason})", soft_wrap=True)
 
 
 def print_lineage(console: Console, lineage: Lineage) -> None:
@@ -325,7 +325,7 @@ def print_lineage(console: Console, lineage: Lineage) -> None:
         origin = f"version {parent.version}" if parent.version is not None else f"base model {parent.model}"
         origin += f": {parent.refusal}" if parent.refusal is not None else ""
         lines.append(f"{'  ' * depth}trained from policy {parent.policy}, {origin}")
-    lines += [f"promotion record {number} is not signed, and not believed" for number in lineage.unsigned]
+    lines += [f"promotion record {number} is not signed, and is ignored" for number in lineage.unsigned]
     lines += [_change_line(change) for change in lineage.history] or ["no version of this model was promoted"]
     lines += [] if lineage.moved is None else [lineage.moved]
     for line in lines:

@@ -34,7 +34,8 @@ def to_message(chat: ChatMessage) -> Message:
     unknown = set(chat) - _KEYS
     if unknown or "role" not in chat:
         raise DataError(
-            f"a message has role, content and tool_calls, got {', '.join(sorted(map(str, chat))) or 'none'}"
+            "a message may have role, content and tool_calls, and this one has "
+            f"{', '.join(sorted(map(str, chat))) or 'none'}"
         )
     content = chat.get("content") or ""
     if not isinstance(content, str):

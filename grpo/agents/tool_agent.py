@@ -53,7 +53,7 @@ class ToolAgent(MultiTurnAgent):
         Raises `ConfigError` after `initialize`, because the renderer already has the tools.
         """
         if self.renderer is not None:
-            raise ConfigError(f"tool {name} is registered too late: register tools before initialize")
+            raise ConfigError(f"tool {name} was registered after initialize(). Register tools before it")
         self.toolbox.register(name, function, **settings)
         self.tools = self.toolbox.tools
 

@@ -201,7 +201,10 @@ def make_toolbox(tools: Sequence[Mapping[str, Any]], *, timeout_s: float = 30.0)
     for tool in tools:
         unknown = set(tool) - {"name", "function", "description", "parameters"}
         if unknown or not {"name", "function"} <= set(tool):
-            raise ConfigError(f"a tool has name, function, description and parameters, got {', '.join(map(str, tool))}")
+            raise ConfigError(
+                "a tool may have name, function, description and parameters, and this one has "
+                f"{', '.join(map(str, tool))}"
+            )
         toolbox.register(
             tool["name"], tool["function"], description=tool.get("description"), parameters=tool.get("parameters")
         )

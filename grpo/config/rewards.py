@@ -102,8 +102,10 @@ class RewardComponent(Settings):
     @model_validator(mode="after")
     def _object_goes_with_python(self) -> Self:
         if (self.kind in (PYTHON, TRL)) != (self.object is not None):
+            if self.object is None:
+                raise ValueError(f"kind {self.kind} needs object: module:name, which names your reward")
             raise ValueError(
-                f"object {self.object} with kind {self.kind}. Kind python names its object: module:name, as trl does"
+                f"object {self.object} is not read with kind {self.kind}. Set kind: python or trl, or leave object out"
             )
         return self
 

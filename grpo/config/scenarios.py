@@ -35,7 +35,9 @@ class _TableSource(Settings):
         if self.chat is not None or self.messages is not None:
             taken = [name for name in self.columns if name.partition(".")[0] not in _BESIDE_A_CHAT]
             if taken:
-                raise ValueError(f"columns has {taken[0]}, which the chat gives. Map {', '.join(_BESIDE_A_CHAT)}")
+                raise ValueError(
+                    f"columns has {taken[0]}, which the chat gives. Only {', '.join(_BESIDE_A_CHAT)} can be mapped"
+                )
         return self
 
 

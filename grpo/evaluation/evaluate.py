@@ -123,7 +123,10 @@ def evaluate_policy(episodes: Sequence[Trajectory], settings: EvaluationSettings
     outcomes = verified_outcomes(singles)
     rewards = metric_values(singles, "reward", key=all_episodes).get("all", [])
     if not outcomes and not rewards:
-        raise DataError(f"none of {len(episodes)} held-out episodes was verified or scored: nothing to evaluate")
+        raise DataError(
+            f"none of {len(episodes)} held-out episodes was verified or scored, so there is nothing to evaluate. Use "
+            "an environment that verifies success, or add a reward"
+        )
     reward_range = value_range("reward", rewards)
 
     def bounds(estimates: NDArray[np.float64], ends: tuple[float, float]) -> Interval:

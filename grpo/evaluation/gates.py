@@ -84,7 +84,7 @@ def check_gate_scenarios(gates: Sequence[GateSettings], scenarios: Iterable[Scen
     for gate in gates:
         if isinstance(gate, MustPassGate) and (unknown := sorted(set(gate.scenarios) - heldout)):
             raise ConfigError(
-                f"gate must_pass: {', '.join(unknown[:5])} ({len(unknown)} in all) not among the {len(heldout)} "
+                f"gate must_pass: {', '.join(unknown[:5])} ({len(unknown)} in all) are not among the {len(heldout)} "
                 "held-out scenarios. Declare them `split: heldout` in the source, or take them out of the gate"
             )
         if isinstance(gate, CategoryGate) and (unknown := sorted(gate.max_drop_by_category.keys() - categories)):
@@ -279,7 +279,10 @@ def own(settings: PythonGate, evidence: Evidence) -> GateCheck:
     try:
         result = judge(evidence)
     except Exception as error:
-        raise ConfigError(f"gate {settings.reference} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"gate {settings.reference} failed: {type(error).__name__}: {error}. Correct the gate. GRPO_DEBUG=1 "
+            "shows the traceback"
+        ) from error
     if not isinstance(result, GateCheck):
         raise ConfigError(
             f"gate {settings.reference} returned {type(result).__name__}. Return GateCheck.of(name, value, relation, "

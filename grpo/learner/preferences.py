@@ -103,7 +103,7 @@ def _reply(messages: Any, side: str) -> Message:
         raise DataError(f"{side} is a list of one message, the agent's reply")
     reply = to_message(messages[0])
     if reply.role != "assistant" or not (reply.content.strip() or reply.tool_calls):
-        raise DataError(f"{side} is a reply of the assistant that is not empty")
+        raise DataError(f"{side} must be a reply of the assistant that is not empty")
     return reply
 
 

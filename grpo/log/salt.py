@@ -42,8 +42,8 @@ def hash_user(salt: bytes, name: str) -> str:
 def _make(path: Path) -> None:
     if ServedLog(path.parent).snapshot():
         raise StorageError(
-            f"{path} is missing, without which the turns of a user cannot be found to erase them. Restore it, or serve "
-            "with another `log`"
+            f"{path} is missing. Without it the turns of a user cannot be found when they have to be erased. Restore "
+            "the file from a backup, or set `log` to another folder"
         )
     hidden = path.with_name(f".{SALT}")
     hidden.unlink(missing_ok=True)  # a process that was killed may have left it

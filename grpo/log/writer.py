@@ -177,8 +177,8 @@ class ServingLog:
     def _secret(self) -> bytes:
         if self._salt is None:
             raise StorageError(
-                f"the serving log {self.folder} is not open, so that its salt is not read: enter `async with "
-                "ServingLog(folder) as log` first"
+                f"the serving log {self.folder} is not open. Enter `async with ServingLog(folder) as log` before you "
+                "use it"
             )
         return self._salt
 

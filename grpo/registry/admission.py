@@ -102,7 +102,10 @@ def examined(models: Registry, address: str) -> Iterator[Admission]:
         folder = stack.enter_context(fetched(models.tracking_uri, str(listed.source)))
         digest = model_digest(folder)
         if digest != listed.tags.get(MODEL_DIGEST, digest):
-            raise ArtifactError(f"the files of {address} in {folder} do not have the digest of its tag {MODEL_DIGEST}")
+            raise ArtifactError(
+                f"the files of {address} in {folder} do not have the digest of its tag {MODEL_DIGEST}, because they "
+                "were changed after the registration. Restore them from a backup, or register the model again"
+            )
         content = read_bounded(folder / MLMODEL)
         provenance = parse_provenance(content, moved=True)
         tags = {MODEL_DIGEST: digest}

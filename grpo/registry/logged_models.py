@@ -98,7 +98,10 @@ def verified_provenance(tracking_uri: str, version: ModelVersion) -> Provenance:
             )
         if (provenance := parse_provenance(content, moved=True)) is not None:
             return provenance
-    raise AddressError(f"{version.address} has no provenance, because no run of this pipeline registered it")
+    raise AddressError(
+        f"{version.address} has no provenance, because no run of this pipeline registered it. To get a version with "
+        "one, train with this address as policy.model"
+    )
 
 
 def read_bounded(file: Path) -> bytes:

@@ -241,7 +241,7 @@ class PromotionLog:
         try:
             champion = self._version(state.champion)
         except SignatureError as error:  # it may be replaced, with force
-            return f"the champion is not believed: {error}"
+            return f"the champion is not trusted: {error}"
         if candidate.tags.get("champion_sha256") == champion.tags.get("checkpoint_sha256"):
             return None
         return f"{name} was not evaluated against the policy of version {state.champion}, the champion"
@@ -249,7 +249,9 @@ class PromotionLog:
     def _version(self, version: int) -> ModelVersion:
         verified = version_by_number(self._client, self._model, version)
         if verified is None:
-            raise AddressError(f"model {self._model} has no version {version}")
+            raise AddressError(
+                f"model {self._model} has no version {version}. `grpo models {self._model}` lists its versions"
+            )
         return verified
 
     def _existing_versions(self) -> set[int]:

@@ -133,7 +133,7 @@ def _root(source: Any) -> Path:
     """File or folder of a source. Raises `DataError` if it is missing."""
     root = local_path(source.path)
     if not root.exists():
-        raise DataError(f"no file or folder {root} for source {source.kind}. Set its path")
+        raise DataError(f"there is no file or folder {root} for source {source.kind}. Correct its path")
     return root
 
 

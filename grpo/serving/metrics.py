@@ -145,21 +145,23 @@ class _ServiceCounts(Collector):
         yield _counter("vllm:admission_rejections", "Requests that were not admitted.", refused.items(), "reason")
         calls = {"parsed": 0, "repaired": 0, "malformed": 0} | counts.calls
         yield _counter("grpo_tool_calls", "Tool calls of answered turns.", calls.items(), "form")
-        yield _counter("grpo_turns_unlogged", "Turns that the log refused.", [("", counts.unlogged)])
+        yield _counter("grpo_turns_unlogged", "Turns that could not be written to the log.", [("", counts.unlogged)])
         yield _counter("grpo_turn_errors", "Turns that ended by an error of the server.", [("", counts.errors)])
-        yield _counter("grpo_swaps", "Versions that took over from another one.", [("", versions.swaps)])
+        yield _counter("grpo_swaps", "Changes to another version.", [("", versions.swaps)])
         failures = [("", versions.failed_loads)]
         yield _counter("grpo_swap_failures", "Failed attempts to load a version, and engines that ended.", failures)
         yield _gauge("grpo_requests_in_progress", "Turns that are generated or wait.", [("", service.requests)])
-        yield _gauge("grpo_tokens_in_progress", "Tokens that these may need.", [("", service.tokens)])
+        yield _gauge("grpo_tokens_in_progress", "Tokens that these turns may need.", [("", service.tokens)])
         waiting = [("", service.preparation.characters)]
         yield _gauge("grpo_preparation_characters", "Characters of requests that wait to be read.", waiting)
         yield _gauge(
             "grpo_conversation_turns_in_memory",
-            "Turns that conversations go on from.",
+            "Turns that are in memory, so that a request can continue them.",
             [("", len(service.conversations))],
         )
-        yield _counter("grpo_turns_unshared", "Turns that the shared database did not take.", [("", counts.unshared)])
+        yield _counter(
+            "grpo_turns_unshared", "Turns that could not be written to the shared database.", [("", counts.unshared)]
+        )
         sharing = [("", 0 if service.turns.away else service.turns.servers)]
         yield _gauge("grpo_servers", "Servers that share conversations and limits, or 0 while they cannot.", sharing)
         yield _gauge("grpo_ready", "1 while requests are accepted.", [("", float(service.ready))])
@@ -184,9 +186,15 @@ class _EdgeCounts(Collector):
     def collect(self) -> Iterator[Family]:
         """See `Collector`."""
         work, connections = self._refused_work, self._connections
-        yield _counter("grpo_refused_requests", "Refused requests that their keys pay for.", [("", work.requests)])
-        yield _counter("grpo_refused_bytes", "Bytes of their bodies and frames.", [("", work.bytes)])
-        yield _counter("grpo_refused_budget_exceeded", "Requests of keys without a budget left.", [("", work.exceeded)])
+        yield _counter(
+            "grpo_refused_requests", "Refused requests that count in the budgets of their keys.", [("", work.requests)]
+        )
+        yield _counter("grpo_refused_bytes", "Bytes of the bodies and frames of refused requests.", [("", work.bytes)])
+        yield _counter(
+            "grpo_refused_budget_exceeded",
+            "Requests of keys that have used up their budget of refused requests.",
+            [("", work.exceeded)],
+        )
         yield _gauge("grpo_connections", "Open connections.", connections.states().items(), "state")
         yield _counter("grpo_connections_closed", "Connections that were closed.", connections.closed.items(), "reason")
         yield _gauge("grpo_websockets", "Open WebSockets.", [("", sum(self._guard.sockets.values()))])
@@ -207,8 +215,13 @@ class _EngineCounts(Collector):
             (_gauge, "vllm:num_requests_waiting", "Turns that wait for a slot.", "waiting"),
             (_gauge, "vllm:kv_cache_tokens", "Tokens with keys and values in slots.", "kv_tokens"),
             (_gauge, "vllm:prefix_cache_bytes", "Keys and values of idle conversations.", "prefix_cache_bytes"),
-            (_counter, "vllm:prefix_cache_queries", "Prompt tokens that were looked up.", "prefix_queries"),
-            (_counter, "vllm:prefix_cache_hits", "Prompt tokens that were not read again.", "prefix_hits"),
+            (
+                _counter,
+                "vllm:prefix_cache_queries",
+                "Prompt tokens that were looked up in the prefix cache.",
+                "prefix_queries",
+            ),
+            (_counter, "vllm:prefix_cache_hits", "Prompt tokens that the prefix cache had.", "prefix_hits"),
             (_counter, "grpo_forward_tokens", "Tokens of all forward passes.", "tokens_processed"),
         ):
             yield make(name, text, [(version, getattr(stats, field)) for version, stats in engines], "model_name")
@@ -244,7 +257,7 @@ class _LogCounts(Collector):
         yield _gauge("grpo_log_compaction_failed", "1 if the last compaction failed.", [("", failed)])
         disk = [("", shutil.disk_usage(self._log.folder))] if self._log.folder.is_dir() else []
         yield _gauge("grpo_log_disk_size_bytes", "Size of the log's disk.", [("", use.total) for _, use in disk])
-        yield _gauge("grpo_log_disk_free_bytes", "Free room on it.", [("", use.free) for _, use in disk])
+        yield _gauge("grpo_log_disk_free_bytes", "Free space on the log's disk.", [("", use.free) for _, use in disk])
 
 
 class _MirrorCounts(Collector):
@@ -259,7 +272,11 @@ class _MirrorCounts(Collector):
         records = [("turn", counts.turns), ("feedback", counts.feedback), ("refused", counts.refused)]
         yield _gauge("grpo_mirror_records_waiting", "Records that MLflow does not have yet.", [("", counts.waiting)])
         yield _counter("grpo_mirror_records", "Records that were mirrored or refused.", records, "result")
-        yield _counter("grpo_mirror_failures", "Failed attempts, which are repeated.", [("", counts.failures)])
+        yield _counter(
+            "grpo_mirror_failures",
+            "Failed attempts to send records to MLflow. They are repeated.",
+            [("", counts.failures)],
+        )
 
 
 class _Retrainings(Collector):
@@ -277,7 +294,7 @@ class _Retrainings(Collector):
         records, turns, feedback = (
             GaugeMetricFamily(f"grpo_retraining_{name}", text, labels=["name", "result"])
             for name, text in (
-                ("records", "Conversations that it has read, and accepted."),
+                ("records", "Conversations that the retraining has read, and accepted."),
                 ("turns", "Answered turns of the serving log that it has read, by whether they joined."),
                 ("feedback", "Feedback of the serving log that it has read, by whether it joined."),
             )

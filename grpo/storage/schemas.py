@@ -48,7 +48,9 @@ def schema(name: str, uri: str, scripts: ScriptDirectory) -> Schema:
         with engine.connect() as connection:
             current = MigrationContext.configure(connection).get_current_revision()
     except SQLAlchemyError as error:
-        raise ConfigError(f"the database of {name}, {masked(uri)}, cannot be read: {error}") from error
+        raise ConfigError(
+            f"the database of {name}, {masked(uri)}, cannot be read: {error}. Check its address and login"
+        ) from error
     try:
         if current is not None:
             scripts.get_revision(current)

@@ -42,6 +42,10 @@ from tests.places import PUBLISHED, ROOT
 
 PAGE = ROOT / "docs" / "rewards.md"
 RECORD = PAGE.with_suffix(".json")
+INTRODUCTION = """\
+`python -m tests.benchmarks.rewards --data ../shared/data` writes this page, and `--only NAME` measures a single part
+again. An AUC or accuracy of .5 is guessing. Everything is trained from scratch on one core, and the column s has the
+seconds of one training with its measurement. If each fifth is held out once, the value is the mean over the fifths."""
 
 
 DIASAFETY, OWN = "DiaSafety", "data/contrast"
@@ -120,7 +124,7 @@ def measure_safety(data: Path, *, keep_model: bool = False) -> list[Row]:
             measures.insert(
                 1, (auc(scores[certain], safe[certain]).model_copy(update={"name": "AUC of those judged"}), 0.80)
             )
-        rows += [_row("safety", maker, "this maker", count, *measure, seconds) for measure in measures]
+        rows += [_row("safety", maker, "this source", count, *measure, seconds) for measure in measures]
     return rows
 
 
@@ -303,9 +307,7 @@ def write_page(rows: list[Row], page: Path) -> None:
     lines = [
         "# Rewards on real data",
         "",
-        "Written by `python -m tests.benchmarks.rewards --data ../shared/data`; `--only NAME` measures one part anew. "
-        "Guessing is .5. Everything is trained from scratch on one core; seconds are those of one training with its "
-        "measurement. Where each fifth is held out once, the value is the mean over the fifths.",
+        INTRODUCTION,
         "",
         "| reward | data | held out | trained on | n | measure | 95 % interval | goal | s | `--only` |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -7,10 +7,12 @@ import asyncio
 import inspect
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from grpo.config.environments import EnvironmentSettings
+from grpo.config.rewards import PYTHON, REWARD_NAMES, TRL
 from tests.places import ROOT
 
 GUIDE = ROOT / "docs" / "guide.md"
@@ -32,3 +34,17 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert len(blocks) >= 8
     monkeypatch.chdir(ROOT)
     asyncio.run(_run(blocks, {"folder": tmp_path}))
+
+
+def _first_cells(heading: str) -> list[str]:
+    """Names in the first column of a table."""
+    table = GUIDE.read_text(encoding="utf-8").split(f"| {heading} |", 1)[1].split("\n\n", 1)[0]
+    return [name for row in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+def test_the_tables_name_every_environment_and_reward():
+    """Each kind that a config may name once, and no other."""
+    union = get_args(EnvironmentSettings)[0]
+    kinds = [get_args(settings.model_fields["kind"].annotation)[0] for settings in get_args(union)]
+    assert sorted(_first_cells("environment")) == sorted(kinds)
+    assert sorted(_first_cells("reward")) == sorted([*REWARD_NAMES, PYTHON, TRL])

@@ -134,7 +134,7 @@ def test_a_dry_run_leaves_nothing_behind_and_loads_no_heavy_package(tmp_path: Pa
     assert "\nchat format: tools and calls in the template's own form (JSON); a later system " in done.stdout
     assert "valid configuration of run planned" in done.stdout
     assert "scenarios: 16 to train on, 16 held out" in done.stdout
-    episodes = "episodes: at most 48 to train on, and held out, by both policies, 32"  # 2 x 6 x 4; 2 x 16 x 1
+    episodes = "episodes: at most 48 for training, and for the evaluation of both policies 32"  # 2 x 6 x 4; 2 x 16 x 1
     assert episodes in done.stdout
     assert "time: at most about " in done.stdout
     rows = [line.split("│") for line in done.stdout.splitlines() if line.startswith("│")]

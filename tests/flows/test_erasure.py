@@ -498,7 +498,7 @@ def test_erasing_nobody_writes_no_receipt(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_hash_of_a_user_needs_an_open_log(tmp_path: Path):
     """Before, it was made with an empty salt and found nobody."""
-    with pytest.raises(StorageError, match="is not open, so that its salt is not read"):
+    with pytest.raises(StorageError, match=r"is not open\. Enter `async with ServingLog"):
         ServingLog(tmp_path).user_hash("anna")
 
 

@@ -206,7 +206,7 @@ def test_functions_and_decorated_functions_are_rewards(folder: Path):
         reward_named("bakery_rewards:loud", volume=3)
     with pytest.raises(ConfigError, match=r"bakery_rewards:Plain makes Plain\. Derive it from RewardFunction"):
         reward_named("bakery_rewards:Plain")
-    with pytest.raises(ConfigError, match="Kind python names its object"):
+    with pytest.raises(ConfigError, match="kind python needs object: module:name"):
         load_config(folder / "bakery.yaml", ("reward.0.object=null",))
 
 
@@ -233,5 +233,5 @@ def test_an_entry_point_names_an_object(tmp_path: Path, monkeypatch: pytest.Monk
     settings = PythonEnvironmentSettings(kind="python", object="bakery")
     assert settings.reference == "bakery_installed:oven"
     assert create(settings.reference, {}, dict) == {"loaves": 3}
-    with pytest.raises(ConfigError, match=r"'kiosk' is not of the form module:name.*known: bakery"):
+    with pytest.raises(ConfigError, match=r"'kiosk' is not of the form module:name.*known entry points: bakery"):
         _ = PythonEnvironmentSettings(kind="python", object="kiosk").reference

@@ -15,7 +15,7 @@ from tests.benchmarks.page import DOCS, Table
 from tests.grpo.renderers.published import names, of_family, tokenizer
 
 PAGE = DOCS / "chat.md"
-HEAD = ("template", "tools and calls", "generic as well", "calls a turn", "later system message", "no user")
+HEAD = ("template", "tools and calls", "other generic parts", "calls per turn", "later system message", "no user")
 _TABLE = re.compile(r"^\| template \| tools and calls .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 _LOOK_UP = Tool(
     name="look_up", description="Look an order up.",

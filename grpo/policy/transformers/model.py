@@ -61,7 +61,7 @@ class TransformersPolicy:
         if not is_loadable(model):
             raise PolicyError(
                 f"{type(model).__name__} is refused, because transformers does not load what it saves, a config of "
-                f"type {model.config.model_type!r}, as a causal language model"
+                f"type {model.config.model_type!r}, as a causal language model. Choose another model"
             )
         _check_embeddings(model, tokenizer)
         freeze_towers(model)

@@ -120,7 +120,10 @@ def registered_model(client: MlflowClient, model: str) -> RegisteredModel:
         return client.get_registered_model(model)
     except MlflowException as error:
         if is_absent(error):
-            raise AddressError(f"no model {model} is registered. A run registers it when it ends") from error
+            raise AddressError(
+                f"no model {model} is registered. `grpo models` lists the registered ones. A run of `grpo train` "
+                "registers its model when it ends"
+            ) from error
         raise
 
 

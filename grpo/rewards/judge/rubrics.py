@@ -44,7 +44,7 @@ class Rubric(Settings):
             raise ValueError(f"criteria {names} name one criterion twice")
         total = sum(criterion.weight for criterion in criteria)
         if abs(total - 1) > 1e-9:
-            raise ValueError(f"the weights sum to {total:g}, not to 1")
+            raise ValueError(f"the weights of the criteria sum to {total:g}. Change them so that they sum to 1")
         return criteria
 
     @property

@@ -35,6 +35,7 @@ def test_a_remedy_is_whole_in_a_narrow_terminal():
     print_checks(PlainConsole(file=shown, width=60), DoctorReport(checks=(check,)))
     cells = [line.split("│")[-2] for line in shown.getvalue().splitlines() if line.count("│") > 2]
     assert remedy.replace(" ", "") in "".join(cells).replace(" ", "")
+    assert shown.getvalue().endswith(f"a run would fail, because of:\n  artifacts: cannot be written. {remedy}\n")
 
 
 def test_pass_at_k_is_printed_with_its_intervals():
@@ -120,7 +121,7 @@ def test_a_lineage_is_printed_in_lines_that_can_be_searched():
         "2026-03-04T05:06:07+00:00 promote, forced: version 2 instead of 1, by anna@laptop, flow run run-1: "
         "[b]looked at it[/b]" in lines
     )
-    assert "promotion record 3 is not signed, and not believed" in lines
+    assert "promotion record 3 is not signed, and is ignored" in lines
     assert "the alias champion of desk was moved by hand to version 1. Version 2 was promoted" in lines
     assert "  admitted          2026-03-03 by ben@laptop: of the other team" in lines
     assert any(line.split() == ["sources", "jsonl", "a.jsonl;", "verifiers", "my-words"] for line in lines)

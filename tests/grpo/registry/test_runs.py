@@ -102,7 +102,10 @@ def test_a_version_without_a_run_has_no_provenance(registry: Registry, tmp_path:
     version = ModelVersion(name="echo", version=1, run_id="", source="", tags={})
     with pytest.raises(AddressError) as refusal:
         registry.provenance(version)
-    assert str(refusal.value) == ("models:/echo/1 has no provenance, because no run of this pipeline registered it")
+    assert str(refusal.value) == (
+        "models:/echo/1 has no provenance, because no run of this pipeline registered it. To get a version with one, "
+        "train with this address as policy.model"
+    )
     with pytest.raises(
         AddressError, match="models:/echo/1 has no tag 'checkpoint_uri', because no run of this pipeline"
     ):

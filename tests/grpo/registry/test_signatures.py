@@ -584,7 +584,7 @@ def test_a_champion_that_is_not_believed_is_replaced_with_force(registry: Regist
     ):
         registry.champion("broken")
     version = put_version(registry, "broken", "d", against="b")
-    with pytest.raises(PromotionRefused, match="the champion is not believed"):
+    with pytest.raises(PromotionRefused, match="the champion is not trusted"):
         registry.promotions("broken").promote(version, reason="gates", by=ANNA)
     put_into_service(registry, "broken", version)
     champion = registry.champion("broken")

@@ -1,22 +1,32 @@
-"""Service of Prefect's server that starts crashed runs again if no automation has reacted to the crash.
+"""Services of Prefect's server that find lost runs if the events that automations react to were lost.
 
-Automations react to events, which the server keeps in memory. If the server is killed between the crash and the
+Automations react to events, which the server keeps in memory. If the server is killed between a crash and the
 reaction, or while its database is away, the reaction is lost. Therefore the server also looks into its database now and
-then. It follows the automation `grpo: crashed runs go on`: it uses its pools and its bound on starts, and does nothing
-if the automation is paused.
+then. It starts crashed runs again, as the automation `grpo: crashed runs go on` should have done: it uses its pools and
+its bound on starts, and does nothing if the automation is paused.
+
+Other automations wait for the heartbeat of a run, or for its next state, from the event of its state on. If that event
+and the heartbeats after it were lost, nothing waits for the run. If its process is lost as well, it would then stay
+Running for ever, and keep every later run from starting. Therefore the server sends the event again if an automation
+does not wait for a run that it is for.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from typing import Any
+from uuid import UUID, uuid4
 
 import sqlalchemy as sa
 from docket import Depends, Perpetual
 from prefect.server import models
 from prefect.server.database import PrefectDBInterface, provide_database_interface
+from prefect.server.events.clients import PrefectServerEventsClient
 from prefect.server.events.schemas.automations import Automation, EventTrigger
+from prefect.server.events.schemas.events import Event
+from prefect.server.models.events import flow_run_state_change_event
 from prefect.server.orchestration.core_policy import CoreFlowPolicy
 from prefect.server.schemas.states import AwaitingRetry, StateType
 from prefect.server.services.perpetual_services import perpetual_service
@@ -30,6 +40,8 @@ GRACE_S = 45
 """Time that automations have for their reaction: several times longer than they take and than events are kept back."""
 _MOST = 200
 """Runs that are checked in one go, the oldest first."""
+_WAITS = dict(zip(RECOVERY[:3], (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING), strict=True))
+"""Automations that wait for the next event of a run in a state."""
 
 
 @perpetual_service(enabled_getter=lambda: True)
@@ -43,16 +55,53 @@ async def restart_crashed_runs(
         automations = [Automation.model_validate(automation, from_attributes=True) for automation in row.scalars()]
         pools = [pool for automation in automations if automation.enabled for pool in _pools(automation)]
         runs = await session.execute(
-            sa.select(db.FlowRun.id)
-            .join(db.WorkQueue, db.FlowRun.work_queue_id == db.WorkQueue.id)
-            .join(db.WorkPool, db.WorkQueue.work_pool_id == db.WorkPool.id)
-            .where(db.WorkPool.name.in_(pools), *_stays_crashed(db))
+            _of_pools(db, sa.select(db.FlowRun.id), pools)
+            .where(*_stays_crashed(db))
             .order_by(db.FlowRun.state_timestamp)
             .limit(_MOST)
         )
         crashed = list(runs.scalars())
     for run in crashed:
         await _restart(db, run)
+
+
+@perpetual_service(enabled_getter=lambda: True)
+async def repeat_lost_events(
+    db: PrefectDBInterface = Depends(provide_database_interface),  # noqa: B008, docket's way
+    perpetual: Perpetual = Perpetual(automatic=True, every=INTERVAL),  # noqa: B008
+) -> None:
+    """Send the event of a run's state again if the automation for lost runs in this state does not wait for the run."""
+    events: list[Event] = []
+    async with db.session_context() as session:
+        rows = await session.execute(sa.select(db.Automation).where(db.Automation.name.in_(_WAITS)))
+        for row in rows.scalars().all():
+            automation = Automation.model_validate(row, from_attributes=True)
+            waits = sa.select(db.AutomationBucket.bucketing_key).where(
+                db.AutomationBucket.automation_id == automation.id
+            )
+            waited_for = {key[0] for key in (await session.execute(waits)).scalars()}
+            runs = await session.execute(
+                _of_pools(db, sa.select(db.FlowRun), _pools(automation) if automation.enabled else [])
+                .where(db.FlowRun.state_type == _WAITS[automation.name], *_unchanged(db))
+                .order_by(db.FlowRun.state_timestamp)
+            )
+            lost = [run for run in runs.unique().scalars() if f"prefect.flow-run.{run.id}" not in waited_for]
+            for run in lost[:_MOST]:
+                logger.warning("no automation waits for %s run %s, so its event is sent again", run.state_name, run.id)
+                events.append(
+                    await flow_run_state_change_event(
+                        session=session,
+                        occurred=datetime.now(UTC),
+                        flow_run=run,
+                        initial_state_id=None,
+                        initial_state=None,
+                        validated_state_id=uuid4(),
+                        validated_state=run.state.as_state(),
+                    )
+                )
+    async with PrefectServerEventsClient() as client:
+        for event in events:
+            await client.emit(event)
 
 
 async def _restart(db: PrefectDBInterface, run: UUID) -> None:
@@ -73,8 +122,20 @@ async def _restart(db: PrefectDBInterface, run: UUID) -> None:
 def _stays_crashed(db: PrefectDBInterface) -> tuple[sa.ColumnElement[bool], ...]:
     return (
         db.FlowRun.state_type == StateType.CRASHED,
-        db.FlowRun.state_timestamp <= datetime.now(UTC) - timedelta(seconds=GRACE_S),
         db.FlowRun.run_count.between(1, STARTS - 1),
+        *_unchanged(db),
+    )
+
+
+def _unchanged(db: PrefectDBInterface) -> tuple[sa.ColumnElement[bool], ...]:
+    return (db.FlowRun.state_timestamp <= datetime.now(UTC) - timedelta(seconds=GRACE_S),)
+
+
+def _of_pools(db: PrefectDBInterface, runs: sa.Select[Any], pools: Sequence[str]) -> sa.Select[Any]:
+    return (
+        runs.join(db.WorkQueue, db.FlowRun.work_queue_id == db.WorkQueue.id)
+        .join(db.WorkPool, db.WorkQueue.work_pool_id == db.WorkPool.id)
+        .where(db.WorkPool.name.in_(pools))
     )
 
 

@@ -215,6 +215,33 @@ def test_a_crash_whose_event_was_lost_is_found_in_the_database(pool: Pool, recei
     assert pool.history(lost).count("AwaitingRetry") == 1
 
 
+def test_a_run_of_which_every_event_was_lost_is_waited_for(pool: Pool, receiver: Receiver):
+    """Its state came while the automations did not listen, as while the database is away, and it sends no heartbeats.
+    A run that sends heartbeats is left as it is."""
+    from prefect.states import Cancelling, Failed, Pending, Running
+
+    from grpo_local.automations import RECOVERY
+
+    automations = [one.id for name, one in pool.ours().items() if name in RECOVERY]
+    for automation in automations:
+        pool.client.pause_automation(automation)
+    running, pending, heard = pool.run(Pending, Running), pool.run(Pending), pool.run(Pending, Running)
+    cancelled = pool.run(Pending, Running, Cancelling)
+    pool.run(Pending, Running, partial(Failed, message="after them"))
+    until("the events before this one", lambda: any("after them" in text for text in receiver.texts))
+    for automation in automations:
+        pool.client.resume_automation(automation)
+
+    def beat() -> bool:
+        pool.emit("heartbeat", heard)
+        ends = {running: "AwaitingRetry", pending: "AwaitingRetry", cancelled: "Cancelled"}
+        return all(pool.state(run) == end for run, end in ends.items())
+
+    until("the end of the silent ones", beat)
+    assert pool.state(heard) == "Running"
+    assert pool.history(running) == ["Scheduled", "Pending", "Running", "Crashed", "AwaitingRetry"]
+
+
 def test_a_run_that_crashes_is_started_a_bounded_number_of_times_and_told(pool: Pool, receiver: Receiver):
     """The crash after the last start is the one that somebody is told of."""
     from prefect.states import Crashed, Pending, Running

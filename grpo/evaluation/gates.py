@@ -287,10 +287,10 @@ def own(settings: PythonGate, evidence: Evidence) -> GateCheck:
             f"gate {settings.reference} returned {shown(result)}. Return GateCheck.of(name, value, relation, bound, "
             "meaning)"
         )
-    parts = (result.name, result.value, result.relation, result.bound, result.meaning)
-    if result.passed and (result.value is None or not GateCheck.of(*parts).passed):
+    value = result.value
+    if result.passed and (value is None or not GateCheck.of("", value, result.relation, result.bound, "").passed):
         raise ConfigError(
-            f"gate {settings.reference} passes with the value {result.value}, which must be {result.relation} "
+            f"gate {settings.reference} passes with the value {value}, which must be {result.relation} "
             f"{result.bound:g}. Make its result with GateCheck.of, which compares them"
         )
     return result

@@ -8,12 +8,13 @@ sampler_logprobs  0   l  0   l                  0 outside the loss mask
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,6 +100,10 @@ class Outcome:
             unjudged = (NOTHING_EXPECTED,)
         success = None if unjudged else all(checks.values())
         return cls(success=success, checks=checks, state=state or {}, unjudged=unjudged)
+
+    def copied(self) -> Outcome:
+        """A copy that shares no dict or list with this outcome."""
+        return replace(self, checks=dict(self.checks), state=copy.deepcopy(dict(self.state)))
 
     @classmethod
     def of_reward(cls, reward: float | None, *, success_reward: float | None, state: Mapping[str, Any]) -> Outcome:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, ValidationError, create_model
 
+from grpo import process_settings
 from grpo.errors import ConfigError
 from grpo.reads.recording import recorded_import
 from grpo.user_failures import describe, is_from_outside
@@ -58,7 +59,7 @@ def load_object(reference: str) -> Any:
     """Import the object `module:name`. Raises `ConfigError` if it is missing or its module cannot be imported."""
     module_name, _, name = reference.partition(":")
     try:
-        with recorded_import(module_name):
+        with recorded_import(module_name), process_settings.kept(f"module {module_name}"):
             module = importlib.import_module(module_name)
     except BaseException as error:
         if is_from_outside(error):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 
 from grpo import preflight
@@ -21,6 +22,9 @@ from grpo.storage.home import home
 from grpo_local import checks
 from grpo_local.checks import CheckResult
 from grpo_tasks.model_addresses import REGISTERED
+
+_ANSWER_S = 5.0
+"""Time that the scheduler of a Dask cluster has to take a connection."""
 
 
 def check(
@@ -116,12 +120,20 @@ def _servers(facts: Facts) -> Iterator[Exception]:
 
 
 def _task_runner(facts: Facts) -> Iterator[Exception]:
-    """Check that the package of the task runner is installed."""
+    """Check that the package of the task runner is installed, and that the scheduler of a running cluster answers."""
     if facts.given.rollout.runner != "threads":  # threads need no package, and the import of Prefect takes a second
         from grpo_tasks.execution.task_runners import shard_runner
 
         shard_runner(facts.given.rollout)
-    yield from ()
+    if (address := facts.given.rollout.dask_address) is not None:
+        host, _, port = address.partition("://")[2].rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+        except OSError as error:
+            yield ConfigError(
+                f"rollout.dask_address {address} does not answer ({error.strerror or error}). Start the scheduler, or "
+                "leave dask_address out, so that the run starts its own cluster"
+            )
 
 
 def _gpu_stages(facts: Facts) -> Iterator[Exception]:

@@ -12,6 +12,7 @@ conversations as well as base scenarios, the conversations are not enough to pas
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 from typing import Literal
@@ -42,6 +43,7 @@ from grpo.evaluation.statistics import upper_bound
 from grpo.evaluation.strata import BASE, CONVERSATIONS
 from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
+from grpo.user_failures import shown, user_code
 from grpo.user_objects import bind
 
 _SHOWN = 12
@@ -274,19 +276,22 @@ def latency(settings: LatencyGate, evidence: Evidence) -> GateCheck:
 
 @check.register
 def own(settings: PythonGate, evidence: Evidence) -> GateCheck:
-    """Call a gate of the user's own. Raises `ConfigError` if it fails or does not return a `GateCheck`."""
+    """Call a gate of the user's own. Raises `ConfigError` if it raises or does not return a `GateCheck`."""
     judge = bind(settings.reference, settings.options)
-    try:
+    with user_code(f"gate {settings.reference}", remedy="Correct it", error=ConfigError):
         result = judge(evidence)
-    except Exception as error:
-        raise ConfigError(
-            f"gate {settings.reference} failed: {type(error).__name__}: {error}. Correct the gate. GRPO_DEBUG=1 "
-            "shows the traceback"
-        ) from error
+    if inspect.iscoroutine(result):
+        result.close()
     if not isinstance(result, GateCheck):
         raise ConfigError(
-            f"gate {settings.reference} returned {type(result).__name__}. Return GateCheck.of(name, value, relation, "
-            "bound, meaning)"
+            f"gate {settings.reference} returned {shown(result)}. Return GateCheck.of(name, value, relation, bound, "
+            "meaning)"
+        )
+    value = result.value
+    if result.passed and (value is None or not GateCheck.of("", value, result.relation, result.bound, "").passed):
+        raise ConfigError(
+            f"gate {settings.reference} passes with the value {value}, which must be {result.relation} "
+            f"{result.bound:g}. Make its result with GateCheck.of, which compares them"
         )
     return result
 

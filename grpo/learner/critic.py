@@ -52,7 +52,7 @@ class Critic:
     def __init__(self, hidden_size: int, settings: CriticSettings, *, seed: int, device: torch.device) -> None:
         self.settings = settings
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(seed % 2**64)
             self.head = ValueHead(hidden_size).to(device)
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.learning_rate, weight_decay=0.0)
 

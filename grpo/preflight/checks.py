@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.preflight import data, judges, models, outcomes, registered, rewards
+from grpo.preflight import data, gate_example, judges, models, outcomes, registered, rewards
 from grpo.preflight.table import GATED, SERVERS, STORE, TRAINING, Check
 
 CHECKS: tuple[Check, ...] = (
@@ -19,12 +19,14 @@ CHECKS: tuple[Check, ...] = (
     Check(name="scenarios have the columns that rewards take", test=rewards.columns),
     Check(name="rewards get the outcomes that they need", test=outcomes.rewards),
     Check(name="credit by state has states", test=outcomes.credit, purposes=TRAINING),
+    Check(name="turn rewards can be compared with success", test=outcomes.admission, purposes=TRAINING),
     Check(name="the teacher has hints", test=outcomes.privileged_context, purposes=TRAINING),
     Check(name="the curriculum has outcomes and levels", test=outcomes.curriculum, purposes=TRAINING),
     Check(name="gates get the outcomes that they need", test=outcomes.gates, purposes=GATED),
     Check(name="gates find their scenarios and categories", test=outcomes.gate_scenarios, purposes=GATED),
     Check(name="held-out scenarios are enough for the gates", test=outcomes.enough_scenarios, purposes=GATED),
     Check(name="functions of the user's gates can be called", test=outcomes.gate_functions),
+    Check(name="gates of the user's own give a check", test=gate_example.called, purposes=GATED),
     Check(name="servers of models answer", test=judges.servers),
     Check(name="the store is where it was", test=models.store_place, needs=STORE),
     Check(

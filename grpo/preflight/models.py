@@ -97,14 +97,15 @@ def teacher(facts: Facts) -> Iterator[Exception]:
 
 
 def training(facts: Facts) -> Iterator[Exception]:
-    """Build the model without weights, with its adapters, and with activation checkpointing if it is configured."""
+    """Build the model without weights, with adapters and activation checkpointing. Refuse a learning rate of 0."""
     facts.sizes()
+    if not facts.given.training.learning_rate and facts.given.training.algorithm != "trpo":
+        yield ConfigError("training.learning_rate 0 changes no weight, so that there would be no candidate. Raise it")
     if facts.given.training.gradient_checkpointing:
         from grpo.learner.performance import activation_checkpointing
 
         with activation_checkpointing(facts.empty_model()):
             pass
-    yield from ()
 
 
 def context(facts: Facts) -> Iterator[Exception]:

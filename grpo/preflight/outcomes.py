@@ -143,6 +143,21 @@ def credit(facts: Facts) -> Iterator[Exception]:
         )
 
 
+def admission(facts: Facts) -> Iterator[Exception]:
+    """Refuse the admission of turn rewards if no outcome can be verified that they could be compared with."""
+    scenarios = facts.playable()
+    if (
+        facts.given.training.turn_reward_admission == "refuse"
+        and scenarios
+        and not any(map(facts.can_verify, scenarios))
+    ):
+        yield ConfigError(
+            "training.turn_reward_admission refuse compares turn rewards with success, and environment "
+            f"{facts.given.environment.kind} verifies no outcome. Set it to warn or off, or give the scenarios "
+            "`expected`"
+        )
+
+
 def privileged_context(facts: Facts) -> Iterator[Exception]:
     """Refuse a distillation with hints if no training scenario has one."""
     settings, scenarios, parts = facts.given.training.distillation, facts.playable(), facts.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 import re
@@ -48,16 +49,16 @@ class Episode:
 
     @classmethod
     def of(cls, trajectory: Trajectory, scenario: Scenario | None = None) -> Episode:
-        """Messages and context of a trajectory."""
+        """Messages and context of a trajectory, as copies, so that a reward that changes them changes nothing else."""
         return cls(
-            turns=trajectory.messages,
+            turns=copy.deepcopy(trajectory.messages),
             context=RewardContext(
                 scenario_id=trajectory.scenario_id,
                 category=trajectory.category,
                 stop=trajectory.stop,
-                outcome=trajectory.outcome,
+                outcome=None if trajectory.outcome is None else trajectory.outcome.copied(),
                 sample=trajectory.sample,
-                scenario=scenario,
+                scenario=None if scenario is None else scenario.model_copy(deep=True),
                 completion_ids=trajectory.completion_ids,
             ),
         )

@@ -212,7 +212,7 @@ async def check_scenarios(environment: Environment, scenarios: Sequence[Scenario
     """Let the environment check the scenarios before their episodes begin."""
     for scenario in scenarios:
         with user_code(f"scenario {scenario.id}: the environment's check", remedy=REMEDY, transient=True):
-            await environment.check(scenario)
+            await environment.check(scenario.model_copy(deep=True))
 
 
 def first_failure(failure: BaseException) -> BaseException:

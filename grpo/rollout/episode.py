@@ -39,6 +39,9 @@ async def run_episode(
 ) -> Trajectory:
     """Run one episode to its end. If its environment, agent or renderer fails or times out, the episode is failed.
 
+    The environment gets its own copy of the scenario, and the trajectory keeps a copy of the outcome, so that an
+    environment that changes them changes no other episode.
+
     Failures of the policy propagate, because they are failures of the computation. A `GRPOError` propagates too,
     because it names a fault of the run.
     """
@@ -59,7 +62,7 @@ async def run_episode(
 
     async def converse() -> tuple[Stop, Outcome | None]:
         with environment_code():
-            state = await timeouts.step(environment.reset(scenario, seed=sampling.seed), 0)
+            state = await timeouts.step(environment.reset(scenario.model_copy(deep=True), seed=sampling.seed), 0)
             _check(state, EnvironmentState, "what reset returned")
             _check(state.turn_count, int, "a state's turn_count")
             for message in state.history:
@@ -107,6 +110,7 @@ async def run_episode(
             outcome = await timeouts.step(environment.conclude(state, cut_off), state.turn_count)
             if outcome is not None:
                 _check_outcome(outcome)
+                outcome = outcome.copied()
         return stop, outcome
 
     played = current_scenario.set(scenario.id)

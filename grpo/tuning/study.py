@@ -167,7 +167,7 @@ def _sampler(config: HPOConfig, *, started: int) -> optuna.samplers.BaseSampler:
     The first third of the trials is drawn at random, but no more than ten, Optuna's default.
     """
     startup = min(10, max(2, config.n_trials // 3))
-    return optuna.samplers.TPESampler(seed=config.seed * 1_000_003 + started, n_startup_trials=startup)
+    return optuna.samplers.TPESampler(seed=(config.seed * 1_000_003 + started) % 2**32, n_startup_trials=startup)
 
 
 def _pruner(config: HPOConfig) -> optuna.pruners.BasePruner:

@@ -72,7 +72,7 @@ def training_arguments(folder: str, device: torch.device, *, seed: int) -> dict[
         "bf16": False,
         "activation_checkpointing": False,
         "dataloader_pin_memory": False,
-        "seed": seed,
+        "seed": seed % 2**32,  # NumPy takes no larger one
     }
 
 

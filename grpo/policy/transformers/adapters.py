@@ -84,7 +84,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings, *, seed: int) -
             "weights as another layer, so that merged adapters would change both"
         )
     with torch.random.fork_rng(devices=[]), _without_notices():
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**64)
         model.add_adapter(
             LoraConfig(
                 r=settings.r,

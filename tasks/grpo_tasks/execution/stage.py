@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
 
-from grpo import progress
+from grpo import process_settings, progress
 from grpo.artifacts import ArtifactStore
 from grpo.errors import ArtifactError, printable
 from grpo.identity.cache_identity import stage_key
@@ -151,18 +151,20 @@ class Stage(Generic[P, R]):
     def _compute(self, inputs: dict[str, Any]) -> R:
         """Run the function, measure its time, and record what the user's code reads.
 
+        Settings of the process that the user's code changes are set back, because other stages compute with them.
         A function that lets other threads run the user's code returns what these read in its result.
         If the user's code would end the process, e.g. with `sys.exit`, the stage ends with an error instead.
         """
         started, guarded = time.perf_counter(), user_code(f"stage {self.name}", passes=is_exception)
+        settings = process_settings.kept(f"stage {self.name}")
         if self.cache and (code := executed_code(inputs.values())) is not None:
-            with recorded_reads(code.modules, code.texts) as reads, guarded:
+            with recorded_reads(code.modules, code.texts) as reads, settings, guarded:
                 result = self.function(**inputs)
             digests = reads.digests(exclude=own_folders(ArtifactStore(inputs["store"])))
             result = result.model_copy(update={"reads": {**result.reads, **digests}})
             warn_of_unseen(self.name, code, reads.unseen)
         else:
-            with guarded:
+            with settings, guarded:
                 result = self.function(**inputs)
         return result.model_copy(update={"compute_s": time.perf_counter() - started})
 

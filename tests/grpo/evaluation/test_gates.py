@@ -391,6 +391,12 @@ def undecided(evidence):
 
 def fails(evidence):
     return 1 / 0
+
+def no_value(evidence):
+    return GateCheck(name="x", value=None, relation=">", bound=0.5, passed=True, meaning="nothing was measured")
+
+def against_its_value(evidence):
+    return GateCheck(name="x", value=0.4, relation=">", bound=0.5, passed=True, meaning="too low")
 """
 
 
@@ -418,12 +424,21 @@ def test_a_gate_of_ones_own_decides_with_the_others(own_gates: None):
 
 def test_a_gate_of_ones_own_that_gives_no_check_is_refused(own_gates: None):
     """Another result, an exception, and a misspelt option."""
-    with pytest.raises(ConfigError, match=r"gate own_gates:undecided returned bool\. Return GateCheck\.of"):
+    with pytest.raises(ConfigError, match=r"gate own_gates:undecided returned True\. Return GateCheck\.of"):
         check(_own("undecided"), CLEAR)
-    with pytest.raises(ConfigError, match="gate own_gates:fails failed: ZeroDivisionError"):
+    with pytest.raises(
+        ConfigError, match=r"gate own_gates:fails raised ZeroDivisionError.*\(own_gates\.py:\d+, fails\)\. Correct it"
+    ):
         check(_own("fails"), CLEAR)
     with pytest.raises(ConfigError, match=r"own_gates:no_apology has no option 'wrod'\. It takes word, max_share"):
         check(_own("no_apology", wrod="x"), CLEAR)
+
+
+@pytest.mark.parametrize("name", ["no_value", "against_its_value"])
+def test_a_gate_of_ones_own_passes_only_by_its_value(own_gates: None, name: str):
+    """A check without a value, or with one that is beyond its bound, is not believed."""
+    with pytest.raises(ConfigError, match=rf"gate own_gates:{name} passes with the value .*Make its result with"):
+        check(_own(name), CLEAR)
 
 
 def _with_conversations(

@@ -145,6 +145,11 @@ def test_the_same_seed_draws_the_same_values():
     assert tried[0] == tried[1] != tried[2]
 
 
+def test_a_seed_may_be_a_date_and_a_time():
+    """NumPy, which draws the values, takes seeds below 2³² only."""
+    assert run(hill, n_trials=3, seed=20261127120000).ended == 3
+
+
 def test_a_resumed_search_draws_the_values_of_an_uninterrupted_one(tmp_path: Path):
     """Interrupted in the fourth of eight: its values, and those before, are those of an uninterrupted search."""
     store = open_storage(f"sqlite:///{tmp_path / 'study.db'}", heartbeat_s=10)

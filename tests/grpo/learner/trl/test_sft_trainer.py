@@ -9,6 +9,7 @@ import torch
 
 from grpo.errors import DataError, NoLearningSignal
 from grpo.learner.demonstrations import TokenizedDemonstration
+from grpo.learner.trl.loop import training_arguments
 from grpo.learner.trl.sft_trainer import train_sft
 from grpo.policy.transformers.model import TransformersPolicy
 from tests.models.families import tiny_model
@@ -110,3 +111,9 @@ def test_demonstrations_without_a_token_to_learn_are_refused(policy: Transformer
         TokenizedDemonstration(token_ids=np.array([5, 6], np.int32), loss_mask=np.array([True, False]))
     with pytest.raises(DataError, match="2 tokens and a loss mask of 1"):
         TokenizedDemonstration(token_ids=np.array([5, 6], np.int32), loss_mask=np.array([True]))
+
+
+def test_a_seed_of_trl_may_be_a_date_and_a_time():
+    """transformers seeds NumPy, which takes seeds below 2³² only. 2⁴⁰ + 3 leaves 3."""
+    seeds = [training_arguments("", torch.device("cpu"), seed=seed)["seed"] for seed in (3, 2**40 + 3)]
+    assert seeds == [3, 3]

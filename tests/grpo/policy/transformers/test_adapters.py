@@ -101,6 +101,7 @@ def test_the_seed_draws_the_adapters_and_nothing_else(tiny_folder: Path):
 
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
+    assert torch.equal(drawn(2**64 + 1), drawn(1))  # torch takes no larger one
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)

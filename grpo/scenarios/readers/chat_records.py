@@ -39,6 +39,8 @@ from grpo.scenarios.records import Converted, SourceRecord, convert_record, reco
 _LISTS = {"openai_messages": ("messages", "conversations"), "sharegpt": ("conversations", "messages")}
 _MORE_LISTS = ("conversation", "dialogue", "dialog", "chat")
 """Keys of the list of messages."""
+_LABELS = ("label", "kto_tag")
+"""Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
 _PLACE_KEYS = ("id", "metadata", "custom_id")
 
 
@@ -93,9 +95,26 @@ def _fields(
     read: Callable[[dict[str, Any], ChatSettings], LoggedChat], name: str, settings: ChatSettings, data: dict[str, Any]
 ) -> Converted:
     data = {key: value for key, value in data.items() if value is not None}
-    chat = read(data, settings)
+    undesired = _undesired(data)
+    chat = read({key: value for key, value in data.items() if key not in _LABELS or _truth(value) is None}, settings)
+    if undesired is not None and chat.messages and chat.messages[-1].role == "assistant":
+        reason = f"record.{undesired}: a reply that is labelled as undesired is not a reference"
+        messages = (*chat.messages[:-1], replace(chat.messages[-1], weight=0))
+        chat = replace(chat, messages=messages, ignored=(*chat.ignored, reason))
     fields = {**chat_fields(chat, users=settings.users), **_origin(data, name, settings).fields()}
     return fields, chat.all_ignored
+
+
+def _undesired(data: Mapping[str, Any]) -> str | None:
+    """The label that says that the last reply of a record is a bad one, if there is one."""
+    return next((name for name in _LABELS if _truth(data.get(name)) is False), None)
+
+
+def _truth(value: Any) -> bool | None:
+    """A switch, which a table has as a text. None for every other value, such as the name of a class."""
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.strip().lower())
+    return value if isinstance(value, bool) else None
 
 
 def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:

@@ -24,6 +24,7 @@ from grpo.scenarios.readers.openai_fields import (
     CALL,
     CALL_FUNCTION,
     CHOICE,
+    MARKS,
     MESSAGE,
     RESPONSE,
     TEXT_PART,
@@ -76,7 +77,7 @@ def parse_message(message: Any, number: int) -> LoggedMessage:
         calls=calls,
         answers=_answered(role, message, name),
         name=None if _ROLES[role] == "tool" else name,
-        weight=_weight(message.get("weight"), number),
+        weight=_weight(message, number),
         reasoning=_reasoning(message, number),
         ignored=tuple(ignored),
     )
@@ -93,13 +94,18 @@ def _function_id(name: str) -> str:
     return f"function {name}"
 
 
-def _weight(value: Any, number: int) -> int:
-    """1, or 0 for a turn that must not be learned."""
-    if value is None:
-        return 1
-    if isinstance(value, bool) or value not in (0, 1):
-        raise ValueError(f"weight is not 0 or 1: {excerpt(value, _SHOWN)} in message {number}")
-    return int(value)
+def _weight(message: Mapping[str, Any], number: int) -> int:
+    """1, or 0 for a turn that must not be learned: its `weight` is 0, or one of `MARKS` is false."""
+    for field in ("weight", *MARKS):
+        value = message.get(field)
+        if value is None:
+            continue
+        if value not in (0, 1) or (field == "weight" and isinstance(value, bool)):
+            known = "0 or 1" if field == "weight" else "true or false"
+            raise ValueError(f"{field} is not {known}: {excerpt(value, _SHOWN)} in message {number}")
+        if not value:
+            return 0
+    return 1
 
 
 def _reasoning(message: Mapping[str, Any], number: int) -> str | None:

@@ -20,6 +20,7 @@ from pydantic_core import from_json
 from grpo.data_errors import excerpt
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, LoggedCall, LoggedMessage
+from grpo.scenarios.readers.api_dialects import rewrite_tools
 from grpo.scenarios.readers.openai_fields import (
     CALL,
     CALL_FUNCTION,
@@ -205,7 +206,9 @@ def parse_tools(value: Any, ignored: list[str] | None = None) -> tuple[dict[str,
         return ()
     if not isinstance(value, list):
         raise ValueError(f"tools are not a list: {type(value).__name__}")
-    tools = tuple(_tool(tool, number, [] if ignored is None else ignored) for number, tool in enumerate(value))
+    tools = tuple(
+        _tool(tool, number, [] if ignored is None else ignored) for number, tool in enumerate(rewrite_tools(value))
+    )
     names: set[str] = set()
     for tool in tools:
         if tool["name"] in names:
@@ -224,6 +227,8 @@ def _tool(tool: Any, number: int, ignored: list[str]) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         of_the_api = f" of type {excerpt(kind, _SHOWN)}, which the API runs itself" if kind != "function" else ""
         raise ValueError(f"tool without a name: tool {number}{of_the_api}")
+    if kind != "function" and function is tool and not function.get("parameters"):
+        raise ValueError(f"tool {number} is of type {excerpt(kind, _SHOWN)}, which the API runs itself")
     if function is not tool:
         ignored += left_out(TOOL_FUNCTION, function, "tool.function", f"tool {number}")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}

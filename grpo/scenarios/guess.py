@@ -33,16 +33,30 @@ _TABLES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".gz": "jsonl", ".json": "json"}
 _ROLES = ("role", "from", "speaker", "sender", "author", "sender_type", "author_role")
 _CONTENTS = ("content", "value", "text", "utterance", "message", "body")
+_PARTS_OF_CHATS = ("history", "chat_history", "context_messages")
+"""Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
 _SPEAKER_KINDS = ("author_role", "author_type", "sender_type", "role", "speaker", "message_type")
 """Columns that tell which side wrote a message, so that a row is a message and not a scenario."""
 _LISTS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat")
 _GROUPS = ("conversation_id", "ticket_id", "conversation", "ticket", "chat_id", "thread_id", "session_id", "thread")
-_SPEAKERS = ("author_role", "author_type", "sender_type", "role", "speaker", "author", "sender", "from", "direction", "message_type")
+_SPEAKERS = (
+    "author_role",
+    "author_type",
+    "sender_type",
+    "role",
+    "speaker",
+    "author",
+    "sender",
+    "from",
+    "direction",
+    "message_type",
+)
 _TEXTS = ("body", "plain_body", "body_text", "message", "message_text", "content", "text")
 _ORDERS = ("created_at", "timestamp", "created", "time", "date")
-_QUESTIONS = ("question", "query", "instruction", "prompt", "utterance", "text", "message", "body")
+_QUESTIONS = ("instruction", "question", "query", "prompt", "utterance", "text", "message", "body")
 _QUESTIONS_LAST = ("description", "ticket_description", "subject")
 _ANSWERS = ("output", "answer", "response", "reply", "completion")
+_CONTEXTS = ("system", "system_prompt", "preamble", "context")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _IDS = ("id", "ticket", "ticket_id")
 
@@ -54,9 +68,15 @@ def guess_source(path: Path) -> Source:
     """
     candidates = [_SOURCE.validate_python(settings) for settings in _candidates(path)]
     if not candidates:
-        names = excerpt(", ".join(_names(path)), 300) or "nothing"
+        names = _names(path)
+        shown = excerpt(", ".join(names), 300) or "nothing"
+        if _are_messages(names):
+            raise DataError(
+                f"{path}: each row is one message, and no column with a known name tells to which conversation it "
+                f"belongs. It has {shown}. Name that column in messages.group_by, see docs/logs.md"
+            )
         raise DataError(
-            f"{path} has {names}, and none of these keys or columns is known. Map some of them by columns, column or "
+            f"{path} has {shown}, and none of these keys or columns is known. Map some of them by columns, column or "
             "messages, see docs/logs.md"
         )
     scores = []
@@ -137,15 +157,27 @@ def _first_records(path: Path) -> list[dict[str, Any]]:
 def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
     """Settings of a list of messages under a key, or with keys, that have no common name.
 
-    {"chat_messages": [{"sender": "human", "text": "Hi"}]} → column: chat_messages, names: {role: sender, content: text}
+    {"chat_messages": [{"sender": "human", "text": "Hi"}, …]} → column chat_messages, names {role: sender, content: text}
+
+    Only the list of a whole chat is taken. If a record has two lists, or if speakers of one role or answers below a
+    message are all that the list has, another part of the record belongs to the chat.
     """
     record = next(iter(_first_records(path)), {})
-    for key, value in record.items():
-        first = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else {}
-        role, content = (next((name for name in known if name in first), None) for known in (_ROLES, _CONTENTS))
-        if isinstance(first.get(role), str) and content is not None:
-            names = {"role": role, "content": content}
-            yield {"column": key, "names": {field: name for field, name in names.items() if field != name}}
+    shapes = [(key, names) for key, value in record.items() if (names := _shape(value)) and key not in _PARTS_OF_CHATS]
+    if len(shapes) == 1:
+        ((key, names),) = shapes
+        yield {"column": key, "names": {field: name for field, name in names.items() if field != name}}
+
+
+def _shape(value: Any) -> dict[str, str] | None:
+    """Keys of the speaker and of the text in a list of messages of two or more speakers. None for anything else."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        return None
+    role, content = (next((name for name in known if name in value[0]), None) for known in (_ROLES, _CONTENTS))
+    if role is None or content is None or any(isinstance(item.get("children"), list) for item in value):
+        return None
+    speakers = {item.get(role) for item in value if isinstance(item.get(role), str)} - {"system", "developer"}
+    return {"role": role, "content": content} if len(speakers) > 1 else None
 
 
 def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -166,8 +198,12 @@ def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "sharegpt", {}
     if {*_LISTS, "request", "request_body", "body", "mapping", "contents"} & {*names}:
         yield "openai_messages", {}
-    if "instruction" in names:
-        others = {"output": _first(names, _ANSWERS), "input": _first(names, ("input", "context"))}
+    if "instruction" in names or ("history" in names and _first(names, _QUESTIONS)):
+        others = {
+            "instruction": _first(names, _QUESTIONS),
+            "output": _first(names, _ANSWERS),
+            "input": _first(names, ("input", "context")),
+        }
         renamed = {key: name for key, name in others.items() if name is not None and name != key}
         yield "alpaca", {"names": renamed} if renamed else {}
     if "prompt" in names:
@@ -187,20 +223,22 @@ def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
     if group and speaker and text:
         order = _first(names, _ORDERS)
         yield {"messages": {"group_by": group, "speaker": speaker, "text": text, **({"order": order} if order else {})}}
-    elif text and (kind := _first(names, _SPEAKER_KINDS)):
-        raise DataError(
-            f"{path}: its rows are single messages (columns {kind} and {text}), and no column with a known name tells "
-            f"to which conversation a row belongs. It has {excerpt(', '.join(names), 300)}. Name that column in "
-            "messages.group_by, see docs/logs.md"
-        )
-    if question := _first(names, (*_QUESTIONS, *_QUESTIONS_LAST)):
+    question = _first(names, (*_QUESTIONS, *_QUESTIONS_LAST))
+    if question and not {*_PARTS_OF_CHATS} & {*names} and not _are_messages(names):
         fields: Mapping[str, str | None] = {
             "id": _first(names, _IDS),
             "user_responses": question,
+            "context": _first(names, _CONTEXTS),
+            "tools": _first(names, ("tools",)),
             "expected.responses": _first(names, _ANSWERS),
             "metadata.category": _first(names, _CATEGORIES),
         }
         yield {"columns": {field: column for field, column in fields.items() if column is not None}}
+
+
+def _are_messages(names: Sequence[str]) -> bool:
+    """Are the rows single messages of conversations, and no column with a known name tells of which ones?"""
+    return bool(_first(names, _SPEAKER_KINDS) and _first(names, _TEXTS)) and _first(names, _GROUPS) is None
 
 
 def _first(names: Sequence[str], known: Sequence[str]) -> str | None:

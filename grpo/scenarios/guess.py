@@ -157,7 +157,8 @@ def _first_records(path: Path) -> list[dict[str, Any]]:
 def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
     """Settings of a list of messages under a key, or with keys, that have no common name.
 
-    {"chat_messages": [{"sender": "human", "text": "Hi"}, …]} → column chat_messages, names {role: sender, content: text}
+    {"chat_messages": [{"sender": "human", "text": "Hi"}, …]}
+    → column chat_messages, names {role: sender, content: text}
 
     Only the list of a whole chat is taken. If a record has two lists, or if speakers of one role or answers below a
     message are all that the list has, another part of the record belongs to the chat.

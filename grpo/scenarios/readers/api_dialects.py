@@ -59,7 +59,7 @@ def _system_text(value: Any) -> Any:
         value = value.get("parts", value.get("content", value))
     if not isinstance(value, list):
         return value
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in value]
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in value]
     return "\n\n".join(texts) if all(isinstance(text, str) for text in texts) else value
 
 

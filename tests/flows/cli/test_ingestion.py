@@ -87,7 +87,7 @@ def test_text_of_others_is_one_line_that_a_terminal_does_not_obey():
         ),
         (
             "account.json",
-            '[{"chat_messages": [{"sender": "human", "text": "Hi there."}, {"sender": "assistant", "text": "Hello."}]}]',
+            '[{"chat_messages": [{"sender": "human", "text": "Hi there."}, {"sender": "bot", "text": "Hello."}]}]',
             ["kind: openai_messages", "column: chat_messages", "role: sender", "content: text"],
         ),
         (

@@ -168,8 +168,16 @@ def source_line(error: BaseException) -> str:
     return "" if frame is None else f"{printable(frame[0].co_filename)}:{frame[1]}"
 
 
+_LONG_INTEGER = 10**30
+
+
 def shown(value: object) -> str:
-    """Text for a message about a value that the user's code returned: None or a number itself, else its type."""
+    """Text for a message about a value that the user's code returned: None or a number itself, else its type.
+
+    Python refuses to write an integer of more than 4300 digits, so that a long one is described.
+    """
+    if isinstance(value, int) and abs(value) >= _LONG_INTEGER:
+        return "an integer of more than 30 digits"
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     return f"a value of type {on_one_line(type(value).__name__)}"

@@ -21,7 +21,7 @@ _TURN_CHARS, _REASON_CHARS, _TOOLS = 100, 300, 5
 
 def show_guess(console: Console, path: Path, folder: Path) -> None:
     """Read a file with guessed settings, and print counts, examples, unreadable records, and the settings to paste."""
-    from grpo.scenarios.guess import as_yaml, guess_source
+    from grpo.scenarios.guess import as_yaml, guess_source, unread_columns
     from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 
     source = guess_source(path)
@@ -36,6 +36,8 @@ def show_guess(console: Console, path: Path, folder: Path) -> None:
     print_counts(console, counts)
     print_examples(console, tables[0])
     print_quarantined(console, tables[1])
+    if unread := unread_columns(source, path):
+        console.print(Text(f"columns that these settings do not read: {one_line(', '.join(unread))}"), soft_wrap=True)
     console.print("settings that read it, for a config:")
     console.print(Text(printable(as_yaml(source)).rstrip()), soft_wrap=True)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from grpo.errors import RewardError, Unscored
+from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards.parameters import Parameters
 from grpo.rewards.returned import as_number, as_numbers, per_turn
@@ -176,6 +176,11 @@ class FunctionReward(RewardFunction):
 
     def __init__(self, function: Scorer, *, weight: float = 1.0) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
+        if isinstance(function, type):
+            raise ConfigError(
+                f"reward {self.name} is a class, but not a RewardFunction. Make it a subclass of RewardFunction, or "
+                "give an instance with __call__(self, turns, context)"
+            )
         super().__init__(weight=weight)
         self._function = function
         self._parameters = Parameters.of(function, self.name)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
@@ -82,13 +82,18 @@ class TRLReward(GroupReward):
             require_columns(self._place, self.needed_columns, episodes[0].context.scenario)
         failures = user_code("", remedy="Correct it", error=RewardError, transient=True)
         with errors_at(self._place), naming_columns(episodes[0]), failures:
-            returned = self._function(**accepted(self._function, unbound))
-            scores = await returned if inspect.isawaitable(returned) else returned
-            count = len(scores)
-        if isinstance(scores, (str, Mapping)) or count != len(episodes):
+            returned: Any = self._function(**accepted(self._function, unbound))
+            group_scores = await returned if inspect.isawaitable(returned) else returned
+            scores = list(group_scores) if _is_ordered(group_scores) else None
+        if scores is None:
             raise RewardError(
-                f"{self._place} returned {count} rewards for {len(episodes)} completions. Return a list with one for "
-                "each, None if it does not apply"
+                f"{self._place} returned {shown(group_scores)} for {len(episodes)} completions. Return a list with "
+                "one number for each, None if it does not apply"
+            )
+        if len(scores) != len(episodes):
+            raise RewardError(
+                f"{self._place} returned {len(scores)} rewards for {len(episodes)} completions. Return a list with one "
+                "for each, None if it does not apply"
             )
         return [self._result(score, notes.of(index)) for index, score in enumerate(scores)]
 
@@ -102,6 +107,14 @@ class TRLReward(GroupReward):
                 "does not apply"
             )
         return RewardResult(score=number, metadata=metadata)
+
+
+def _is_ordered(scores: Any) -> bool:
+    """Can the scores be read one after the other, as TRL reads a list, an array or a generator?
+
+    A set forgets equal scores, and a text or a dict has no scores.
+    """
+    return isinstance(scores, Iterable) and not isinstance(scores, (str, bytes, Mapping, Set))
 
 
 class _Notes:

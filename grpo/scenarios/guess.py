@@ -22,7 +22,7 @@ from grpo.errors import DataError, GRPOError
 from grpo.parquet_rows import ParquetRows
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 from grpo.scenarios.readers.arrow_file import ArrowFile
-from grpo.scenarios.readers.csv_file import read_cells
+from grpo.scenarios.readers.csv_file import read_rows
 from grpo.scenarios.readers.help_desks import PAGES
 from grpo.scenarios.readers.record_file import read_objects
 
@@ -31,13 +31,32 @@ _TRIED = 200  # records that are read with each candidate
 _LOOKED_AT = 20  # records that are searched for their keys
 _TABLES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".gz": "jsonl", ".json": "json"}
+_ROLES = ("role", "from", "speaker", "sender", "author", "sender_type", "author_role")
+_CONTENTS = ("content", "value", "text", "utterance", "message", "body")
+_PARTS_OF_CHATS = ("history", "chat_history", "context_messages")
+"""Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
+_SPEAKER_KINDS = ("author_role", "author_type", "sender_type", "role", "speaker", "message_type")
+"""Columns that tell which side wrote a message, so that a row is a message and not a scenario."""
 _LISTS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat")
-_GROUPS = ("conversation_id", "ticket_id", "conversation", "ticket", "chat_id", "thread_id", "session_id")
-_SPEAKERS = ("author_role", "author_type", "sender_type", "role", "speaker", "author", "sender", "from", "message_type")
-_TEXTS = ("body", "plain_body", "body_text", "message", "content", "text")
+_GROUPS = ("conversation_id", "ticket_id", "conversation", "ticket", "chat_id", "thread_id", "session_id", "thread")
+_SPEAKERS = (
+    "author_role",
+    "author_type",
+    "sender_type",
+    "role",
+    "speaker",
+    "author",
+    "sender",
+    "from",
+    "direction",
+    "message_type",
+)
+_TEXTS = ("body", "plain_body", "body_text", "message", "message_text", "content", "text")
 _ORDERS = ("created_at", "timestamp", "created", "time", "date")
-_QUESTIONS = ("question", "query", "instruction", "prompt", "utterance", "text", "message", "body", "subject")
-_ANSWERS = ("answer", "response", "reply", "completion", "output")
+_QUESTIONS = ("instruction", "question", "query", "prompt", "utterance", "text", "message", "body")
+_QUESTIONS_LAST = ("description", "ticket_description", "subject")
+_ANSWERS = ("output", "answer", "response", "reply", "completion")
+_CONTEXTS = ("system", "system_prompt", "preamble", "context")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _IDS = ("id", "ticket", "ticket_id")
 
@@ -49,7 +68,17 @@ def guess_source(path: Path) -> Source:
     """
     candidates = [_SOURCE.validate_python(settings) for settings in _candidates(path)]
     if not candidates:
-        raise DataError(f"{path}: none of its keys or columns is known. Map some of them by columns, see docs/logs.md")
+        names = _names(path)
+        shown = excerpt(", ".join(names), 300) or "nothing"
+        if _are_messages(names):
+            raise DataError(
+                f"{path}: each row is one message, and no column with a known name tells to which conversation it "
+                f"belongs. It has {shown}. Name that column in messages.group_by, see docs/logs.md"
+            )
+        raise DataError(
+            f"{path} has {shown}, and none of these keys or columns is known. Map some of them by columns, column or "
+            "messages, see docs/logs.md"
+        )
     scores = []
     reasons = []
     with tempfile.TemporaryDirectory(prefix="grpo-guess-") as scratch:
@@ -61,8 +90,18 @@ def guess_source(path: Path) -> Source:
             except GRPOError as error:
                 reasons.append(f"{candidate.kind}: {error_text(error)}")
     if not scores:
-        raise DataError(f"{path} cannot be read as it is: {excerpt('; '.join(reasons), 1000)}. See docs/logs.md")
+        shown = excerpt("; ".join(dict.fromkeys(reasons)), 1000)
+        raise DataError(f"{path} cannot be read as it is: {shown}. See docs/logs.md")
     return max(scores, key=lambda score: score[0])[1]
+
+
+def unread_columns(source: Source, path: Path) -> list[str]:
+    """Keys or columns of a file that the settings of a table do not name. They are not in its scenarios."""
+    mapped, rows = getattr(source, "columns", {}), getattr(source, "messages", None)
+    if not mapped and rows is None:
+        return []
+    read = {*mapped.values(), *((rows.group_by, rows.speaker, rows.text, rows.order, *rows.where) if rows else ())}
+    return [name for name in _names(path) if name not in read]
 
 
 def as_yaml(source: Source) -> str:
@@ -79,31 +118,67 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path} is a folder, but not of Dataset.save_to_disk. Name a file")
         tables: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
         return [{"kind": "huggingface", **place, **table} for table in tables]
+    names = _names(path)
     if (kind := _TABLES.get(path.suffix)) is not None:
-        names = _columns(path, kind)
         return [{"kind": kind, **place, **table} for table in _tables(names, path)]
-    if (kind := _JSON.get(path.suffix)) is not None:
-        names = _keys(path)
-        return [
-            *({"kind": chat, **place, **more} for chat, more in _chats(names)),
-            *({"kind": kind, **place, **table} for table in _tables(names, path)),
-        ]
-    known = ", ".join((*_TABLES, *_JSON))
-    raise DataError(f"{path}: the name of a file of scenarios or chats ends in {known}. Rename it")
+    kind = _JSON[path.suffix]
+    return [
+        *({"kind": chat, **place, **more} for chat, more in _chats(names)),
+        *({"kind": "openai_messages", **place, **more} for more in _lists_by_shape(path)),
+        *({"kind": kind, **place, **table} for table in _tables(names, path)),
+    ]
 
 
-def _columns(path: Path, kind: str) -> list[str]:
+def _names(path: Path) -> list[str]:
+    """Keys of the first records, or columns. Raises `DataError` if the file is in no known format."""
+    if path.is_dir():
+        return []
+    kind = _TABLES.get(path.suffix)
     if kind == "parquet":
         return ParquetRows(path).names
     if kind == "arrow":
         return ArrowFile(path).names
-    rows = islice(read_cells(path, required=()), _LOOKED_AT)
-    return list(dict.fromkeys(name for row in rows for name in row.data or ()))
+    if kind == "csv":
+        rows = islice(read_rows(path, required=()), _LOOKED_AT)
+        return list(dict.fromkeys(name for row in rows for name in row.cells))
+    if path.suffix in _JSON:
+        return list(dict.fromkeys(name for data in _first_records(path) for name in data))
+    known = ", ".join((*_TABLES, *_JSON))
+    raise DataError(
+        f"{path}: scenarios and chats are read from files that end in {known}. Save a workbook as CSV, and write "
+        "anything else as JSON lines with a list of messages in each line, see docs/logs.md"
+    )
 
 
-def _keys(path: Path) -> list[str]:
-    records = islice(read_objects(path), _LOOKED_AT)
-    return list(dict.fromkeys(name for record in records for name in record.data or ()))
+def _first_records(path: Path) -> list[dict[str, Any]]:
+    return [record.data for record in islice(read_objects(path), _LOOKED_AT) if record.data is not None]
+
+
+def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
+    """Settings of a list of messages under a key, or with keys, that have no common name.
+
+    {"chat_messages": [{"sender": "human", "text": "Hi"}, …]}
+    → column chat_messages, names {role: sender, content: text}
+
+    Only the list of a whole chat is taken. If a record has two lists, or if speakers of one role or answers below a
+    message are all that the list has, another part of the record belongs to the chat.
+    """
+    record = next(iter(_first_records(path)), {})
+    shapes = [(key, names) for key, value in record.items() if (names := _shape(value)) and key not in _PARTS_OF_CHATS]
+    if len(shapes) == 1:
+        ((key, names),) = shapes
+        yield {"column": key, "names": {field: name for field, name in names.items() if field != name}}
+
+
+def _shape(value: Any) -> dict[str, str] | None:
+    """Keys of the speaker and of the text in a list of messages of two or more speakers. None for anything else."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        return None
+    role, content = (next((name for name in known if name in value[0]), None) for known in (_ROLES, _CONTENTS))
+    if role is None or content is None or any(isinstance(item.get("children"), list) for item in value):
+        return None
+    speakers = {item.get(role) for item in value if isinstance(item.get(role), str)} - {"system", "developer"}
+    return {"role": role, "content": content} if len(speakers) > 1 else None
 
 
 def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -116,19 +191,25 @@ def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "freshdesk", {}
     if {"payload", "meta"} & {*names} or ({"messages", "inbox_id"} <= {*names}):
         yield "chatwoot", {}
-    yield from ((desk, {}) for desk, keys in PAGES.items() if {*keys} & {*names})
     if "run_type" in names:
         yield "langsmith", {}
     if {"traces", "observations", "trace_id", "traceId", "sessionId", "session_id"} & {*names}:
         yield "langfuse", {}
     if "conversations" in names:
         yield "sharegpt", {}
-    if {*_LISTS, "request", "body", "mapping"} & {*names}:
+    if {*_LISTS, "request", "request_body", "body", "mapping", "contents"} & {*names}:
         yield "openai_messages", {}
-    if "instruction" in names:
-        yield "alpaca", {}
-    if {"prompt", "completion"} <= {*names}:
+    if "instruction" in names or ("history" in names and _first(names, _QUESTIONS)):
+        others = {
+            "instruction": _first(names, _QUESTIONS),
+            "output": _first(names, _ANSWERS),
+            "input": _first(names, ("input", "context")),
+        }
+        renamed = {key: name for key, name in others.items() if name is not None and name != key}
+        yield "alpaca", {"names": renamed} if renamed else {}
+    if "prompt" in names:
         yield "prompt_completion", {}
+    yield from ((desk, {}) for desk, keys in PAGES.items() if {*keys} & {*names})
 
 
 def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
@@ -136,24 +217,36 @@ def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
     if "id" in names and any(name in names for name in ("user_responses", "goal", "user_0")):
         yield {}
     if path.suffix in _TABLES:
-        for kind, _ in _chats(names):
+        for kind, more in _chats(names):
             if kind in ("openai_messages", "sharegpt", "alpaca", "prompt_completion"):
-                yield {"chat": {"kind": kind}}
+                yield {"chat": {"kind": kind, **more}}
     group, speaker, text = (_first(names, known) for known in (_GROUPS, _SPEAKERS, _TEXTS))
     if group and speaker and text:
         order = _first(names, _ORDERS)
         yield {"messages": {"group_by": group, "speaker": speaker, "text": text, **({"order": order} if order else {})}}
-    if question := _first(names, _QUESTIONS):
+    question = _first(names, (*_QUESTIONS, *_QUESTIONS_LAST))
+    if question and not {*_PARTS_OF_CHATS} & {*names} and not _are_messages(names):
         fields: Mapping[str, str | None] = {
             "id": _first(names, _IDS),
             "user_responses": question,
+            "context": _first(names, _CONTEXTS),
+            "tools": _first(names, ("tools",)),
             "expected.responses": _first(names, _ANSWERS),
             "metadata.category": _first(names, _CATEGORIES),
         }
         yield {"columns": {field: column for field, column in fields.items() if column is not None}}
 
 
+def _are_messages(names: Sequence[str]) -> bool:
+    """Are the rows single messages of conversations, and no column with a known name tells of which ones?"""
+    return bool(_first(names, _SPEAKER_KINDS) and _first(names, _TEXTS)) and _first(names, _GROUPS) is None
+
+
 def _first(names: Sequence[str], known: Sequence[str]) -> str | None:
-    """The first known name that is among these, in lower or upper case."""
-    by_name = {name.strip().lower().replace(" ", "_"): name for name in reversed(names)}
-    return next((by_name[name] for name in known if name in by_name), None)
+    """The first known name that is among these, in any case, with or without spaces and underscores."""
+    by_name = {_folded(name): name for name in reversed(names)}
+    return next((by_name[_folded(name)] for name in known if _folded(name) in by_name), None)
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace(" ", "").replace("_", "")

@@ -21,10 +21,12 @@ from grpo.config.chats import ChatSettings
 from grpo.data_errors import excerpt
 from grpo.messages import TOOL_CALL_OPEN
 from grpo.renderers.reply_format import TAGGED_JSON
+from grpo.scenarios.readers.api_dialects import split_parts
 
 _TAGS = {
-    **dict.fromkeys(("human", "user", "prompter"), "user"),
+    **dict.fromkeys(("human", "user", "prompter", "customer", "client", "visitor"), "user"),
     **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", "ai", "bard", "bing"), "assistant"),
+    **dict.fromkeys(("agent", "operator", "chatbot"), "assistant"),
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("function_call", "tool_call"), "call"),
     **dict.fromkeys(("observation", "tool", "function_response", "tool_response", "ipython"), "tool"),
@@ -74,6 +76,9 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
     role = _take(message, (settings.names.get("role"), *_ROLE_KEYS))
     content = _take(message, (settings.names.get("content"), *_CONTENT_KEYS))
     calls = _take(message, (settings.names.get("tool_calls"), "tool_calls"))
+    if role is None:
+        keys = excerpt(", ".join(map(str, turn)), _SHOWN) or "no key"
+        raise ValueError(f"no role: message {number} has {keys}. Name the key of the speaker in the source's names")
     meaning = _meaning(role, number, settings)
     if meaning == "ignore":
         return
@@ -86,7 +91,7 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
     elif meaning == "assistant" and isinstance(content, str) and TOOL_CALL_OPEN in content and calls in (None, "", []):
         yield {**message, "role": "assistant", **_tagged_calls(content, number)}
     else:
-        yield {**message, "role": meaning, "content": content}
+        yield from split_parts({**message, "role": meaning, "content": content})
 
 
 def _take(message: dict[str, Any], names: tuple[str | None, ...]) -> Any:

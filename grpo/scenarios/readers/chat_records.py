@@ -29,6 +29,7 @@ from grpo.config.chats import ChatFormatName, ChatSettings
 from grpo.config.scenarios import ChatSource
 from grpo.data_errors import excerpt, try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
+from grpo.scenarios.readers.api_dialects import rewrite_record, rewrite_reply
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
 from grpo.scenarios.readers.message_tree import END, TREE, branch_of
 from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
@@ -39,6 +40,8 @@ from grpo.scenarios.records import Converted, SourceRecord, convert_record, reco
 _LISTS = {"openai_messages": ("messages", "conversations"), "sharegpt": ("conversations", "messages")}
 _MORE_LISTS = ("conversation", "dialogue", "dialog", "chat")
 """Keys of the list of messages."""
+_LABELS = ("label", "kto_tag")
+"""Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
 _PLACE_KEYS = ("id", "metadata", "custom_id")
 
 
@@ -93,13 +96,31 @@ def _fields(
     read: Callable[[dict[str, Any], ChatSettings], LoggedChat], name: str, settings: ChatSettings, data: dict[str, Any]
 ) -> Converted:
     data = {key: value for key, value in data.items() if value is not None}
-    chat = read(data, settings)
+    undesired = _undesired(data)
+    chat = read({key: value for key, value in data.items() if key not in _LABELS or _truth(value) is None}, settings)
+    if undesired is not None and chat.messages and chat.messages[-1].role == "assistant":
+        reason = f"record.{undesired}: a reply that is labelled as undesired is not a reference"
+        messages = (*chat.messages[:-1], replace(chat.messages[-1], weight=0))
+        chat = replace(chat, messages=messages, ignored=(*chat.ignored, reason))
     fields = {**chat_fields(chat, users=settings.users), **_origin(data, name, settings).fields()}
     return fields, chat.all_ignored
 
 
+def _undesired(data: Mapping[str, Any]) -> str | None:
+    """The label that says that the last reply of a record is a bad one, if there is one."""
+    return next((name for name in _LABELS if _truth(data.get(name)) is False), None)
+
+
+def _truth(value: Any) -> bool | None:
+    """A switch, which a table has as a text. None for every other value, such as the name of a class."""
+    if isinstance(value, str):
+        return {"true": True, "false": False}.get(value.strip().lower())
+    return value if isinstance(value, bool) else None
+
+
 def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     ignored: list[str] = []
+    data = rewrite_record(_with_request(data) if settings.column is None else data)
     if settings.column is None and TREE in data:
         given = {key: value for key, value in data.items() if key not in (TREE, END)}
         data = {**given, "messages": branch_of(data)}
@@ -124,6 +145,38 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     )
 
 
+_EXCHANGES = (("request", "response"), ("request_body", "response_body"))
+"""Keys of a logged request and of its response. In each of them the document may be under `body`."""
+
+
+def _with_request(data: dict[str, Any]) -> dict[str, Any]:
+    """The record with its exchange under `request` and `response`, if it has one.
+
+    {"request_body": R, "response_body": A}, {"request": {"body": R}, "response": {"body": A}} and
+    {**R, "response": A} → {"request": R, "response": A}
+    """
+    for asked, answered in _EXCHANGES:
+        if isinstance(data.get(asked), dict):
+            kept = {key: value for key, value in data.items() if key not in (asked, answered)}
+            exchange = {"request": _under_body(data[asked]), "response": _under_body(data.get(answered))}
+            return {**kept, **{key: value for key, value in exchange.items() if value is not None}}
+    response, key = data.get("response"), next((key for key in ("messages", "contents") if key in data), None)
+    if key is None or not isinstance(data[key], list):
+        return data
+    if isinstance(response, str) and response.strip():
+        kept = {name: value for name, value in data.items() if name != "response"}
+        return {**kept, key: [*data[key], {"role": "assistant", "content": response}]}
+    if not isinstance(response, dict) or not response:
+        return data
+    request = {name: value for name, value in data.items() if name in (*REQUEST, "contents", "system")}
+    return {**{name: value for name, value in data.items() if name not in request}, "request": request}
+
+
+def _under_body(value: Any) -> Any:
+    inner = value.get("body") if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else value
+
+
 def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
     """Key of the list of messages. None for a logged request or a batch. Raises `ValueError` if it is neither."""
     if settings.column is not None:
@@ -145,15 +198,15 @@ def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
 def _logged_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     """Chat of a logged request, or of a line of a batch, with its reply if it has one."""
     ignored = [*left_out(_but(RECORD, *_PLACE_KEYS), data, "record", "")]
-    request = data["request"] if isinstance(data.get("request"), dict) else data["body"]
-    ignored += left_out(REQUEST, request, "request", "")
+    request = rewrite_record(data["request"] if isinstance(data.get("request"), dict) else data["body"])
+    ignored += left_out(_but(REQUEST, "system"), request, "request", "")
     response = data.get("response")
     if isinstance(response, dict) and isinstance(response.get("body"), dict):
         response = response["body"]
-    replies = [] if response is None and "body" in data else [reply_of(response, ignored)]
+    replies = [] if response is None and "body" in data else [reply_of(rewrite_reply(response), ignored)]
     messages = openai_messages(with_reply(request.get("messages"), replies), settings)
     _check_count(messages)
-    parsed = parse_messages(messages)
+    parsed = (*_system(request, settings), *parse_messages(messages))
     if replies and parsed[-1].calls:
         ignored.append("choice.message: a call that the log ends with, as it does not show that it is right")
         parsed = parsed[:-1]

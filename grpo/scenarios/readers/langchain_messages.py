@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from grpo.scenarios.readers.api_dialects import split_parts
+
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "developer": "developer"}
 _SUFFIXES = ("MessageChunk", "Message")
 
@@ -43,7 +45,13 @@ def openai_messages(value: Any) -> Any:
     """A list of messages, or a list with one such list, as LangChain logs the calls of a chat model."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
-    return [openai_message(message) for message in value] if isinstance(value, list) else value
+    return [plain for message in value for plain in _plain(message)] if isinstance(value, list) else value
+
+
+def _plain(message: Any) -> list[Any]:
+    """Messages in OpenAI's format of one message, whose content may have calls and results of another API as parts."""
+    rewritten = openai_message(message)
+    return list(split_parts(rewritten)) if isinstance(rewritten, Mapping) else [rewritten]
 
 
 def reply_messages(output: Any) -> list[Any]:
@@ -58,9 +66,9 @@ def reply_messages(output: Any) -> list[Any]:
         while isinstance(first, list) and first:
             first = first[0]
         if isinstance(first, Mapping) and inner in first:
-            return [openai_message(first[inner])]
+            return _plain(first[inner])
     if isinstance(output.get("messages"), list):
         return list(openai_messages(output["messages"]))
     if isinstance(output.get("message"), Mapping):
-        return [openai_message(output["message"])]
-    return [openai_message(output)] if "role" in output or "kwargs" in output else []
+        return _plain(output["message"])
+    return _plain(output) if "role" in output or "kwargs" in output else []

@@ -4,12 +4,12 @@ The file is JSON lines or a JSON list with one run each, or an object with a lis
 are read:
 
     id, trace_id, start_time, run_type, parent_run_id
-    inputs         {"messages": […], "tools": […]}, messages in OpenAI's or LangChain's format
+    inputs         {"messages": […], "tools": […]}, messages in OpenAI's, Anthropic's or LangChain's format
     outputs        a chat completion, a message, {"messages": […]}, or LangChain's generations
     extra          metadata.session_id, thread_id or conversation_id: the thread; invocation_params.tools
 
 Runs of one thread, or else of one trace, are a chat. Runs of type `llm` are read. If there are none with messages, the
-root runs are read instead. `inputs`, `outputs` and `extra` may be JSON in a text. Not covered: Anthropic's format, text
+root runs are read instead. `inputs`, `outputs` and `extra` may be JSON in a text. Not covered: text
 completions, and the Parquet files of bulk exports.
 """
 

@@ -105,6 +105,8 @@ def _value(field: str, column: str, cell: Any) -> Any:
     if field.startswith(_WORLD):
         return cell
     if field in _TEXTS:
+        if isinstance(cell, dict):
+            raise ValueError(f"column {column} is not a text: it has an object with {excerpt(', '.join(cell), _SHOWN)}")
         return _texts(cell)
     if field in _OBJECTS:
         if not isinstance(cell, str):

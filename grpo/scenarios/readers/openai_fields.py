@@ -5,7 +5,8 @@
     refused    without it the conversation would be another one, so the record is quarantined with the reason
 
 The tables have every field of the types of the package `openai`, and a test compares them. If a field is in none of the
-tables, it is left out and counted as unknown. Null, an empty text, list or object, and false count as an absent field.
+tables, it is left out and counted as unknown. Null, an empty text, list or object, and false count as an absent field,
+but an unknown field that is false is counted, because its meaning may be "do not learn this".
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from grpo.data_errors import excerpt
 
 _SHOWN = 40  # characters of the name of a field
+_UNKNOWN = "unknown"
 READ = ""
 """The field is read."""
 
@@ -23,12 +25,16 @@ SAMPLING = "how the reply was sampled"
 ACCOUNT = "identifiers and accounting of the API"
 _SOUND = "!sound is not read"
 
+MARKS = ("train", "training", "loss")
+"""Switches that say if a turn is learned, as axolotl (`train`, `training`) and ms-swift (`loss`) write them."""
 MESSAGE: dict[str, str] = {
     **dict.fromkeys(("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"), READ),
-    **dict.fromkeys(("weight", "reasoning_content", "reasoning", "thinking"), READ),
+    **dict.fromkeys(("weight", *MARKS, "reasoning_content", "reasoning", "thinking"), READ),
+    **dict.fromkeys(("train_detail", "training_detail"), "!spans of a text that are learned are not read"),
     "audio": _SOUND,
     "annotations": "links to the sources of a reply",
     **dict.fromkeys(("images", "image", "videos", "video", "audios", "files"), "!content other than text is not read"),
+    "attachments": "!content other than text is not read",
 }
 """Fields of a message. If a reason begins with !, the record is refused."""
 CALL: dict[str, str] = {
@@ -102,6 +108,7 @@ RECORD: dict[str, str] = {
     **dict.fromkeys(("id", "request", "response", "body", "custom_id", "system"), READ),
     **dict.fromkeys(("method", "url", "error"), "the address and state of a batch"),
     **dict.fromkeys(("preferred_output", "non_preferred_output", "chosen", "rejected"), _PAIR),
+    **dict.fromkeys(("rejected_response", "rejected_message", "rejected_messages"), _PAIR),
     **dict.fromkeys(("images", "image", "videos", "audios"), "!content other than text is not read"),
     **REQUEST,
 }
@@ -115,8 +122,10 @@ def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, pla
     """
     names = []
     for name, item in value.items():
-        reason = fields.get(name, "unknown")
-        if reason == READ or item in (None, "", False) or (isinstance(item, (list, dict)) and not item):
+        reason = fields.get(name, _UNKNOWN)
+        if reason == READ or item in (None, "") or (isinstance(item, (list, dict)) and not item):
+            continue
+        if item is False and reason != _UNKNOWN:
             continue
         shown = f"{noun}.{excerpt(name, _SHOWN)}"
         if reason.startswith("!"):

@@ -20,10 +20,12 @@ from pydantic_core import from_json
 from grpo.data_errors import excerpt
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, LoggedCall, LoggedMessage
+from grpo.scenarios.readers.api_dialects import rewrite_tools
 from grpo.scenarios.readers.openai_fields import (
     CALL,
     CALL_FUNCTION,
     CHOICE,
+    MARKS,
     MESSAGE,
     RESPONSE,
     TEXT_PART,
@@ -76,7 +78,7 @@ def parse_message(message: Any, number: int) -> LoggedMessage:
         calls=calls,
         answers=_answered(role, message, name),
         name=None if _ROLES[role] == "tool" else name,
-        weight=_weight(message.get("weight"), number),
+        weight=_weight(message, number),
         reasoning=_reasoning(message, number),
         ignored=tuple(ignored),
     )
@@ -93,13 +95,18 @@ def _function_id(name: str) -> str:
     return f"function {name}"
 
 
-def _weight(value: Any, number: int) -> int:
-    """1, or 0 for a turn that must not be learned."""
-    if value is None:
-        return 1
-    if isinstance(value, bool) or value not in (0, 1):
-        raise ValueError(f"weight is not 0 or 1: {excerpt(value, _SHOWN)} in message {number}")
-    return int(value)
+def _weight(message: Mapping[str, Any], number: int) -> int:
+    """1, or 0 for a turn that must not be learned: its `weight` is 0, or one of `MARKS` is false."""
+    for field in ("weight", *MARKS):
+        value = message.get(field)
+        if value is None:
+            continue
+        if value not in (0, 1) or (field == "weight" and isinstance(value, bool)):
+            known = "0 or 1" if field == "weight" else "true or false"
+            raise ValueError(f"{field} is not {known}: {excerpt(value, _SHOWN)} in message {number}")
+        if not value:
+            return 0
+    return 1
 
 
 def _reasoning(message: Mapping[str, Any], number: int) -> str | None:
@@ -199,7 +206,9 @@ def parse_tools(value: Any, ignored: list[str] | None = None) -> tuple[dict[str,
         return ()
     if not isinstance(value, list):
         raise ValueError(f"tools are not a list: {type(value).__name__}")
-    tools = tuple(_tool(tool, number, [] if ignored is None else ignored) for number, tool in enumerate(value))
+    tools = tuple(
+        _tool(tool, number, [] if ignored is None else ignored) for number, tool in enumerate(rewrite_tools(value))
+    )
     names: set[str] = set()
     for tool in tools:
         if tool["name"] in names:
@@ -218,6 +227,8 @@ def _tool(tool: Any, number: int, ignored: list[str]) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"]:
         of_the_api = f" of type {excerpt(kind, _SHOWN)}, which the API runs itself" if kind != "function" else ""
         raise ValueError(f"tool without a name: tool {number}{of_the_api}")
+    if kind != "function" and function is tool and not function.get("parameters"):
+        raise ValueError(f"tool {number} is of type {excerpt(kind, _SHOWN)}, which the API runs itself")
     if function is not tool:
         ignored += left_out(TOOL_FUNCTION, function, "tool.function", f"tool {number}")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}

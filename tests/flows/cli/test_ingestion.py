@@ -85,6 +85,23 @@ def test_text_of_others_is_one_line_that_a_terminal_does_not_obey():
             "Ticket ID,Author,Created at,Body\n1,end-user,2026-11-20 09:00,Hi there.\n1,agent,2026-11-20 09:01,Yes?\n",
             ["kind: csv", "group_by: Ticket ID", "speaker: Author", "text: Body", "order: Created at"],
         ),
+        (
+            "account.json",
+            '[{"chat_messages": [{"sender": "human", "text": "Hi there."}, {"sender": "bot", "text": "Hello."}]}]',
+            ["kind: openai_messages", "column: chat_messages", "role: sender", "content: text"],
+        ),
+        (
+            "dolly.jsonl",
+            '{"instruction": "When?", "context": "Hi there.", "response": "Now."}',
+            ["kind: alpaca", "input: context", "output: response"],
+        ),
+        (
+            "swift.jsonl",
+            '{"query": "Bye.", "response": "Ciao.", "history": [["Hi there.", "Hello."]], "system": "Be kind."}',
+            ["kind: alpaca", "instruction: query", "output: response"],
+        ),
+        ("gemini.jsonl", '{"contents": [{"role": "user", "parts": [{"text": "Hi there."}]}]}', ["openai_messages"]),
+        ("trl.jsonl", '{"prompt": [{"role": "user", "content": "Hi there."}]}', ["kind: prompt_completion"]),
     ],
 )
 def test_a_file_without_a_config_is_guessed(tmp_path: Path, name: str, content: str, settings: list[str]):
@@ -109,4 +126,48 @@ def test_a_guess_says_what_it_could_not_read(tmp_path: Path):
     assert "chats.jsonl:2  messages are not a list: int" in output
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
     result = CliRunner().invoke(app, ["ingest", str(tmp_path / "x.csv")])
-    assert "none of its keys or columns is known" in f"{result.output}{result.exception}"
+    assert "x.csv has a, b, and none of these keys or columns is known" in f"{result.output}{result.exception}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("x.csv", b"id;question\n1;Caf\xe9?\n", "not UTF-8: column question. Set the source's encoding"),
+        ("x.xlsx", b"PK", "Save a workbook as CSV"),
+        ("x.jsonl", b'{"role": "assistant", "text": "Hello.", "tree": "1"}', "Name that column in messages.group_by"),
+        ("x.jsonl", b'{"prompt": {"text": "Hi", "replies": []}}', "prompt is not a text: "),
+        ("x.jsonl", b'{"chat_history": [{"role": "USER", "message": "Hi"}], "message": "Bye"}', "none of these keys"),
+        ("x.jsonl", b'{"input": [{"role": "user", "content": "Hi"}], "output": "Hello"}', "none of these keys"),
+        (
+            "x.jsonl",
+            b'{"a": [{"role": "user", "text": "Hi"}, {"role": "bot", "text": "A"}], '
+            b'"b": [{"role": "user", "text": "Hi"}, {"role": "bot", "text": "B"}]}',
+            "has a, b, and none of these keys",
+        ),
+        (
+            "x.json",
+            b'{"messages": [{"sender": "User", "text": "Hi", "children": [{"sender": "Bot", "text": "A"}]}]}',
+            "no role: message 0 has sender, text, children",
+        ),
+    ],
+)
+def test_a_guess_never_takes_a_part_for_the_whole(tmp_path: Path, name: str, content: bytes, sentence: str):
+    """A single message, an earlier part of a chat, a question without its reply, or the root of a tree of answers."""
+    (tmp_path / name).write_bytes(content)
+    result = CliRunner().invoke(app, ["ingest", str(tmp_path / name), "--folder", str(tmp_path / "tables")])
+    assert result.exit_code != 0
+    assert sentence in f"{result.output}{result.exception}"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_columns_that_a_guess_does_not_read_are_named(tmp_path: Path):
+    """A note of the staff would be read as a reply, so a person has to see that its column is not read."""
+    rows = [
+        {"session_id": "s", "from": "user", "content": "Hi"},
+        {"session_id": "s", "from": "agent", "content": "Yes"},
+    ]
+    lines = [json.dumps({**row, "type": "text", "timestamp": number}) for number, row in enumerate(rows)]
+    (tmp_path / "desk.jsonl").write_text("\n".join(lines))
+    result = CliRunner().invoke(app, ["ingest", str(tmp_path / "desk.jsonl"), "--folder", str(tmp_path / "tables")])
+    assert "columns that these settings do not read: type\n" in result.output

@@ -250,3 +250,21 @@ def test_a_reward_without_a_scenario_says_so():
     episode = Episode(turns=(), context=RewardContext(scenario_id="s", category="c", stop="terminated"))
     with pytest.raises(RewardError, match="reward keyword takes answer, but the episode has come without"):
         asyncio.run(FunctionReward(keyword).compute_group([episode]))
+
+
+def test_an_integer_that_python_refuses_to_write_is_described():
+    """Python raises ValueError for the text of an integer of more than 4300 digits."""
+    with pytest.raises(RewardError, match="returned an integer of more than 30 digits"):
+        scored(lambda turns: 10**5000)
+
+
+def test_a_class_in_place_of_a_function_is_refused_when_the_reward_is_made():
+    """Otherwise it would be called with the turns, and the first episode would fail with Python's words."""
+
+    class Short:
+        def __call__(self, turns: Any) -> float:
+            return 1.0 / len(turns)
+
+    with pytest.raises(ConfigError, match=r"reward Short is a class, but not a RewardFunction.*give an instance"):
+        FunctionReward(Short)
+    assert scored(Short()).terminal_reward == 0.25

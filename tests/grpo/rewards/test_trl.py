@@ -77,6 +77,22 @@ def scheduled(completions, trainer_state):
 
 def nothing(completions, **kwargs):
     return None
+
+def one_for_all(completions, **kwargs):
+    return 1.0
+
+def a_set(completions, **kwargs):
+    return {1.0, 0.5}
+
+def endless(completions, **kwargs):
+    return [10 ** 5000] * len(completions)
+
+def generated(completions, **kwargs):
+    for completion in completions:
+        yield len(completion[0]["content"])
+
+def mapped(completions, **kwargs):
+    return map(lambda completion: len(completion[0]["content"]), completions)
 '''
 SCENARIO = Scenario(
     id="s", user_responses=("1 + 1?",), world={"answer": "2"}, metadata=Metadata(category="sums"), context="Add."
@@ -145,6 +161,12 @@ def test_completions_are_compared_in_their_group():
     assert numbers(score([component("shortest")], "long", "2")) == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("name", ["generated", "mapped"])
+def test_scores_may_be_generated(name: str):
+    """TRL reads what a function returns one after the other, so that a generator works there."""
+    assert numbers(score([component(name)], "long", "2")) == [4.0, 1.0]
+
+
 def test_async_functions_columns_and_options():
     """A column by its name; an option is bound, and one that the signature does not have is refused."""
     assert numbers(score([component("accuracy", options={"scale": 0.5})], "2", "3")) == [0.5, 0.0]
@@ -189,7 +211,10 @@ def test_logged_metrics_and_columns_are_in_the_metadata():
         ("short", r"trl_rewards:short \(.*trl_rewards.py\) returned 1 rewards for 2 completions"),
         ("nan", r"trl_rewards:nan \(.*\) returned nan for a completion\. Return a finite number, or None"),
         ("fails", r"trl_rewards:fails \(.*trl_rewards.py\): ZeroDivisionError: division by zero"),
-        ("nothing", "trl_rewards:nothing .*: TypeError"),
+        ("nothing", r"trl_rewards:nothing \(.*\) returned None for 2 completions\. Return a list with one number"),
+        ("one_for_all", r"trl_rewards:one_for_all \(.*\) returned 1\.0 for 2 completions\. Return a list"),
+        ("a_set", r"trl_rewards:a_set \(.*\) returned a value of type set for 2 completions\. Return a list"),
+        ("endless", r"trl_rewards:endless \(.*\) returned an integer of more than 30 digits for a completion"),
         ("accuracy", r"trl_rewards:accuracy \(.*\) takes answer, which the scenario does not have\. Its"),
     ],
 )

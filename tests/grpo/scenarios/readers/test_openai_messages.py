@@ -38,6 +38,7 @@ from grpo.scenarios.readers.openai_fields import (
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
 
+CONTENT = "message.content"
 TEXTS = (chat.ChatCompletionContentPartTextParam,)
 LOOK_UP = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": "7"}'}}
 ASKED = {"role": "user", "content": "Where is order 7?"}
@@ -206,6 +207,47 @@ def test_a_turn_of_weight_0_is_no_reference(tmp_path: Path) -> None:
     assert len(fields["user_responses"]) == 2
     fields, _ = scenario(tmp_path, {"messages": [ASKED, {**CALLED, "weight": 0}]})
     assert fields["expected"] == {"responses": []}
+
+
+@pytest.mark.parametrize("mark", [{"train": False}, {"training": False}, {"loss": False}, {"loss": 0, "weight": 1}])
+def test_a_turn_that_other_trainers_mask_is_not_a_reference(tmp_path: Path, mark: dict[str, Any]) -> None:
+    """The marks of axolotl and ms-swift. If two marks differ, the turn is not learned."""
+    wrong = {"role": "assistant", "content": "Dunno.", **mark}
+    fields, left_out = scenario(tmp_path, {"messages": [ASKED, wrong, ASKED, {**REPLY, "train": True, "loss": True}]})
+    assert (fields["expected"], left_out) == ({"responses": ["It islost."]}, {"message.content"})
+
+
+@pytest.mark.parametrize("label", [{"label": False}, {"kto_tag": False}, {"label": "False"}])
+def test_a_reply_that_is_labelled_as_undesired_is_not_a_reference(tmp_path: Path, label: dict[str, Any]) -> None:
+    """The labels of KTO. A desired reply, and one with a class as its label, are references."""
+    messages = [ASKED, REPLY, ASKED, {"role": "assistant", "content": "Dunno."}]
+    fields, left_out = scenario(tmp_path, {"messages": messages, **label})
+    assert (fields["expected"]["responses"], left_out) == (["It islost."], {f"record.{next(iter(label))}", CONTENT})
+    for kept in (True, "billing"):
+        fields, _ = scenario(tmp_path, {"messages": messages, "label": kept})
+        assert fields["expected"]["responses"] == ["It islost.", "Dunno."]
+
+
+@pytest.mark.parametrize(
+    ("item", "problem"),
+    [
+        ({"messages": [ASKED, REPLY], "rejected_response": "No."}, "record.rejected_response cannot be read"),
+        ({"messages": [ASKED, REPLY], "rejected_message": REPLY}, "record.rejected_message cannot be read"),
+        ({"messages": [ASKED, {**REPLY, "train_detail": [{"begin_offset": 0}]}]}, "message.train_detail cannot be"),
+        ({"messages": [{**ASKED, "attachments": [{"url": "a.png"}]}, REPLY]}, "message.attachments cannot be read"),
+        ({"messages": [ASKED, {**REPLY, "train": "no"}]}, "train is not true or false: no in message 1"),
+    ],
+)
+def test_what_makes_another_conversation_is_quarantined(tmp_path: Path, item: dict[str, Any], problem: str) -> None:
+    """Rejected replies, spans of a text, attached files, and marks that cannot be read."""
+    (broken,) = records(tmp_path, item)
+    assert problem in (broken.problem or "")
+
+
+def test_an_unknown_field_that_is_false_is_counted(tmp_path: Path) -> None:
+    """It may say that the reply is wrong."""
+    _, left_out = scenario(tmp_path, {"messages": [ASKED, {**REPLY, "correct": False}]})
+    assert left_out == {"message.correct"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,293 @@
+"""Messages, tools and replies of the APIs of other providers, rewritten into OpenAI's.
+
+    Anthropic   {"type": "tool_use", "id", "name", "input"}, {"type": "tool_result", "tool_use_id", "content"}
+    Bedrock     {"toolUse": {"toolUseId", "name", "input"}}, {"toolResult": {"toolUseId", "content"}}
+    Gemini      {"functionCall": {"name", "args"}}, {"functionResponse": {"name", "response"}}, in `parts`
+    AI SDK      {"type": "tool-call", "toolCallId", "toolName", "input"}, {"type": "tool-result", …, "output"}
+    OTel GenAI  {"type": "tool_call", "id", "name", "arguments"}, {"type": "tool_call_response", "id", "response"}
+
+These APIs have calls, results and reasoning as parts of a message's content. A message with such parts becomes OpenAI's
+messages: the results of a user's message come first, as messages of the role tool. Other parts, e.g. pictures, stay as
+they are, so that the parser refuses them by their name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_CALLS = ("tool_use", "tool-call", "tool_call", "toolUse", "functionCall", "function_call")
+_RESULTS = (
+    "tool_result",
+    "tool-result",
+    "tool_call_response",
+    "toolResult",
+    "functionResponse",
+    "function_response",
+)
+_REASONING = ("thinking", "redacted_thinking", "reasoning", "reasoningContent")
+_IDS = ("id", "tool_use_id", "toolCallId", "toolUseId")
+_NAMES = ("name", "toolName")
+_ARGUMENTS = ("input", "args", "arguments")
+_OUTPUTS = ("output", "content", "response", "result")
+_SHOWN_ONLY = ("step-start",)
+"""Parts of AI SDK's messages that only tell a page where a step begins."""
+_CUT_OFF = ("max_tokens", "MAX_TOKENS")
+
+
+def rewrite_record(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A record or request with OpenAI's keys: `contents` of Gemini, its system text, and the tools of Bedrock."""
+    record = dict(data)
+    if isinstance(record.get("contents"), list) and "messages" not in record:
+        record["messages"] = record.pop("contents")
+    for key in ("systemInstruction", "system_instruction"):
+        if key in record and "system" not in record:
+            record["system"] = record.pop(key)
+    config = record.get("toolConfig")
+    if isinstance(config, Mapping) and "tools" in config and "tools" not in record:
+        record["tools"] = record.pop("toolConfig")["tools"]
+    if "system" in record:
+        record["system"] = _system_text(record["system"])
+    return record
+
+
+def _system_text(value: Any) -> Any:
+    """Text of a system prompt that is given as parts. Everything else stays unchanged, so that it is refused."""
+    if isinstance(value, Mapping):
+        value = value.get("parts", value.get("content", value))
+    if not isinstance(value, list):
+        return value
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in value]
+    return "\n\n".join(texts) if all(isinstance(text, str) for text in texts) else value
+
+
+def rewrite_reply(response: Any) -> Any:
+    """A chat completion, from a reply of Anthropic, Gemini or Bedrock. Everything else stays unchanged."""
+    if not isinstance(response, Mapping) or "choices" in response:
+        return response
+    candidates, output = response.get("candidates"), response.get("output")
+    if isinstance(candidates, list) and candidates and isinstance(candidates[0], Mapping):
+        message, reason = candidates[0].get("content"), candidates[0].get("finishReason")
+    elif isinstance(output, Mapping) and isinstance(output.get("message"), Mapping):
+        message, reason = output["message"], response.get("stopReason")
+    elif response.get("role") == "assistant" and isinstance(response.get("content"), list):
+        message, reason = {"role": "assistant", "content": response["content"]}, response.get("stop_reason")
+    else:
+        return response
+    if isinstance(message, Mapping) and "role" not in message:
+        message = {**message, "role": "assistant"}
+    return {"choices": [{"message": message, "finish_reason": "length" if reason in _CUT_OFF else "stop"}]}
+
+
+def rewrite_tools(tools: Sequence[Any]) -> list[Any]:
+    """Tools with OpenAI's keys: `input_schema` of Anthropic, `toolSpec` of Bedrock, declarations of Gemini."""
+    rewritten: list[Any] = []
+    for tool in tools:
+        if not isinstance(tool, Mapping):
+            rewritten.append(tool)
+        elif isinstance(declared := _first(tool, "functionDeclarations", "function_declarations"), list):
+            rewritten += [_declared(function) for function in declared]
+        else:
+            rewritten.append(_tool(tool))
+    return rewritten
+
+
+def _tool(tool: Mapping[str, Any]) -> Any:
+    spec = tool.get("toolSpec")
+    inner = dict(spec) if isinstance(spec, Mapping) else dict(tool)
+    if "function" in inner or "parameters" in inner:
+        return tool
+    schema = inner.pop("input_schema", None) or inner.pop("inputSchema", None)
+    if schema is None:
+        return tool
+    if isinstance(schema, Mapping) and schema.keys() == {"json"}:
+        schema = schema["json"]
+    if inner.get("type") == "custom":
+        del inner["type"]
+    return {**inner, "parameters": schema}
+
+
+def _declared(function: Any) -> Any:
+    """A function of Gemini, with the types of JSON schema in lower case."""
+    if not isinstance(function, Mapping):
+        return function
+    schema = _first(function, "parameters", "parametersJsonSchema", "parameters_json_schema")
+    kept = {key: value for key, value in function.items() if not key.startswith("parameters")}
+    return {**kept, "parameters": _lower_types(schema)} if schema is not None else kept
+
+
+def _lower_types(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_lower_types(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value.lower() if key == "type" and isinstance(value, str) else _lower_types(value)
+        for key, value in schema.items()
+    }
+
+
+def split_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """OpenAI's messages of a message. If its content has no part of another API, it is the message itself.
+
+    Raises `ValueError` if a result has content other than text and JSON.
+    """
+    parts = message["parts"] if message.get("content") is None and "parts" in message else message.get("content")
+    if not isinstance(parts, list) or all(_is_plain(part) for part in parts):
+        yield dict(message) if parts is message.get("content") else {**_without(message, "parts"), "content": parts}
+        return
+    own = _without(message, "content", "parts")
+    if message.get("role") == "assistant":
+        yield from _agent_messages(own, parts)
+        return
+    results = [result for part in parts if (result := _result(part)) is not None]
+    others = [_text_part(part) for part in parts if _result(part) is None and _kind(part) not in _SHOWN_ONLY]
+    yield from results
+    if others or not results:
+        yield {**own, "content": others}
+
+
+def _agent_messages(own: dict[str, Any], parts: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Messages of an agent's parts. After the results of a step, its next text begins another message."""
+    declared = [*(own.pop("tool_calls", None) or ())]
+    repeated = {call.get("id") for call in declared if isinstance(call, Mapping)}
+    content: list[Any] = []
+    reasoning: list[str] = []
+    calls: list[Any] = declared
+    results: list[dict[str, Any]] = []
+    for part in parts:
+        kind, call = _kind(part), _call(part)
+        if results and (kind in (*_SHOWN_ONLY, *_REASONING) or _is_plain(_text_part(part))):
+            yield _agent_message(own, content, reasoning, calls)
+            yield from results
+            content, reasoning, calls, results = [], [], [], []
+        if call is not None:
+            calls += [] if call["id"] is not None and call["id"] in repeated else [call]
+        if (result := _result(part)) is not None:
+            results.append(result)
+        elif kind in _REASONING or (isinstance(part, Mapping) and part.get("thought") is True):
+            reasoning.append(_reasoning(part))
+        elif call is None and kind not in _SHOWN_ONLY:
+            content.append(_text_part(part))
+    yield _agent_message(own, content, reasoning, calls)
+    yield from results
+
+
+def _agent_message(
+    own: Mapping[str, Any], content: list[Any], reasoning: list[str], calls: list[Any]
+) -> dict[str, Any]:
+    thoughts = "\n\n".join(text for text in reasoning if text)
+    return {
+        **own,
+        "content": content or None,
+        **({"tool_calls": calls} if calls else {}),
+        **({"reasoning": thoughts} if thoughts else {}),
+    }
+
+
+def _is_plain(part: Any) -> bool:
+    """Is this a text, or a part of OpenAI's own types?"""
+    if not isinstance(part, Mapping):
+        return True
+    return part.get("type") in _TEXTS and any(isinstance(part.get(key), str) for key in ("text", "refusal"))
+
+
+def _kind(part: Any) -> str | None:
+    """Name of a part: its `type`, or else its only key with a meaning."""
+    if not isinstance(part, Mapping):
+        return None
+    kind = part.get("type")
+    if isinstance(kind, str):
+        return kind
+    return next((key for key in part if key in (*_CALLS, *_RESULTS, *_REASONING)), None)
+
+
+def _body(part: Mapping[str, Any], kind: str | None) -> Mapping[str, Any]:
+    """Fields of a part, which Bedrock and Gemini have one level deeper."""
+    inner = part.get(kind) if kind is not None and "type" not in part else None
+    return inner if isinstance(inner, Mapping) else part
+
+
+def _is_page_tool(kind: str | None) -> bool:
+    """Is this a call with its result, as AI SDK shows it on a page (`tool-NAME`)?"""
+    named = kind is not None and kind.startswith("tool-") and kind not in (*_CALLS, *_RESULTS)
+    return named or kind == "dynamic-tool"
+
+
+def _call(part: Any) -> dict[str, Any] | None:
+    kind = _kind(part)
+    if kind not in _CALLS and not _is_page_tool(kind):
+        return None
+    body = _body(part, kind)
+    name = _first(body, *_NAMES) or (kind or "").removeprefix("tool-")
+    arguments = _first(body, *_ARGUMENTS)
+    function = {"name": name, "arguments": {} if arguments is None else arguments}
+    call_id = _first(body, *_IDS)
+    return {"id": f"function {name}" if call_id is None else call_id, "function": function}
+
+
+def _result(part: Any) -> dict[str, Any] | None:
+    kind = _kind(part)
+    if not isinstance(part, Mapping) or (kind not in _RESULTS and not _is_page_tool(kind)):
+        return None
+    body = _body(part, kind)
+    if _is_page_tool(kind) and not body.keys() & {"output", "errorText"}:
+        return None
+    value = _first(body, "errorText", *_OUTPUTS)
+    call_id = _first(body, *_IDS)
+    answered = f"function {_first(body, *_NAMES)}" if call_id is None else call_id
+    failed = {"is_error": True} if body.get("is_error") or body.get("status") == "error" else {}
+    return {"role": "tool", "tool_call_id": answered, "content": _result_text(value), **failed}
+
+
+def _result_text(value: Any) -> str:
+    """Text of a result: a text, the texts of its parts, or JSON."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, Mapping) and value.keys() == {"type", "value"}:
+        return _result_text(value["value"])
+    if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+        if all(part.keys() == {"json"} for part in value):
+            return "".join(_json(part["json"]) for part in value)
+        if all(isinstance(part.get("text"), str) for part in value):
+            return "".join(part["text"] for part in value)
+        if kinds := [kind for part in value if (kind := _kind(part)) is not None and kind not in _TEXTS]:
+            raise ValueError(f"content is not text: part {kinds[0]} in the result of a tool")
+        if pictures := [key for part in value for key in part if key in ("image", "document", "video")]:
+            raise ValueError(f"content is not text: part {pictures[0]} in the result of a tool")
+    return _json(value)
+
+
+def _reasoning(part: Mapping[str, Any]) -> str:
+    """Text of a part with reasoning. Encrypted reasoning has none."""
+    body = part.get("reasoningContent", part)
+    body = body.get("reasoningText", body) if isinstance(body, Mapping) else {}
+    value = _first(body, "thinking", "text", "content") if isinstance(body, Mapping) else body
+    if isinstance(value, list):
+        return "".join(str(item.get("text", "")) for item in value if isinstance(item, Mapping))
+    return value if isinstance(value, str) else ""
+
+
+def _text_part(part: Any) -> Any:
+    """A text in OpenAI's form: Bedrock and Gemini write no type, and OTel has the text under `content`."""
+    if not isinstance(part, Mapping) or _is_plain(part):
+        return part
+    if "type" not in part and isinstance(part.get("text"), str):
+        return {**part, "type": "text"}
+    if part.get("type") == "text" and isinstance(part.get("content"), str):
+        return {**_without(part, "content"), "text": part["content"]}
+    return part if "type" in part else {**part, "type": next(iter(part), None)}
+
+
+def _first(value: Mapping[str, Any], *names: str) -> Any:
+    return next((value[name] for name in names if value.get(name) is not None), None)
+
+
+def _without(value: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: item for key, item in value.items() if key not in names}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,251 @@
+"""Chats in the formats of Anthropic, Bedrock, Gemini, AI SDK and OpenTelemetry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.config.scenarios import ChatSource, TraceSource
+from grpo.scenarios.records import SourceRecord
+from grpo.scenarios.sources import read_records
+
+SCHEMA = {"type": "object", "properties": {"order": {"type": "string"}}}
+UPPER = {"type": "OBJECT", "properties": {"order": {"type": "STRING"}}}
+ASKED, DONE = "Where is order 7?", "It is lost."
+FIELDS = {"name": "look_up", "description": "Look up."}
+
+
+def read(tmp_path: Path, item: dict[str, Any]) -> SourceRecord:
+    """The record of one line."""
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(item))
+    (record,) = read_records(ChatSource(kind="openai_messages", path=str(path)))
+    return record
+
+
+def anthropic(*results: Any) -> dict[str, Any]:
+    use = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {"order": "7"}}
+    thinking = {"type": "thinking", "thinking": "7?", "signature": "x"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": '{"state": "lost"}'}
+    return {
+        "system": [{"type": "text", "text": "You run the desk."}],
+        "tools": [{**FIELDS, "input_schema": SCHEMA}],
+        "messages": [
+            {"role": "user", "content": ASKED},
+            {"role": "assistant", "content": [thinking, {"type": "text", "text": "I look."}, use]},
+            {"role": "user", "content": [*(results or (result,))]},
+            {"role": "assistant", "content": [{"type": "text", "text": DONE}]},
+        ],
+    }
+
+
+BEDROCK = {
+    "system": [{"text": "You run the desk."}],
+    "toolConfig": {"tools": [{"toolSpec": {**FIELDS, "inputSchema": {"json": SCHEMA}}}]},
+    "messages": [
+        {"role": "user", "content": [{"text": ASKED}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"reasoningContent": {"reasoningText": {"text": "7?"}}},
+                {"text": "I look."},
+                {"toolUse": {"toolUseId": "t1", "name": "look_up", "input": {"order": "7"}}},
+            ],
+        },
+        {"role": "user", "content": [{"toolResult": {"toolUseId": "t1", "content": [{"json": {"state": "lost"}}]}}]},
+        {"role": "assistant", "content": [{"text": DONE}]},
+    ],
+}
+GEMINI = {
+    "systemInstruction": {"parts": [{"text": "You run the desk."}]},
+    "tools": [{"functionDeclarations": [{**FIELDS, "parameters": UPPER}]}],
+    "contents": [
+        {"role": "user", "parts": [{"text": ASKED}]},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "7?", "thought": True},
+                {"text": "I look."},
+                {"functionCall": {"name": "look_up", "args": {"order": "7"}}},
+            ],
+        },
+        {"role": "user", "parts": [{"functionResponse": {"name": "look_up", "response": {"state": "lost"}}}]},
+        {"role": "model", "parts": [{"text": DONE}]},
+    ],
+}
+TOOL = {"type": "function", "function": {**FIELDS, "parameters": SCHEMA}}
+SYSTEM = {"role": "system", "content": "You run the desk."}
+AI_SDK_MODEL = {
+    "tools": [TOOL],
+    "messages": [
+        SYSTEM,
+        {"role": "user", "content": [{"type": "text", "text": ASKED}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "reasoning", "text": "7?"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool-call", "toolCallId": "t1", "toolName": "look_up", "input": {"order": "7"}},
+            ],
+        },
+        {
+            "role": "tool",
+            "content": [
+                {
+                    "type": "tool-result",
+                    "toolCallId": "t1",
+                    "toolName": "look_up",
+                    "output": {"type": "json", "value": {"state": "lost"}},
+                }
+            ],
+        },
+        {"role": "assistant", "content": DONE},
+    ],
+}
+AI_SDK_PAGE = {
+    "tools": [TOOL],
+    "messages": [
+        SYSTEM,
+        {"role": "user", "parts": [{"type": "text", "text": ASKED}]},
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "step-start"},
+                {"type": "reasoning", "text": "7?"},
+                {"type": "text", "text": "I look."},
+                {
+                    "type": "tool-look_up",
+                    "toolCallId": "t1",
+                    "state": "output-available",
+                    "input": {"order": "7"},
+                    "output": {"state": "lost"},
+                },
+                {"type": "step-start"},
+                {"type": "text", "text": DONE},
+            ],
+        },
+    ],
+}
+OTEL = {
+    "tools": [TOOL],
+    "messages": [
+        {"role": "system", "parts": [{"type": "text", "content": "You run the desk."}]},
+        {"role": "user", "parts": [{"type": "text", "content": ASKED}]},
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "reasoning", "content": "7?"},
+                {"type": "text", "content": "I look."},
+                {"type": "tool_call", "id": "t1", "name": "look_up", "arguments": {"order": "7"}},
+            ],
+        },
+        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t1", "response": {"state": "lost"}}]},
+        {"role": "assistant", "parts": [{"type": "text", "content": DONE}]},
+    ],
+}
+
+
+@pytest.mark.parametrize("item", [anthropic(), BEDROCK, GEMINI, AI_SDK_MODEL, AI_SDK_PAGE, OTEL])
+def test_the_same_chat_in_six_formats_is_the_same_scenario(tmp_path: Path, item: dict[str, Any]) -> None:
+    """System text, a tool with its schema, reasoning, a text beside a call, the result, and the reply."""
+    record = read(tmp_path, item)
+    assert record.data is not None, record.problem
+    assert record.data["context"] == "You run the desk."
+    assert record.data["user_responses"] == [ASKED]
+    assert record.data["tools"] == [{**FIELDS, "parameters": SCHEMA}]
+    call = {"name": "look_up", "arguments": {"order": "7"}, "turn": 0, "result": {"state": "lost"}}
+    assert record.data["world"] == {"recorded": [call]}
+    assert record.data["expected"] == {"responses": [f"I look.\n{DONE}"]}
+    assert "message.reasoning: the reasoning before a reply does not belong to a reference" in record.ignored
+
+
+def test_results_of_calls_without_ids_go_to_their_functions(tmp_path: Path) -> None:
+    """Two calls of Gemini, answered in the other order, and the user's words after the results."""
+    calls = [{"functionCall": {"name": name, "args": {}}} for name in ("near", "far")]
+    results = [{"functionResponse": {"name": name, "response": {"in": name}}} for name in ("far", "near")]
+    contents = [
+        {"role": "user", "parts": [{"text": ASKED}]},
+        {"role": "model", "parts": calls},
+        {"role": "user", "parts": [*results, {"text": "Well?"}]},
+        {"role": "model", "parts": [{"text": DONE}]},
+    ]
+    record = read(tmp_path, {"contents": contents})
+    assert record.data is not None, record.problem
+    recorded = record.data["world"]["recorded"]
+    assert [(call["name"], call["result"]) for call in recorded] == [("near", {"in": "near"}), ("far", {"in": "far"})]
+    assert record.data["user_responses"] == [ASKED, "Well?"]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        {"role": "assistant", "content": [{"type": "text", "text": DONE}], "stop_reason": "end_turn"},
+        {"candidates": [{"content": {"role": "model", "parts": [{"text": DONE}]}, "finishReason": "STOP"}]},
+        {"output": {"message": {"role": "assistant", "content": [{"text": DONE}]}}, "stopReason": "end_turn"},
+        {"choices": [{"message": {"role": "assistant", "content": DONE}}]},
+    ],
+)
+def test_a_logged_exchange_is_read_wherever_a_proxy_writes_it(tmp_path: Path, response: dict[str, Any]) -> None:
+    """As `request` and `response`, with a `body` in each, as Helicone's columns, and beside the messages."""
+    request = {"system": "Be brief.", "messages": [{"role": "user", "content": ASKED}]}
+    for item in (
+        {"request": request, "response": response},
+        {"request": {"body": request}, "response": {"body": response}},
+        {"request_body": request, "response_body": response},
+        {**request, "response": response},
+    ):
+        record = read(tmp_path, item)
+        assert record.data is not None, record.problem
+        assert (record.data["context"], record.data["expected"]) == ("Be brief.", {"responses": [DONE]})
+
+
+def test_a_reply_beside_its_messages_is_read(tmp_path: Path) -> None:
+    """As a text. A response that has no message is quarantined, because the reply would be lost."""
+    messages = [{"role": "user", "content": ASKED}]
+    record = read(tmp_path, {"messages": messages, "response": DONE})
+    assert record.data is not None
+    assert record.data["expected"] == {"responses": [DONE]}
+    assert (read(tmp_path, {"messages": messages, "response": {"error": "x"}}).problem or "").startswith("no choice")
+
+
+@pytest.mark.parametrize(
+    ("item", "problem"),
+    [
+        (anthropic({"type": "image", "source": {}}), "content is not text: part image"),
+        (
+            anthropic({"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "image", "source": {}}]}),
+            "content is not text: part image in the result of a tool",
+        ),
+        ({"contents": [{"role": "user", "parts": [{"inlineData": {"data": ""}}]}]}, "content is not text: part inline"),
+        (
+            {**anthropic(), "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "tool 0 is of type web_search_20250305, which the API runs itself",
+        ),
+        ({"messages": [{"author": "x", "body": "y"}]}, "no role: message 0 has author, body. Name the key of the"),
+    ],
+)
+def test_what_is_not_text_is_quarantined(tmp_path: Path, item: dict[str, Any], problem: str) -> None:
+    """With the name of the part."""
+    assert (read(tmp_path, item).problem or "").startswith(problem)
+
+
+def test_calls_that_langchain_repeats_are_read_once(tmp_path: Path) -> None:
+    """Its messages of Anthropic's models have each call as a part and in `tool_calls`."""
+    use = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {"order": "7"}}
+    call = {"name": "look_up", "args": {"order": "7"}, "id": "t1"}
+    messages = [
+        {"type": "human", "content": ASKED},
+        {"type": "ai", "content": [{"type": "text", "text": "I look."}, use], "tool_calls": [call]},
+        {"type": "tool", "content": "lost", "tool_call_id": "t1"},
+    ]
+    outputs = {"generations": [[{"message": {"type": "ai", "content": [{"type": "text", "text": DONE}]}}]]}
+    path = tmp_path / "runs.jsonl"
+    run = {"id": "r", "run_type": "llm", "inputs": {"messages": [messages]}, "outputs": outputs}
+    path.write_text(json.dumps(run))
+    (record,) = read_records(TraceSource(kind="langsmith", path=str(path)))
+    assert record.data is not None, record.problem
+    assert [call["result"] for call in record.data["world"]["recorded"]] == ["lost"]
+    assert record.data["expected"] == {"responses": [f"I look.\n{DONE}"]}

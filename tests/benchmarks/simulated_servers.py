@@ -37,6 +37,8 @@ class Speed:
     """Seconds that the request of a turn takes from all turns of the server."""
     prompt_token_s: float
     """The same for each token of a prompt that has to be read."""
+    latency_s: float = 0.0
+    """Seconds of a turn outside of the batch, in which other turns go on: connections, and the caller's own work."""
 
     def step(self, turns: int) -> float:
         """Seconds of a step with so many turns."""
@@ -165,7 +167,7 @@ class Rollout:
         self.version = 0
         """Version of the weights that turns begin with."""
         self.servers = [Server(clock, speed) for _ in range(servers)]
-        self._clock = clock
+        self._clock, self._latency_s = clock, speed.latency_s
         self._free = concurrency
         self._line: deque[Run] = deque()
         self._conversations = [0] * servers
@@ -207,7 +209,7 @@ class Rollout:
         run.asked = self.servers[run.server].ask(reads, turn.tokens, lambda: self._answered(run))
 
     def _answered(self, run: Run) -> None:
-        wait_s = run.episode[run.turn].wait_s
+        wait_s = run.episode[run.turn].wait_s + self._latency_s
         run.turn, run.asked = run.turn + 1, None
         self._clock.after(wait_s, lambda: self._ask(run) if run.turn < len(run.episode) else self._end(run))
 

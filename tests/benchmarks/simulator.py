@@ -29,8 +29,6 @@ from grpo.trajectories import Trajectory
 from tests.benchmarks.simulated_servers import Clock, Episode, Rollout, Run, Speed
 
 Mode = Literal["stages", "continuous"]
-_AHEAD = 64
-"""Windows of a continuous run behind the last update that is simulated, so that its end does not thin the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +49,13 @@ class Plan:
     episode_update_s: float
     """Further seconds of an update for each of its episodes."""
     load_s: float
-    """Seconds until all servers have the weights of an update."""
+    """Seconds in which the weights of one version go to all servers."""
     updates: int
     """Updates that are simulated."""
     warm: int = 1
     """First updates that are not counted."""
+    ahead: int = 0
+    """Updates of the run after the last one that is simulated. A continuous rollout begins groups for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Simulation:
         self._plan, self._episodes = plan, episodes
         self._clock = Clock()
         self._rollout = Rollout(self._clock, plan.speed, servers=plan.servers, concurrency=plan.concurrency)
-        self._training_s = 0.0
+        self._training_s = self._loaded_at = 0.0
         self._staleness = self._dropped = self._trained = 0
         self._totals: list[_Totals] = []
 
@@ -175,7 +175,8 @@ class Simulation:
 
     def _trained_window(self) -> None:
         self._is_training = False
-        self._clock.after(self._plan.load_s, self._publish)
+        self._loaded_at = max(self._clock.now, self._loaded_at) + self._plan.load_s  # one version after the other
+        self._clock.after(self._loaded_at - self._clock.now, self._publish)
         self._train()
 
     def _publish(self) -> None:
@@ -219,7 +220,7 @@ def _queue(plan: Plan) -> GroupQueue:
         cache(lambda iteration: [f"{iteration}-{index}" for index in range(plan.groups)]),
         group_size=plan.group_size,
         max_staleness=plan.max_staleness,
-        windows=plan.updates + _AHEAD,
+        windows=plan.updates + plan.ahead,
         error_budget=1.0,
         policy_hash="0",
     )

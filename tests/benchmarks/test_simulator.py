@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -53,11 +54,13 @@ def test_a_turn_beyond_the_slots_waits_for_one():
     assert _ends(_speed(slots=1), [(0.0, 0, 2), (0.5, 0, 1)]) == [2.0, 3.0]
 
 
-@pytest.mark.parametrize(("changes", "end"), [(False, 11.0), (True, 16.0)])
-def test_changed_weights_read_the_whole_conversation(changes: bool, end: float):
-    """Turn 1 reads 2 and generates 3 tokens until 5, its tool answers at 6. Turn 2 reads 2 tokens, or 2 + 5."""
+@pytest.mark.parametrize(("changes", "latency_s", "end"), [(False, 0.0, 11.0), (True, 0.0, 16.0), (True, 0.5, 17.0)])
+def test_changed_weights_read_the_whole_conversation(changes: bool, latency_s: float, end: float):
+    """Turn 1 reads 2 and generates 3 tokens until 5, its tool answers at 6. Turn 2 reads 2 tokens, or 2 + 5.
+
+    Each of both turns waits for its latency."""
     clock = Clock()
-    rollout = Rollout(clock, _speed(prompt_token_s=1.0), servers=1, concurrency=1)
+    rollout = Rollout(clock, replace(_speed(prompt_token_s=1.0), latency_s=latency_s), servers=1, concurrency=1)
     ended: list[float] = []
     rollout.begin(_episode((3, 1.0), (3, 0.0), prompt=2), lambda run: ended.append(clock.now))
     clock.after(5.5, lambda: setattr(rollout, "version", int(changes)))
@@ -136,6 +139,7 @@ def test_a_continuous_rollout_trains_on_the_groups_that_are_complete_first():
         episode_update_s=0.0,
         load_s=0.0,
         updates=3,
+        ahead=9,
     )
     simulation = Simulation(plan, iter([short, short, short, long, *[short] * 8]))
     outcome = simulation.run()
@@ -159,7 +163,33 @@ def test_new_weights_reach_the_rollout_when_they_are_loaded():
         episode_update_s=0.0,
         load_s=2.0,
         updates=3,
+        ahead=9,
     )
     simulation = Simulation(plan, cycle([_episode((2, 0.0))]))
     assert simulation.run().staleness == 0
     assert simulation.ends == [5.0, 12.0, 19.0]
+
+
+def test_versions_are_loaded_one_after_the_other():
+    """max_staleness 1. Loading takes 4 s and an update 3 s, so the versions 1 and 2 are there at 9 and 13.
+
+    0   groups 0 and 1 begin           5   update 0 ends       9   group 2 begins, until 11    14   update 2 ends
+    2   both complete two windows      8   update 1 ends      13   group 3 begins, until 15    18   update 3 ends
+    """
+    plan = Plan(
+        mode="continuous",
+        servers=1,
+        speed=_speed(),
+        groups=1,
+        group_size=2,
+        concurrency=99,
+        max_staleness=1,
+        update_s=3.0,
+        episode_update_s=0.0,
+        load_s=4.0,
+        updates=4,
+        ahead=9,
+    )
+    simulation = Simulation(plan, cycle([_episode((2, 0.0))]))
+    simulation.run()
+    assert simulation.ends == [5.0, 8.0, 14.0, 18.0]

@@ -174,11 +174,15 @@ def parameters() -> Table:
     step = f"{SPEED.step_s * 1e3:.1f} ms, and {SPEED.further_s * 1e3:.2f} ms for each further turn"
     prompt = f"{SPEED.prompt_token_s * 1e6:.0f} µs a token and {SPEED.request_s * 1e3:g} ms a turn"
     rows = (
-        ("weights", f"{WEIGHTS / 1e9:g} B, bfloat16 in servers, float32 in files", "assumed"),
+        (
+            "weights",
+            f"{WEIGHTS / 1e9:g} B, bfloat16 in servers, float32 in files",
+            "assumed: `grpo serve` computes in float32",
+        ),
         ("step of a server", step, through),
         ("reading a prompt", prompt, "40 % of an H100's peak: arithmetic; the millisecond is a guess"),
         ("at once", f"{PER_SERVER} episodes a server", "assumed"),
-        ("an episode", episode, "guesses, which the rows vary"),
+        ("an episode", episode, "guesses; `spread` and the median wait `tool` vary"),
         ("an update", "8 FLOP for each weight and token at 30 % of the peak", "arithmetic; 30 % is a guess"),
         ("weights as files", files, "rate of hashes measured, the rest arithmetic"),
         ("weights GPU to GPU", "2 s for an update, 4 s until servers have them", "assumed: grpo has no such transfer"),

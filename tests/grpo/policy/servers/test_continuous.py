@@ -96,17 +96,19 @@ class _Ordered(ConversationEnvironment):
     def __init__(self) -> None:
         super().__init__(max_turns=3)
         self.has_changed = threading.Event()
-        self._ends = asyncio.Semaphore(0)
+        self._ends = 0
+        self._has_ended = asyncio.Event()
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         scenario, turn = state.scenario.id, state.turn_count
         if scenario == "a" and turn == 0:
             await asyncio.to_thread(self.has_changed.wait, 60)
         if scenario == "a" and turn == LAST_TURN:
-            self._ends.release()
-            self._ends.release()
+            self._ends += 1
+            if self._ends == 2:
+                self._has_ended.set()
         if scenario in "ef" and turn == 0:
-            await self._ends.acquire()
+            await self._has_ended.wait()
         return await super().step(state, action)
 
 

@@ -47,7 +47,7 @@ def main() -> None:
         "model", "trained", "policy.dtype", "GPUs", "state GB", "buffers GB", "activations GB", "load GB", "peak GB",
         "fits 80 GB",
     )  # fmt: skip
-    keep(f"{TEXT}\n\n{Table(head=head, rows=tuple(rows)).markdown()}\n\n{against_the_bench()}", PAGE)
+    keep(f"{TEXT}\n\n{Table(head=head, rows=tuple(rows)).markdown()}\n\n{against_the_bench()}", PAGE, SECTION)
 
 
 TEXT = f"""\
@@ -136,11 +136,11 @@ def against_the_bench() -> str:
     )
 
 
-def keep(section: str, page: Path) -> None:
-    """Put the section in the place of the one that the page has, and leave the others."""
-    before, _, behind = page.read_text(encoding="utf-8").partition(f"{SECTION}\n")
+def keep(section: str, page: Path, title: str) -> None:
+    """Put the section in the place of the one that the page has under this title, and leave the others."""
+    before, _, behind = page.read_text(encoding="utf-8").partition(f"{title}\n")
     _, separator, others = behind.partition("\n## ")
-    write_atomically(page, f"{before.rstrip()}\n\n{SECTION}\n\n{section}\n{separator}{others}")
+    write_atomically(page, f"{before.rstrip()}\n\n{title}\n\n{section}\n{separator}{others}")
 
 
 if __name__ == "__main__":

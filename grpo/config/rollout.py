@@ -115,9 +115,9 @@ class RolloutSettings(EpisodeSettings):
         return self
 
     @model_validator(mode="after")
-    def _continuous_rollouts_have_one_engine(self) -> Self:
+    def _continuous_rollouts_have_one_queue(self) -> Self:
         unfit = {
-            f"backend {self.backend}": self.backend != "transformers",
+            f"backend {self.backend}": self.backend == "vllm",
             f"shards {self.shards}": self.shards > 1,
             f"runner {self.runner}": self.runner != "threads",
             "informative_groups": self.informative_groups is not None,
@@ -125,8 +125,9 @@ class RolloutSettings(EpisodeSettings):
         }
         if self.mode == "continuous" and (faults := [setting for setting, is_unfit in unfit.items() if is_unfit]):
             raise ValueError(
-                f"mode continuous rolls out in one engine of this process, in an order that is fixed before the run, "
-                f"and does not go with {', '.join(faults)}. Leave it out, or set mode to stages"
+                f"mode continuous begins groups from one queue in this process, in an order that is fixed before the "
+                f"run, and replaces weights between turns. It does not go with {', '.join(faults)}. Leave it out, or "
+                "set mode to stages"
             )
         return self
 

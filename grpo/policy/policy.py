@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from grpo.config.base import LEAST_TEMPERATURE
 from grpo.errors import ConfigError
 from grpo.messages import Message
 from grpo.renderers.chat_template import Renderer
+from grpo.trajectories import PolicySpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,31 @@ class Sampler(Protocol):
 
     def open(self) -> Session:
         """Start a conversation."""
+        ...
+
+
+class ContinuousSession(Session, Protocol):
+    """A conversation in progress that may change its policy."""
+
+    @property
+    def policy_spans(self) -> Sequence[PolicySpan]:
+        """Policies that have generated its tokens, or generate its turn in progress."""
+        ...
+
+
+class ContinuousSampler(Protocol):
+    """Generation with the newest version of a policy, which changes while conversations go on."""
+
+    def open(self) -> ContinuousSession:
+        """Start a conversation."""
+        ...
+
+    async def prepare_policy(self, policy: Any) -> None:
+        """Make the next version ready, while the present one generates. Versions come from one inference backend."""
+        ...
+
+    def replace_policy(self, policy: Any) -> None:
+        """Generate further tokens with a version that was prepared, from the next pass or the next turn on."""
         ...
 
 

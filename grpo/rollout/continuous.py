@@ -4,9 +4,11 @@ learner     update 0 on window 0   │ update 1 on window 1     │ update 2 …
 weights   v0                       v1                         v2
 episode    user, v0 v0, tool …………………………… v1 v1 v1, user          policy_spans: v0 from token 9, v1 from token 31
 
-One sampler generates for all versions. A new version replaces its model between two forward passes, also in the middle
-of a turn. Each conversation is then read again by the new weights, so that the log-probability of each token is the one
-that the policy of its span gives to it, see `TurnSampler.replace_model`.
+One sampler generates for all versions. In this process, a new version replaces its model between two forward passes,
+also in the middle of a turn. On rollout servers, turns that begin after a server has loaded the new version have it,
+and turns in progress end with the version that they began with. In both cases the conversation is read again by the new
+weights, so that the log-probability of each token is the one that the policy of its span gives to it, see
+`TurnSampler.replace_model` and `ServersSampler`.
 
 `grpo.rollout.windows` decides which groups begin and which groups an update gets.
 """
@@ -16,14 +18,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import cast
 
 from grpo import progress
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.environment import Environment
-from grpo.policy.policy import Policy, Sampling
+from grpo.policy.policy import ContinuousSampler, ContinuousSession, Policy, Sampling
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import REMEDY, check_agent, check_scenarios, sample_seed, served, warn_of_overridden
 from grpo.rollout.episode import run_episode
@@ -34,13 +36,11 @@ from grpo.trajectories import PolicySpan, Trajectory
 from grpo.user_failures import UserCodeError
 
 
-class ModelPolicy(Policy, Protocol):
-    """A policy with its model in this process."""
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A version of the policy that the sampler can use now."""
 
-    @property
-    def model(self) -> Any:
-        """The model."""
-        ...
+    policy: Policy
 
 
 class ContinuousRollout:
@@ -53,7 +53,7 @@ class ContinuousRollout:
     def __init__(
         self,
         queue: GroupQueue,
-        policy: ModelPolicy,
+        policy: Policy,
         environment: Environment,
         renderer: Renderer,
         settings: RolloutSettings,
@@ -70,10 +70,12 @@ class ContinuousRollout:
         self._scenarios = scenarios
         self._run_seed = run_seed
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._events: asyncio.Queue[ModelPolicy | tuple[Group, int, Trajectory] | UserCodeError] = asyncio.Queue()
+        self._events: asyncio.Queue[Policy | _Prepared | tuple[Group, int, Trajectory] | UserCodeError]
+        self._events = asyncio.Queue()
+        self._one_preparation = asyncio.Lock()
         self._dropped: set[tuple[Group, int]] = set()
-        self._sampler: Any = None
-        self._sessions: dict[tuple[Group, int], Any] = {}
+        self._sampler: ContinuousSampler
+        self._sessions: dict[tuple[Group, int], ContinuousSession] = {}
         self._tasks: dict[tuple[Group, int], asyncio.Task[None]] = {}
         self._busy_s, self._busy_since = 0.0, 0.0
 
@@ -82,7 +84,7 @@ class ContinuousRollout:
         """Seconds in which at least one episode was in progress."""
         return self._busy_s + (time.perf_counter() - self._busy_since if self._tasks else 0.0)
 
-    def publish(self, policy: ModelPolicy) -> None:
+    def publish(self, policy: Policy) -> None:
         """Generate further tokens with the next version of the policy. Call it on the event loop of `run`."""
         self._events.put_nowait(policy)
 
@@ -95,9 +97,11 @@ class ContinuousRollout:
         concurrency = min(settings.concurrency, queue.most_groups * queue.group_size)
         async with (
             served(self._environment, concurrency=concurrency),
-            self._policy.sampler(concurrency=concurrency, renderer=self._renderer) as self._sampler,
+            self._policy.sampler(concurrency=concurrency, renderer=self._renderer) as sampler,
             asyncio.TaskGroup() as tasks,
         ):
+            self._sampler = cast(ContinuousSampler, sampler)
+            preparing: list[asyncio.Task[None]] = []
             await self._begin(tasks)
             while not queue.is_over:
                 event = await self._events.get()
@@ -106,8 +110,11 @@ class ContinuousRollout:
                 if isinstance(event, tuple):
                     queue.complete(*event)
                     progress.report("rollout_window", *queue.progress)
+                elif isinstance(event, _Prepared):
+                    self._replace_policy(event.policy)
                 else:
-                    self._replace_policy(event)
+                    preparing.append(tasks.create_task(self._prepare(event)))
+                    continue
                 while (window := queue.close(self._first_policy)) is not None:
                     for episode in window.dropped:
                         if episode in self._tasks:
@@ -116,11 +123,18 @@ class ContinuousRollout:
                     warn_of_overridden(window.trajectories)
                     deliver(window)
                 await self._begin(tasks)
+            for task in preparing:
+                task.cancel()
 
-    def _replace_policy(self, policy: ModelPolicy) -> None:
+    async def _prepare(self, policy: Policy) -> None:
+        async with self._one_preparation:  # in the order of the versions
+            await self._sampler.prepare_policy(policy)
+            self._events.put_nowait(_Prepared(policy))
+
+    def _replace_policy(self, policy: Policy) -> None:
         self._queue.publish(policy.hash)
         if policy.hash != self._policy.hash:  # an update without a learning signal leaves the policy unchanged
-            self._sampler.replace_model(policy.model, policy.hash)
+            self._sampler.replace_policy(policy)
         self._policy = policy
 
     async def _begin(self, tasks: asyncio.TaskGroup) -> None:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
+from grpo.policy.policy import Policy
 from grpo.reads.recording import StageReads
 from grpo.rollout.collect import REMEDY, first_failure
-from grpo.rollout.continuous import ContinuousRollout, ModelPolicy
+from grpo.rollout.continuous import ContinuousRollout
 from grpo.rollout.windows import Window
 from grpo.user_failures import is_exception, user_code
 
@@ -49,6 +50,8 @@ class LiveRollout:
     ) -> None:
         self._rollout, self._recording, self._exclude = rollout, recording, exclude
         self._windows: SimpleQueue[RecordedWindow | BaseException] = SimpleQueue()
+        self._failure: BaseException | None = None
+        """Error that has ended the rollout."""
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None
         self._taken: tuple[float, float] | None = None
@@ -58,20 +61,23 @@ class LiveRollout:
         self._thread.start()
         self._started.wait()
 
-    def publish(self, policy: ModelPolicy) -> None:
+    def publish(self, policy: Policy) -> None:
         """Let the rollout generate with the next version of the policy."""
         self._call(lambda: self._rollout.publish(policy))
 
     def take(self) -> tuple[RecordedWindow, float | None]:
-        """Wait for the next window. Raises the error that ended the rollout.
+        """Wait for the next window. Raises the error that ended the rollout, also if windows were closed before.
+
+        If a rollout server has generated a turn with wrong weights, these windows may have such turns as well.
 
         The second value is the share of the time since the window before in which episodes were in progress while the
         caller was busy elsewhere, e.g. with training. It is None for the first window.
         """
         asked = self._clock()
         window = self._windows.get()
-        if isinstance(window, BaseException):
-            raise window
+        if self._failure is not None:
+            raise self._failure
+        assert isinstance(window, RecordedWindow)
         before, self._taken = self._taken, self._clock()
         return window, None if before is None else (asked[1] - before[1]) / (self._taken[0] - before[0])
 
@@ -100,7 +106,8 @@ class LiveRollout:
             ):
                 runner.run(self._main(reads))
         except BaseException as error:  # noqa: BLE001 - who waits for the next window raises it
-            self._windows.put(first_failure(error))
+            self._failure = first_failure(error)
+            self._windows.put(self._failure)
         finally:
             self._started.set()
 

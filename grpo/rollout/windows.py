@@ -143,6 +143,8 @@ class GroupQueue:
         """All groups that have begun and are in no window, in this order."""
         self._completed: list[Group] = []
         """The complete ones, in the order of their completion."""
+        self._failures: list[tuple[Group, int, Trajectory]] = []
+        """Failed episodes of the groups in progress, by group and sample."""
 
     @property
     def is_over(self) -> bool:
@@ -182,13 +184,14 @@ class GroupQueue:
         group.episodes[sample] = trajectory
         if group.is_complete:
             self._completed.append(group)
-        episodes = [episode for open_group in self._groups for episode in open_group.episodes.values()]
-        failed = [episode for episode in episodes if episode is not None and episode.stop == "failed"]
+        if trajectory.stop == "failed":
+            self._failures.append((group, sample, trajectory))
         total = len(self._groups) * self.group_size
-        if len(failed) > self._error_budget * total:
+        if len(self._failures) > self._error_budget * total:
+            first = self._failures[0][2]
             raise BudgetError(
-                f"{len(failed)} of {total} episodes have failed, more than rollout.error_budget "
-                f"{self._error_budget:.0%}. The others were ended. The first at {failed[0].place}: {failed[0].error}"
+                f"{len(self._failures)} of {total} episodes have failed, more than rollout.error_budget "
+                f"{self._error_budget:.0%}. The others were ended. The first at {first.place}: {first.error}"
             )
 
     def close(self, first_policy: Callable[[Group, int], str | None]) -> Window | None:
@@ -203,14 +206,17 @@ class GroupQueue:
         if self.is_over:
             return None
         size = len(self._draws(self.window))
+        is_waiting = len(self._completed) < len(self._groups) or len(self._groups) < self._demand()
+        if is_waiting and len(self._completed) < size:
+            return None
         first_of_scenario = {group.draw.scenario_id: group for group in reversed(self._completed)}
         ready = [group for group in self._completed if first_of_scenario[group.draw.scenario_id] is group][:size]
-        is_waiting = len(self._completed) < len(self._groups) or len(self._groups) < self._demand()
         if not ready or (len(ready) < size and is_waiting):
             return None
-        chosen = [group for group in self._groups if group in ready]
-        self._groups = [group for group in self._groups if group not in ready]
-        self._completed = [group for group in self._completed if group not in ready]
+        taken = set(ready)
+        chosen = [group for group in self._groups if group in taken]
+        self._groups = [group for group in self._groups if group not in taken]
+        self._completed = [group for group in self._completed if group not in taken]
         trajectories = [episode for group in chosen for episode in group.episodes.values() if episode is not None]
         index, self.window = self.window, self.window + 1
         return Window(
@@ -249,6 +255,7 @@ class GroupQueue:
             return policy is not None and self.window - self._versions[policy] > self.max_staleness
 
         dropped: list[tuple[Group, int]] = []
+        completed = set(self._completed)
         for group in self._groups:
             stale = [sample for sample, trajectory in group.episodes.items() if is_stale(group, sample, trajectory)]
             if stale and len(group.episodes) - len(stale) < _SMALLEST_GROUP:
@@ -256,8 +263,12 @@ class GroupQueue:
             for sample in stale:
                 del group.episodes[sample]
                 dropped.append((group, sample))
-            if stale and group.episodes and group.is_complete and group not in self._completed:
+            if stale and group.episodes and group.is_complete and group not in completed:
                 self._completed.append(group)
         self._groups = [group for group in self._groups if group.episodes]
         self._completed = [group for group in self._completed if group.episodes]
+        in_progress = set(self._groups)
+        self._failures = [
+            failure for failure in self._failures if failure[0] in in_progress and failure[1] in failure[0].episodes
+        ]
         return dropped

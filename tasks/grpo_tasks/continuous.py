@@ -23,11 +23,13 @@ from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import read_split
 
 if TYPE_CHECKING:
+    from grpo.policy.servers.policy import ServersPolicy
     from grpo.policy.transformers.model import TransformersPolicy
+    from grpo.policy.vllm import VLLMPolicy
 
 
 def begin_rollout(
-    policy: TransformersPolicy,
+    policy: TransformersPolicy | VLLMPolicy | ServersPolicy,
     request: RolloutRequest,
     artifacts: ArtifactStore,
     *,

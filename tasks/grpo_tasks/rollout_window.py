@@ -34,10 +34,10 @@ def rollout_window(
 
     If this process has no such rollout, one begins with the unfinished groups of `previous`.
     """
-    from grpo.learner.inference_backend import policy_in_process
+    from grpo.learner.inference_backend import make_inference_backend
 
     artifacts = ArtifactStore(store)
-    policy = policy_in_process(artifacts, request.checkpoint)
+    policy = make_inference_backend(artifacts, request.checkpoint, request.settings)
     code = executed_code([request])
     live = None if previous is None else live_rollouts.claim(window_key(store, previous))
     if live is not None:

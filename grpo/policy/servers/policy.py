@@ -18,15 +18,15 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
 from grpo.errors import ConfigError, PolicyError
-from grpo.policy.policy import Generation, Prompt, Sampler, Sampling, SessionFactory
+from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.servers.protocol import TurnReply, TurnRequest
 from grpo.policy.servers.server import Check, RolloutServer, ServerFault, Weights, WrongWeights
 from grpo.renderers.chat_template import Renderer
+from grpo.trajectories import PolicySpan
 
 KEY = "GRPO_ROLLOUT_KEY"
 """Environment variable of the key for all servers."""
@@ -59,31 +59,74 @@ class ServersPolicy:
         self._hedge_s, self._pause_s, self._tries = hedge_s, pause_s, tries
 
     @asynccontextmanager
-    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[Sampler]:
+    async def sampler(self, *, concurrency: int, renderer: Renderer) -> AsyncIterator[ServersSampler]:
         """See `Policy.sampler`. Waits until a server has the weights, and up to `hedge_s` for the others."""
+        sampler = ServersSampler(tuple(sorted(renderer.stop_ids)))
+        try:
+            await sampler.prepare_policy(self)
+            sampler.replace_policy(self)
+            yield sampler
+        finally:
+            await sampler.close()
+
+    def open_pool(self) -> _Pool:
+        """The servers for this version. Call it on the event loop of the rollout, and close the pool."""
         servers = [
             RolloutServer(url, self._weights, self._key, self._check, pause_s=self._pause_s) for url in self._urls
         ]
-        pool = _Pool(servers, hedge_s=self._hedge_s, pause_s=self._pause_s, tries=self._tries)
-        loading = [asyncio.create_task(server.load()) for server in servers]
-        try:
-            await pool.wait_for_weights(loading)
-            yield SessionFactory(partial(ServersSession, pool, self.hash, tuple(sorted(renderer.stop_ids))))
-        finally:
-            for task in loading:
-                task.cancel()
-            await asyncio.gather(*loading, return_exceptions=True)
-            for server in servers:
-                await server.close()
+        return _Pool(servers, version=self.hash, hedge_s=self._hedge_s, pause_s=self._pause_s, tries=self._tries)
+
+
+class ServersSampler:
+    """Conversations on the servers. Each turn has the version of the policy that was the newest when it began."""
+
+    def __init__(self, stop_ids: tuple[int, ...]) -> None:
+        self.stop_ids = stop_ids
+        self._pools: dict[str, _Pool] = {}
+        """Servers of the versions that are prepared, in use, or still generate turns."""
+        self._version = ""
+
+    @property
+    def pool(self) -> _Pool:
+        """Servers of the newest version."""
+        return self._pools[self._version]
+
+    def open(self) -> ServersSession:
+        """Start a conversation."""
+        return ServersSession(self)
+
+    async def prepare_policy(self, policy: ServersPolicy) -> None:
+        """Let the servers load the next version. Turns of the present one go on.
+
+        Waits until a server has the weights, and up to `hedge_s` for the others. Raises as `Session.generate`.
+        """
+        for version, pool in tuple(self._pools.items()):
+            if version not in (self._version, policy.hash) and not pool.is_asked:
+                del self._pools[version]
+                await pool.close()
+        if policy.hash not in self._pools:
+            self._pools[policy.hash] = policy.open_pool()
+            await self._pools[policy.hash].load()
+
+    def replace_policy(self, policy: ServersPolicy) -> None:
+        """Generate turns that begin from now on with a prepared version."""
+        self._version = policy.hash
+
+    async def close(self) -> None:
+        """Close the connections to the servers."""
+        for pool in self._pools.values():
+            await pool.close()
 
 
 class ServersSession:
     """One conversation with all its tokens so far, on one of the servers."""
 
-    def __init__(self, pool: _Pool, version: str, stop_ids: tuple[int, ...]) -> None:
+    def __init__(self, sampler: ServersSampler) -> None:
         self.server: RolloutServer | None = None
         """Server that has generated the last turn."""
-        self._pool, self._version, self._stop_ids = pool, version, stop_ids
+        self.policy_spans: list[PolicySpan] = []
+        """Policies that turns were asked of, each with the position of its first token in the conversation."""
+        self._sampler = sampler
         self._ids: list[int] = []
         self._turns = 0
 
@@ -93,16 +136,19 @@ class ServersSession:
         if not sampling.unfiltered:
             raise ConfigError("rollout servers sample without top-p, top-k and greedy decoding. Raise the temperature")
         self._ids += prompt.new_ids
+        pool = self._sampler.pool
+        if not self.policy_spans or self.policy_spans[-1].policy_hash != pool.version:
+            self.policy_spans.append(PolicySpan(policy_hash=pool.version, start=len(self._ids)))
         request = TurnRequest(
-            version=self._version,
+            version=pool.version,
             token_ids=tuple(self._ids),
-            stop_token_ids=self._stop_ids,
+            stop_token_ids=self._sampler.stop_ids,
             temperature=sampling.temperature,
             max_new_tokens=sampling.max_new_tokens,
             seed=sampling.seed,
             turn=self._turns,
         )
-        reply = await self._pool.ask(self, request)
+        reply = await pool.ask(self, request)
         self._turns += 1
         self._ids += reply.token_ids
         return Generation(
@@ -126,23 +172,42 @@ class ServersSession:
 
 
 class _Pool:
-    """The servers of a rollout."""
+    """The servers of a rollout, for one version of the policy."""
 
-    def __init__(self, servers: Sequence[RolloutServer], *, hedge_s: float, pause_s: float, tries: int) -> None:
+    def __init__(
+        self, servers: Sequence[RolloutServer], *, version: str, hedge_s: float, pause_s: float, tries: int
+    ) -> None:
+        self.version = version
         self._servers = servers
         self._hedge_s, self._pause_s, self._tries = hedge_s, pause_s, tries
+        self._loading: list[asyncio.Task[None]] = []
+        self._turns = 0
 
-    async def wait_for_weights(self, loading: Collection[asyncio.Task[None]]) -> None:
-        """Wait until a server has the weights, and `hedge_s` longer for the others.
+    @property
+    def is_asked(self) -> bool:
+        """True if a turn is in progress."""
+        return self._turns > 0
+
+    async def load(self) -> None:
+        """Let all servers load the weights. Wait until one has them, and `hedge_s` longer for the others.
 
         Servers that cannot be reached are tried again with each turn. Raises as `ask` if no server is left.
         """
-        waiting = set(loading)
-        while waiting and not any(_has_ended_well(task) for task in loading):
+        self._loading = [asyncio.create_task(server.load()) for server in self._servers]
+        waiting = set(self._loading)
+        while waiting and not any(_has_ended_well(task) for task in self._loading):
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if waiting:
             await asyncio.wait(waiting, timeout=self._hedge_s)
         self._check_any_is_left()
+
+    async def close(self) -> None:
+        """End uploads that are in progress, and close the connections."""
+        for task in self._loading:
+            task.cancel()
+        await asyncio.gather(*self._loading, return_exceptions=True)
+        for server in self._servers:
+            await server.close()
 
     async def ask(self, session: ServersSession, request: TurnRequest) -> TurnReply:
         """Reply of the session's server, or of another one that the session then moves to.
@@ -151,6 +216,7 @@ class _Pool:
         server is refused.
         """
         asked: dict[asyncio.Task[TurnReply], RolloutServer] = {}
+        self._turns += 1
         try:
             while True:
                 server = self._next(session, asked.values())
@@ -175,6 +241,7 @@ class _Pool:
                     session.move(replied)
                     return reply
         finally:
+            self._turns -= 1
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
@@ -188,8 +255,9 @@ class _Pool:
         free = [server for server in self._servers if server.is_free and server not in asked]
         fast = [server for server in free if not server.is_slow]
         candidates = fast if fast or asked else free
-        if session.server in candidates:
-            return session.server
+        for server in candidates:
+            if session.server is not None and server.url == session.server.url:  # maybe of the version before
+                return server
         return min(candidates, key=lambda server: server.conversations, default=None)
 
     def _until_free_s(self) -> float:

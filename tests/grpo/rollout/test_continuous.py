@@ -20,6 +20,7 @@ from grpo.errors import BudgetError
 from grpo.learner.batch import to_samples
 from grpo.learner.logprobs import with_proximal_logprobs
 from grpo.messages import Message
+from grpo.policy.servers.policy import ServersPolicy
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect, first_failure
@@ -73,8 +74,12 @@ def policies(tiny_folder: Path) -> list[TransformersPolicy]:
     return versions
 
 
-def _rollout(
-    policy: TransformersPolicy, environment: ConversationEnvironment, *, windows: int, max_staleness: int
+def make_rollout(
+    policy: TransformersPolicy | ServersPolicy,
+    environment: ConversationEnvironment,
+    *,
+    windows: int,
+    max_staleness: int,
 ) -> ContinuousRollout:
     settings = RolloutSettings.model_validate({**PLAN, "max_staleness": max_staleness})
     queue = GroupQueue(
@@ -96,7 +101,7 @@ def _rollout(
     )
 
 
-def _run(rollout: ContinuousRollout, react: Callable[[Window], object]) -> list[Window]:
+def run_to_end(rollout: ContinuousRollout, react: Callable[[Window], object]) -> list[Window]:
     """Run to the end. `react` is called with each window on the event loop."""
     windows: list[Window] = []
 
@@ -112,7 +117,7 @@ def _run(rollout: ContinuousRollout, react: Callable[[Window], object]) -> list[
     return windows
 
 
-def _scenarios(trajectories: Sequence[Trajectory]) -> str:
+def scenarios_of(trajectories: Sequence[Trajectory]) -> str:
     return "".join(dict.fromkeys(trajectory.scenario_id for trajectory in trajectories))
 
 
@@ -120,8 +125,8 @@ def test_without_staleness_the_windows_are_the_rollouts_of_the_iterations_bit_fo
     policies: list[TransformersPolicy],
 ):
     """Tokens, log-probabilities, seeds and order of three windows, each of the policy of its update."""
-    rollout = _rollout(policies[0], ConversationEnvironment(max_turns=3), windows=3, max_staleness=0)
-    windows = _run(rollout, lambda window: rollout.publish(policies[window.index + 1]))
+    rollout = make_rollout(policies[0], ConversationEnvironment(max_turns=3), windows=3, max_staleness=0)
+    windows = run_to_end(rollout, lambda window: rollout.publish(policies[window.index + 1]))
     for index, window in enumerate(windows):
         expected = collect(
             [SCENARIOS[name] for name in DRAWS[index]],
@@ -144,15 +149,15 @@ def test_an_episode_that_waits_for_a_tool_goes_on_with_the_next_weights(policies
     Its first turn is of version 0, the others are of version 1, and each log-probability is the one of its version.
     """
     answered = asyncio.Event()
-    rollout = _rollout(policies[0], SlowTool("a", answered.wait), windows=2, max_staleness=1)
+    rollout = make_rollout(policies[0], SlowTool("a", answered.wait), windows=2, max_staleness=1)
 
     def update(window: Window) -> None:
         rollout.publish(policies[window.index + 1])
         asyncio.get_running_loop().call_soon(answered.set)
 
-    first, second = _run(rollout, update)
-    assert "a" not in _scenarios(first.trajectories)
-    assert "a" in _scenarios(second.trajectories)
+    first, second = run_to_end(rollout, update)
+    assert "a" not in scenarios_of(first.trajectories)
+    assert "a" in scenarios_of(second.trajectories)
     slow = [trajectory for trajectory in second.trajectories if trajectory.scenario_id == "a"]
     for trajectory in slow:
         assert trajectory.policies == (policies[0].hash, policies[1].hash)
@@ -169,11 +174,11 @@ def test_an_episode_that_waits_for_a_tool_goes_on_with_the_next_weights(policies
 
 def test_an_episode_that_is_too_stale_is_ended_and_replaced(policies: list[TransformersPolicy]):
     """The tool of a never answers. After window 1 both of its episodes are dropped, and the run ends without them."""
-    rollout = _rollout(policies[0], SlowTool("a", asyncio.Event().wait), windows=3, max_staleness=1)
-    windows = _run(rollout, lambda window: rollout.publish(policies[window.index + 1]))
+    rollout = make_rollout(policies[0], SlowTool("a", asyncio.Event().wait), windows=3, max_staleness=1)
+    windows = run_to_end(rollout, lambda window: rollout.publish(policies[window.index + 1]))
     assert [len(window.dropped) for window in windows] == [0, 2, 0]
     assert {group.draw.scenario_id for group, _ in windows[1].dropped} == {"a"}
-    assert all("a" not in _scenarios(window.trajectories) for window in windows)
+    assert all("a" not in scenarios_of(window.trajectories) for window in windows)
     assert [len(window.trajectories) for window in windows] == [4, 4, 4]
 
 
@@ -188,7 +193,7 @@ def test_a_tool_that_blocks_its_thread_does_not_hold_up_the_update(policies: lis
         blocked.set()
         assert trained.wait(60)
 
-    rollout = _rollout(policies[0], SlowTool("e", block), windows=3, max_staleness=1)
+    rollout = make_rollout(policies[0], SlowTool("e", block), windows=3, max_staleness=1)
     live = LiveRollout(rollout, nullcontext())
     try:
         first, share = live.take()
@@ -206,7 +211,7 @@ def test_a_tool_that_blocks_its_thread_does_not_hold_up_the_update(policies: lis
 
 def test_a_rollout_ends_with_its_run_although_a_tool_is_awaited(policies: list[TransformersPolicy]):
     """The tools of c and d never answer. The rollout is kept under its first window, and ended there."""
-    rollout = _rollout(policies[0], SlowTool("cd", asyncio.Event().wait), windows=2, max_staleness=1)
+    rollout = make_rollout(policies[0], SlowTool("cd", asyncio.Event().wait), windows=2, max_staleness=1)
     live, rollouts = LiveRollout(rollout, nullcontext()), LiveRollouts()
     live.take()
     rollouts.keep("first", live)
@@ -223,12 +228,38 @@ def test_the_error_of_a_rollout_is_raised_where_its_window_is_wanted(policies: l
     def fail() -> None:
         raise KeyError("orders")
 
-    rollout = _rollout(policies[0], SlowTool("b", fail), windows=1, max_staleness=0)
+    rollout = make_rollout(policies[0], SlowTool("b", fail), windows=1, max_staleness=0)
     live = LiveRollout(rollout, nullcontext())
     with pytest.raises(BudgetError, match=r"1 of 4 episodes have failed, more than rollout\.error_budget 0%.*orders"):
         live.take()
     live.publish(policies[1])
     live.close()
+
+
+def test_windows_before_an_error_are_not_trained_on(policies: list[TransformersPolicy]):
+    """The tool of c raises after window 0 of a and b was closed, and before it is taken."""
+    ends = asyncio.Queue[None]()
+
+    class Failing(ConversationEnvironment):
+        async def step(self, state: EnvironmentState, action: Message) -> StepResult:
+            if state.scenario.id in "ab" and state.turn_count == 2:
+                ends.put_nowait(None)
+            if state.scenario.id == "c" and state.turn_count == 0:
+                for _ in range(4):
+                    await ends.get()
+                    ends.put_nowait(None)
+                await asyncio.sleep(0.2)
+                raise KeyError("orders")
+            if state.scenario.id == "d":
+                await asyncio.Event().wait()
+            return await super().step(state, action)
+
+    live = LiveRollout(make_rollout(policies[0], Failing(max_turns=3), windows=2, max_staleness=1), nullcontext())
+    for thread in threading.enumerate():
+        if thread.name == "continuous rollout":
+            thread.join(60)
+    with pytest.raises(BudgetError, match="orders"):
+        live.take()
 
 
 def test_code_that_cancels_its_own_episode_ends_the_run_with_its_name(policies: list[TransformersPolicy]):
@@ -239,9 +270,9 @@ def test_code_that_cancels_its_own_episode_ends_the_run_with_its_name(policies: 
         assert task is not None
         task.cancel()
 
-    rollout = _rollout(policies[0], SlowTool("a", cancel), windows=2, max_staleness=1)
+    rollout = make_rollout(policies[0], SlowTool("a", cancel), windows=2, max_staleness=1)
     with pytest.raises(BaseExceptionGroup) as failures:
-        _run(rollout, lambda window: None)
+        run_to_end(rollout, lambda window: None)
     assert "scenario a sample 0: the task of the episode was cancelled by code of the environment or" in str(
         first_failure(failures.value)
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from grpo.errors import PolicyError
 from grpo.policy.grammars import GrammarError
-from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
+from grpo.policy.policy import Generation, Policy, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.forward.passes import forward_path
 from grpo.policy.transformers.sampling.inverse_transform import NO_TOKEN, inverse_transform
 from grpo.policy.transformers.sampling.logits_filters import filter_logits
@@ -35,6 +35,15 @@ _NOT_FINITE = (
 )
 _IDLE_ROUNDS = 2
 """Event-loop rounds without a new turn before the next forward pass starts."""
+
+
+class ModelPolicy(Policy, Protocol):
+    """A policy with its model in this process."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model."""
+        ...
 
 
 @dataclass(slots=True)
@@ -163,6 +172,14 @@ class TurnSampler(ABC):
     def release(self, session: TurnSession) -> None:
         """Free what a finished conversation holds."""
 
+    async def prepare_policy(self, policy: ModelPolicy) -> None:
+        """See `ContinuousSampler.prepare_policy`. Raises `PolicyError` as `replace_model`, which needs nothing else."""
+        self._check_path(policy.model, policy.hash)
+
+    def replace_policy(self, policy: ModelPolicy) -> None:
+        """See `ContinuousSampler.replace_policy` and `replace_model`."""
+        self.replace_model(policy.model, policy.hash)
+
     def replace_model(self, model: PreTrainedModel, policy_hash: str) -> None:
         """Generate all further tokens with another policy, also in turns that are in progress.
 
@@ -172,14 +189,17 @@ class TurnSampler(ABC):
 
         Raises `PolicyError` if the model needs another forward path.
         """
+        self._check_path(model, policy_hash)
+        self._model, self.policy_hash = model, policy_hash
+        self._forget_passes()
+
+    def _check_path(self, model: PreTrainedModel, policy_hash: str) -> None:
         path, new_path = forward_path(self._model), forward_path(model)
         if new_path != path:
             raise PolicyError(
                 f"policy {policy_hash} needs forward path {new_path}, and its predecessor {path}, so that it cannot "
                 "replace it between two passes. Set rollout.mode to stages"
             )
-        self._model, self.policy_hash = model, policy_hash
-        self._forget_passes()
 
     @abstractmethod
     def _forget_passes(self) -> None:

@@ -289,7 +289,7 @@ def test_turns_in_progress_end_with_the_transient_error_if_a_later_turn_was_wron
     wrong = "rollout server a: it says that it has other weights. The rollout is collected again"
     server: Any = SimpleNamespace(place="rollout server a", is_refused=True, wrong_later=wrong)
     with pytest.raises(WrongWeights, match=wrong):
-        _Pool([server], hedge_s=1.0, pause_s=1.0, tries=1)._check_any_is_left()
+        _Pool([server], version="v", hedge_s=1.0, pause_s=1.0, tries=1)._check_any_is_left()
 
 
 @pytest.mark.usefixtures("_other_is_loaded")

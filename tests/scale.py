@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from grpo.config.training import LoraSettings, TrainingSettings
-from grpo.learner.empty_model import empty_model
-from grpo.learner.memory_estimate import memory_estimate
-from grpo.learner.model_sizes import ModelSizes, model_sizes
-from grpo.learner.process_memory import FROZEN, GATHERED, ProcessMemory, process_memory
+from grpo.learner.estimates.empty_model import empty_model
+from grpo.learner.estimates.memory import memory_estimate
+from grpo.learner.estimates.model_sizes import ModelSizes, model_sizes
+from grpo.learner.estimates.process_memory import FROZEN, GATHERED, ProcessMemory, process_memory
 from grpo.policy.transformers.dtype import Dtype
 from grpo.storage.files import write_atomically
 from tests.benchmarks.page import Table, read

@@ -13,10 +13,10 @@ from grpo.config.environments import PythonEnvironmentSettings
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.served_log import ServedLogSettings
 from grpo.identity.code import external_digests
-from grpo.learner.memory_estimate import MemoryEstimate, memory_estimate
-from grpo.learner.model_sizes import ModelSizes
-from grpo.learner.process_memory import ProcessMemory, process_memory
-from grpo.learner.time_estimate import estimate_seconds, measured_flops
+from grpo.learner.estimates.memory import MemoryEstimate, memory_estimate
+from grpo.learner.estimates.model_sizes import ModelSizes
+from grpo.learner.estimates.process_memory import ProcessMemory, process_memory
+from grpo.learner.estimates.time import estimate_seconds, measured_flops
 from grpo.policy.context import describe_context
 from grpo.policy.weights.sources import ModelPlan, model_plan
 from grpo.preflight.facts import Facts

@@ -41,7 +41,7 @@ def prefect_service(home: Path) -> Service:
     return Service(
         name="prefect",
         home=home,
-        arguments=("grpo_local.api",),
+        arguments=("grpo_local.prefect_server.app",),
         host=host,
         port=port,
         path="/api",
@@ -60,7 +60,7 @@ def mlflow_service(home: Path) -> Service:
     return Service(
         name="mlflow",
         home=home,
-        arguments=("grpo_local.tracking",),
+        arguments=("grpo_local.mlflow_server.app",),
         port=port,
         remedy="Set GRPO_MLFLOW_PORT to a free port",
         environment={

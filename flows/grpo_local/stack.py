@@ -110,7 +110,7 @@ def down(home: Path) -> list[str]:
         if "PREFECT_API_URL" not in os.environ and (url := prefect.address()) is not None:
             os.environ.update({"PREFECT_API_URL": url, CLIENT: login(home, "prefect")})
         if "PREFECT_API_URL" in os.environ:
-            from grpo_local.recovery import reschedule_lost_runs
+            from grpo_local.workers.recovery import reschedule_lost_runs
 
             for pool in POOLS:
                 reschedule_lost_runs(pool, worker_name(home, pool), worker_dead=True)

@@ -61,7 +61,7 @@ def restart_if_dead(server: Service, *, wait: bool = False) -> None:
 
 def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> None:
     """Reschedule the runs that the worker of a pool has lost, and then restart the worker if it is dead."""
-    from grpo_local.recovery import reschedule_lost_runs  # Prefect reads its address at import
+    from grpo_local.workers.recovery import reschedule_lost_runs  # Prefect reads its address at import
 
     worker = worker_service(home, pool, prefect_url=prefect_url, mlflow_url=mlflow_url)
     dead = worker.process() is None

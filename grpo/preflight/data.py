@@ -61,8 +61,8 @@ def splits(facts: Facts) -> Iterator[Exception]:
 
 def tuning(facts: Facts) -> Iterator[Exception]:
     """Read demonstrations and preference pairs."""
-    from grpo.learner.demonstrations import read_demonstrations
-    from grpo.learner.preferences import read_pairs
+    from grpo.learner.offline.demonstrations import read_demonstrations
+    from grpo.learner.offline.preferences import read_pairs
 
     def read(settings: SFTSettings | DPOSettings) -> None:
         if isinstance(settings, SFTSettings):

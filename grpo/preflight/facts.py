@@ -32,7 +32,7 @@ from grpo.scenarios.table import read_scenarios
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from grpo.learner.model_sizes import ModelSizes
+    from grpo.learner.estimates.model_sizes import ModelSizes
     from grpo.renderers.chat_template import Renderer
     from grpo.trajectories import Trajectory
 
@@ -211,7 +211,7 @@ class Facts:
     @_once
     def empty_model(self) -> PreTrainedModel:
         """The model without its weights, with the adapters that are trained."""
-        from grpo.learner.empty_model import empty_model
+        from grpo.learner.estimates.empty_model import empty_model
         from grpo.policy.model_files import check_architecture
 
         with model_description(self.model().address) as described:
@@ -221,7 +221,7 @@ class Facts:
     @_once
     def sizes(self) -> ModelSizes:
         """Numbers of weights of the model, with the adapters that are trained."""
-        from grpo.learner.model_sizes import model_sizes
+        from grpo.learner.estimates.model_sizes import model_sizes
 
         with model_description(self.model().address) as described:
             return model_sizes(described.config, self.given.training, self.empty_model)
@@ -229,7 +229,7 @@ class Facts:
     @_once
     def teacher_sizes(self) -> ModelSizes | None:
         """Numbers of weights of a distillation's teacher. None if there is none, or if it is the policy itself."""
-        from grpo.learner.model_sizes import model_sizes
+        from grpo.learner.estimates.model_sizes import model_sizes
 
         address = self.config().training.teacher
         if address is None:
@@ -238,7 +238,9 @@ class Facts:
         with model_description(model_plan(address).address) as described:
 
             def build() -> PreTrainedModel:
-                from grpo.learner.empty_model import empty_model  # imports torch, which a plain model does not need
+                from grpo.learner.estimates.empty_model import (
+                    empty_model,  # imports torch, which a plain model does not need
+                )
 
                 return empty_model(described.config, frozen)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from grpo import progress
 from grpo.config.pretrain import PretrainConfig
-from grpo.learner.demonstrations import TokenizedDemonstration
+from grpo.learner.offline.demonstrations import TokenizedDemonstration
 from grpo.messages import Message, Tool
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.pretrain.init_model import init_model, train_tokenizer

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo.learner.demonstrations import TokenizedDemonstration, next_token_loss
+from grpo.learner.offline.demonstrations import TokenizedDemonstration, next_token_loss
 
 
 def cosine_schedule(step: int, *, steps: int, warmup: int) -> float:

@@ -32,7 +32,7 @@ def dpo(
     store: str,
 ) -> DPOResult:
     """Train the policy to prefer the chosen replies to the rejected ones. The base is the reference policy."""
-    from grpo.learner.preference_tuning import tune_on_preferences
+    from grpo.learner.offline.preference_tuning import tune_on_preferences
 
     artifacts = ArtifactStore(store)
     with artifacts.new_folder("checkpoint") as new:

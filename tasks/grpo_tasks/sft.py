@@ -29,7 +29,7 @@ def sft(
     store: str,
 ) -> SFTResult:
     """Train on the demonstrations, rendered with the prompts of this agent and environment."""
-    from grpo.learner.fine_tuning import fine_tune
+    from grpo.learner.offline.fine_tuning import fine_tune
 
     artifacts = ArtifactStore(store)
     with artifacts.new_folder("checkpoint") as new:

@@ -28,8 +28,8 @@ def write_served(source: ServedDemonstrations | ServedPairs, content: str, store
 
     The file is an artifact, so that an erasure finds the conversations in it. `content` is the digest of the log.
     """
-    from grpo.learner.demonstrations import read_served
-    from grpo.learner.preferences import read_served_pairs
+    from grpo.learner.offline.demonstrations import read_served
+    from grpo.learner.offline.preferences import read_served_pairs
     from grpo.scenarios.served_tuning import write_demonstrations, write_pairs
 
     with ArtifactStore(store).new_file("corrections", ".jsonl") as new:

@@ -11,8 +11,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from grpo.config.training import TrainingSettings
-from grpo.learner.memory_estimate import memory_estimate
-from grpo.learner.model_sizes import ModelSizes
+from grpo.learner.estimates.memory import memory_estimate
+from grpo.learner.estimates.model_sizes import ModelSizes
 from grpo.policy.policy import Prompt, Sampling
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.adapters import add_adapters

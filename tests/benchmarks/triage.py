@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.environments.catalog import make_environment
 from grpo.learner.checkpoints import save_base
-from grpo.learner.fine_tuning import fine_tune
+from grpo.learner.offline.fine_tuning import fine_tune
 from grpo.policy.catalog import load_weights
 from grpo.policy.policy import Policy
 from grpo.policy.transformers.model import TransformersPolicy, load

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from grpo_local.fork_server import NO_RUN, RUN
+from grpo_local.workers.fork_server import NO_RUN, RUN
 from tests.chaos.proxy import Proxy
 from tests.places import ROOT
 

@@ -434,7 +434,7 @@ def test_clients_of_mlflow_have_its_login():
 
     Compose does not start without the password. The containers that talk to the database themselves have none.
     """
-    server = ["python", "-m", "grpo_local.tracking"]
+    server = ["python", "-m", "grpo_local.mlflow_server.app"]
     services = compose()["services"]
     callers = {
         name for name, one in services.items() if one.get("environment", {}).get(TRACKING, "").startswith("http:")

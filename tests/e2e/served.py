@@ -46,7 +46,7 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
     return Service(
         name="prefect",
         home=home,
-        arguments=("grpo_local.api",),
+        arguments=("grpo_local.prefect_server.app",),
         port=port,
         path="/api",
         environment={**environment, **variables},
@@ -70,7 +70,7 @@ def mlflow_service(home: Path, environment: Mapping[str, str | None], *, databas
     return Service(
         name="mlflow",
         home=home,
-        arguments=("grpo_local.tracking",),
+        arguments=("grpo_local.mlflow_server.app",),
         port=port,
         environment={**variables, **environment},
     )

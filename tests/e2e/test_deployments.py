@@ -81,7 +81,7 @@ def test_prefect_answers_where_it_is_probed(server: str):
 def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
     """By its service's name as the manifests let it, and to no other: that is how a page elsewhere would call it."""
     container = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]["mlflow"]
-    assert container["command"] == ["python", "-m", "grpo_local.tracking"]
+    assert container["command"] == ["python", "-m", "grpo_local.mlflow_server.app"]
     hosts = container["environment"][HOSTS]
     own = free_port()
     variables = {HOSTS: f"127.0.0.1:{own},{hosts}", "MLFLOW_PORT": str(own)}

@@ -25,7 +25,7 @@ from grpo.config.pipeline import ComputeSettings, GpuStages, PipelineConfig
 from grpo.config.training import TrainingSettings
 from grpo.errors import ArtifactError
 from grpo.evaluation.report import read_report
-from grpo_local.recovery import flow_run_processes
+from grpo_local.workers.recovery import flow_run_processes
 from tests import waiting
 from tests.doubles import changed
 from tests.object_store import object_store
@@ -59,7 +59,7 @@ class Machine:
     def fork_servers(self) -> list[psutil.Process]:
         """The processes from which stages are forked."""
         children = psutil.Process(self.worker.pid).children()
-        return [child for child in children if "grpo_local.fork_server" in child.cmdline()]
+        return [child for child in children if "grpo_local.workers.fork_server" in child.cmdline()]
 
 
 def _machine(folder: Path, pool: str, server: str, mlflow: str) -> Machine:

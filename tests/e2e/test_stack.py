@@ -33,8 +33,8 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateTyp
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from grpo_local.login import PASSWORD, USERNAME
-from grpo_local.recovery import flow_run_processes
 from grpo_local.service import Service, free_port, port_is_free
+from grpo_local.workers.recovery import flow_run_processes
 from tests import waiting
 from tests.doubles import short_run
 from tests.places import ROOT

@@ -13,7 +13,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.sft import WrittenDemonstrations
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
-from grpo.learner.demonstrations import read_demonstrations
+from grpo.learner.offline.demonstrations import read_demonstrations
 from grpo.log import LoggedConversation, append
 from grpo.messages import Message
 from grpo_tasks.registry import registry

@@ -25,9 +25,9 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.environments.catalog import make_environment
 from grpo.evaluation.statistics import compare
 from grpo.learner.checkpoints import save_base
-from grpo.learner.demonstrations import TokenizedDemonstration
-from grpo.learner.preference_tuning import optimize
-from grpo.learner.preferences import WrittenPair, tokenize_pair
+from grpo.learner.offline.demonstrations import TokenizedDemonstration
+from grpo.learner.offline.preference_tuning import optimize
+from grpo.learner.offline.preferences import WrittenPair, tokenize_pair
 from grpo.learner.trl.sft_trainer import train_sft
 from grpo.learner.update import update
 from grpo.messages import Message

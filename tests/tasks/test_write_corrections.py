@@ -10,8 +10,8 @@ from grpo.config.dpo import WrittenPairs
 from grpo.config.retraining import CurationSettings
 from grpo.config.scenarios import ServedSource
 from grpo.config.sft import WrittenDemonstrations
-from grpo.learner.demonstrations import read_demonstrations
-from grpo.learner.preferences import read_pairs
+from grpo.learner.offline.demonstrations import read_demonstrations
+from grpo.learner.offline.preferences import read_pairs
 from grpo.log.folder import ServedLog
 from grpo.log.writer import ServingLog
 from grpo.scenario import Scenario, SplitName

@@ -9,8 +9,8 @@ from grpo.config.dpo import DPOSettings, ServedPairs, WrittenPairs
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.sft import ServedDemonstrations, SFTSettings, WrittenDemonstrations
 from grpo.identity.cache_identity import pin_models, stage_key
-from grpo.learner.demonstrations import read_demonstrations
-from grpo.learner.preferences import read_pairs
+from grpo.learner.offline.demonstrations import read_demonstrations
+from grpo.learner.offline.preferences import read_pairs
 from grpo.log import ServingLog
 from grpo.log.copies import Mentions, erase_from_store
 from grpo.log.folder import name_digest

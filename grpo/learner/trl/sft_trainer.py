@@ -18,7 +18,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from grpo.errors import NoLearningSignal
-from grpo.learner.demonstrations import TokenizedDemonstration, next_token_loss
+from grpo.learner.offline.demonstrations import TokenizedDemonstration, next_token_loss
 from grpo.learner.trl.loop import WithoutTelemetry, restored_after, rows_per_pass, run_trainer, training_arguments
 from grpo.policy.transformers.forward.packing import common_prefix_length
 from grpo.policy.transformers.forward.passes import forward_path, takes_equal_lengths

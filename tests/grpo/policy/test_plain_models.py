@@ -11,8 +11,8 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 
 from grpo.config.training import LoraSettings, TrainingSettings
-from grpo.learner.empty_model import empty_model
-from grpo.learner.model_sizes import model_sizes
+from grpo.learner.estimates.empty_model import empty_model
+from grpo.learner.estimates.model_sizes import model_sizes
 from grpo.policy.context import describe_context, read_config
 from grpo.policy.plain_models import PlainConfig, plain_config, tokenizer_class
 from grpo.policy.tokenizer import load_tokenizer

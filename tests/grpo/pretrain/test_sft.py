@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from grpo import progress
 from grpo.config.pretrain import PretrainConfig
-from grpo.learner.demonstrations import TokenizedDemonstration
+from grpo.learner.offline.demonstrations import TokenizedDemonstration
 from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.transformers.model import load
 from grpo.pretrain.base_model import make_base_model

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from grpo.errors import DataError, PolicyError
-from grpo.learner.read_back import check_read_back
+from grpo.learner.offline.read_back import check_read_back
 from grpo.messages import Message, ToolCall
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_grammar import ReplyShape

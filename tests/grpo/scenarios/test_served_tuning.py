@@ -8,8 +8,8 @@ from grpo.config.dpo import WrittenPairs
 from grpo.config.retraining import CurationSettings
 from grpo.config.rewards import PairFile
 from grpo.config.sft import WrittenDemonstrations
-from grpo.learner.demonstrations import read_demonstrations
-from grpo.learner.preferences import read_pairs
+from grpo.learner.offline.demonstrations import read_demonstrations
+from grpo.learner.offline.preferences import read_pairs
 from grpo.log.join import join
 from grpo.log.records import Record
 from grpo.messages import Message, Tool, ToolCall

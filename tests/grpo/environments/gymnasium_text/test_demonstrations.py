@@ -10,7 +10,7 @@ from grpo.config.environments import GymnasiumTextSettings
 from grpo.config.sft import GeneratedDemonstrations
 from grpo.errors import DataError
 from grpo.identity.code import external_digests
-from grpo.learner.demonstrations import read_demonstrations
+from grpo.learner.offline.demonstrations import read_demonstrations
 
 pytest.importorskip("minigrid", reason="the extra minigrid is not installed")
 

@@ -15,7 +15,7 @@ from grpo.config.sft import GeneratedDemonstrations
 from grpo.environments.catalog import make_environment
 from grpo.environments.environment import Environment, EnvironmentState
 from grpo.errors import DataError
-from grpo.learner.demonstrations import read_demonstrations
+from grpo.learner.offline.demonstrations import read_demonstrations
 from grpo.messages import Message
 from grpo.scenario import Scenario
 

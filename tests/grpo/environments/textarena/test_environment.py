@@ -21,7 +21,7 @@ from grpo.environments.environment import EnvironmentState
 from grpo.environments.seeded_worlds import play_actions
 from grpo.errors import DataError
 from grpo.identity.code import external_digests
-from grpo.learner.demonstrations import read_demonstrations
+from grpo.learner.offline.demonstrations import read_demonstrations
 from grpo.messages import Message
 from grpo.scenario import Scenario
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.errors import DataError, NoLearningSignal
-from grpo.learner.demonstrations import TokenizedDemonstration
+from grpo.learner.offline.demonstrations import TokenizedDemonstration
 from grpo.learner.trl.loop import training_arguments
 from grpo.learner.trl.sft_trainer import train_sft
 from grpo.policy.transformers.model import TransformersPolicy

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from grpo.config.training import LoraSettings, TrainingSettings
 from grpo.errors import PolicyError
-from grpo.learner.empty_model import empty_model
+from grpo.learner.estimates.empty_model import empty_model
 from grpo.learner.learner import Learner
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.policy.transformers.adapters import add_adapters, merge_adapters

@@ -1,0 +1,1 @@
+"""Prefect's server: its checks of callers, and its services for runs that were lost."""

@@ -1,0 +1,183 @@
+"""Worker of process pools: Prefect's own worker, which here survives a run that comes back while its process lives.
+
+Prefect loads this module in `prefect worker start`, by the entry point `prefect.collections` in pyproject.toml, so that
+each worker of a pool of the type `process` is of this class. A run comes back when the server has declared it lost and
+scheduled it again, because its process hangs, is stopped, or is just not reaped yet. If Prefect's worker was started
+with `--limit`, it then ends with an error, and all its other runs end with it. Without `--limit` the run gets a second
+process while the first goes on. Here the lost process is killed first, and the run is taken when the process is gone.
+
+A process that hangs would also hold its place below `--limit` after the server has ended its run. Therefore it is
+killed a minute later.
+
+Runs are due by the clock of Prefect's server. If the clock of a machine is ten minutes behind, Prefect's worker takes
+each run ten minutes late. Here the worker compares the clocks, and asks for the runs that are due on the server.
+
+The process of a remote stage is forked from one that has imported its packages (`grpo_local.workers.fork_servers`).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import httpx
+from anyio import TASK_STATUS_IGNORED, to_thread
+from prefect.exceptions import ObjectNotFound, PrefectException
+from prefect.runner._flow_run_executor import FlowRunExecutorContext
+from prefect.settings import get_current_settings
+from prefect.utilities.processutils import sanitize_subprocess_env
+from prefect.workers.process import ProcessWorker, ProcessWorkerResult
+
+from grpo_local.workers.fork_servers import Forkable, ForkServers, ForkStarter, forkable, idle_minutes
+from grpo_local.workers.recovery import flow_run_processes, kill_flow_runs
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+    from prefect.client.schemas.objects import FlowRun, State, WorkerFlowRunResponse
+    from prefect.runner._process_manager import ProcessHandle
+    from prefect.workers.process import ProcessJobConfiguration
+
+logger = logging.getLogger("prefect.worker.process")
+_GRACE = timedelta(seconds=60)
+"""Time that a process has to end after its run has ended."""
+_APART = timedelta(seconds=5)
+"""Smallest difference of two clocks that is corrected. The header has whole seconds, and its way takes time."""
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=".*matches existing registered type")  # this class replaces Prefect's
+
+    class PoolWorker(ProcessWorker):
+        """Worker with one process for each run."""
+
+        type = "process"
+
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            self._taken: set[UUID] = set()
+            """Runs for which this worker has started a process. Runs that have ended are removed."""
+            self._fork_servers = ForkServers(idle_minutes=idle_minutes())
+            self._ahead = timedelta(0)
+            """Time by which the server's clock is ahead of the clock of this machine."""
+
+        async def __aexit__(self, *error: Any) -> None:
+            """Wait for the runs, and end the fork servers."""
+            try:
+                await super().__aexit__(*error)
+            finally:
+                await self._fork_servers.close()
+
+        async def run(
+            self,
+            flow_run: FlowRun,
+            configuration: ProcessJobConfiguration,
+            task_status: TaskStatus[int] | None = None,
+        ) -> ProcessWorkerResult:
+            """Run a flow run in a process that is forked if it is a remote stage, and otherwise started afresh."""
+            deployment = await self._forkable(flow_run, configuration)
+            if deployment is None:
+                return await super().run(flow_run, configuration, task_status)
+            async with FlowRunExecutorContext() as context:
+                starter = ForkStarter(
+                    servers=self._fork_servers,
+                    deployment=deployment,
+                    environment=sanitize_subprocess_env(
+                        {**get_current_settings().to_environment_variables(exclude_unset=True), **configuration.env}
+                    ),
+                    control_channel=context.control_channel,
+                )
+                executor = context.create_executor(flow_run, starter, hook_runner=_NoHooks(), propose_submitting=False)
+                status: Any = TASK_STATUS_IGNORED if task_status is None else _Started(task_status)
+                execution = await executor.submit(task_status=status)
+            if execution is None or execution.status_code is None:
+                raise RuntimeError(f"the process of flow run {flow_run.id} could not be forked")
+            return ProcessWorkerResult(status_code=execution.status_code, identifier=str(execution.handle.pid))
+
+        async def _forkable(self, flow_run: FlowRun, configuration: ProcessJobConfiguration) -> Forkable | None:
+            """The deployment of a run that may be forked. None if the run prepares its process in another way."""
+            prepared = configuration._command_configured or configuration.working_dir or not configuration.stream_output
+            installs = "PREFECT_RUNNER_AUTO_INSTALL_DEPENDENCIES" in configuration.env
+            if not self._fork_servers.enabled or prepared or installs or flow_run.deployment_id is None:
+                return None
+            return forkable(await self.client.read_deployment(flow_run.deployment_id))
+
+        async def sync_with_backend(self) -> None:
+            """Report to the server, and end processes that go on although their runs have ended on the server."""
+            await super().sync_with_backend()
+            with suppress(httpx.HTTPError, PrefectException):
+                await self._compare_clocks()
+                ended = {run for run in self._taken if await self._ended_long_ago(run)}
+                await _kill(ended, "ended on the server")
+                self._taken -= ended
+
+        async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+            """Submit the runs that have no process here. If a run came back, its old process is killed first."""
+            scheduled = {entry.flow_run.id for entry in flow_run_response} - self._submitting_flow_run_ids
+            lost = await _kill(scheduled, "scheduled again")
+            held = lost | (set(self._limiter.statistics().borrowers) if self._limiter is not None else set())
+            taken = await super()._submit_scheduled_flow_runs(
+                [entry for entry in flow_run_response if entry.flow_run.id not in held]
+            )
+            self._taken |= {run.id for run in taken}
+            return taken
+
+        async def _compare_clocks(self) -> None:
+            before = datetime.now(UTC)
+            date = (await self.client.request("GET", "/health")).headers.get("date")
+            if date is None:  # a proxy has removed it
+                return
+            ahead = parsedate_to_datetime(date) - (before + (datetime.now(UTC) - before) / 2)
+            ahead = ahead if abs(ahead) > _APART else timedelta(0)
+            if abs(ahead - self._ahead) > _APART:
+                logger.warning(
+                    "the clock of Prefect's server is %+.0f s from this one. Runs are taken by the server's clock. Set "
+                    "both clocks by a time server, for example chrony",
+                    ahead.total_seconds(),
+                )
+            self._prefetch_seconds += (ahead - self._ahead).total_seconds()  # what Prefect's worker adds to its clock
+            self._ahead = ahead
+
+        async def _ended_long_ago(self, run: UUID) -> bool:
+            try:
+                state = (await self.client.read_flow_run(run)).state
+            except ObjectNotFound:
+                return True
+            return (
+                state is not None and state.is_final() and (datetime.now(UTC) + self._ahead - state.timestamp > _GRACE)
+            )
+
+
+class _NoHooks:
+    """Hooks of the flow of a stage, which has none. Looking for them would import it into the worker."""
+
+    async def run_cancellation_hooks(self, flow_run: FlowRun, state: State[Any]) -> None:
+        """Nothing to run."""
+
+    async def run_crashed_hooks(self, flow_run: FlowRun, state: State[Any]) -> None:
+        """Nothing to run."""
+
+
+class _Started:
+    """Status of a task that passes the id of a run's process on to the worker."""
+
+    def __init__(self, worker: TaskStatus[int]) -> None:
+        self._worker = worker
+
+    def started(self, handle: ProcessHandle) -> None:
+        """Called when the process runs."""
+        assert handle.pid is not None
+        self._worker.started(handle.pid)
+
+
+async def _kill(runs: set[UUID], reason: str) -> set[UUID]:
+    """Kill the processes of these runs. Returns the runs that had any."""
+    having = await to_thread.run_sync(lambda: runs & flow_run_processes().keys()) if runs else set()
+    if having:
+        logger.warning("killing the processes of %s: %s", ", ".join(sorted(map(str, having))), reason)
+        await to_thread.run_sync(partial(kill_flow_runs, having))
+    return having

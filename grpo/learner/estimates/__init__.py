@@ -1,0 +1,1 @@
+"""Memory and time of a training, estimated before it starts."""

@@ -1,0 +1,1 @@
+"""Training on written data: fine-tuning on demonstrations, and DPO on preference pairs."""

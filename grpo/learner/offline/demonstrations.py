@@ -1,0 +1,144 @@
+"""Demonstrations for supervised fine-tuning: conversations of a file, of a serving log, or of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.artifacts import local_path
+from grpo.config.sft import DemonstrationSettings, GeneratedDemonstrations, ServedDemonstrations
+from grpo.environments.environment import Environment
+from grpo.errors import DataError
+from grpo.learner.offline.training_lines import parse_record, read_lines
+from grpo.messages import Message, ToolCall
+from grpo.scenarios.logged_chat import LoggedMessage, order_results
+from grpo.scenarios.readers.openai_format import parse_messages
+from grpo.scenarios.readers.python_function import read_python
+from grpo.scenarios.readers.served import join_served
+from grpo.scenarios.served_tuning import Demonstrations, collect_demonstrations
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+_FORM = '{"messages": [{"role": …, "content": …}, …]}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedDemonstration:
+    """Token sequence of a conversation with its loss mask."""
+
+    token_ids: NDArray[np.int32]  # [tokens]
+    loss_mask: NDArray[np.bool_]  # [tokens] True for the agent's tokens
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.loss_mask):
+            raise DataError(
+                f"a demonstration has {len(self.token_ids)} tokens and a loss mask of {len(self.loss_mask)}"
+            )
+        if not self.loss_mask[1:].any():
+            raise DataError("a demonstration without a token of the agent after its first token. Leave it out")
+
+
+def next_token_loss(model: PreTrainedModel, demonstrations: Sequence[TokenizedDemonstration]) -> torch.Tensor:
+    """Σ −log π(token) over the agent's tokens of demonstrations that fit into one pass, in nats."""
+    from grpo.learner.logprobs import compute_logprobs
+
+    return -compute_logprobs(model, demonstrations).logprobs.sum()
+
+
+def read_demonstrations(source: DemonstrationSettings) -> list[tuple[Message, ...]]:
+    """Read all demonstrations, in the order of the source.
+
+    Raises `DataError` if the source is missing or empty, if a line or record is not a conversation, or if a
+    conversation has no turn of the agent, and `ConfigError` if a function cannot be called. Conversations of a serving
+    log that cannot be used are left out.
+    """
+    if isinstance(source, ServedDemonstrations):
+        return [item.messages for item in read_served(source).used]
+    if isinstance(source, GeneratedDemonstrations):
+        conversations = list(_generate(source))
+    else:
+        path, setting = local_path(source.path), "sft.demonstrations.path"
+        conversations = list(read_lines(path, _parse, noun="a conversation", form=_FORM, setting=setting))
+    if not conversations:
+        raise DataError(f"no demonstration in {source_place(source)}. Add some, or leave sft out")
+    return conversations
+
+
+def read_served(source: ServedDemonstrations) -> Demonstrations:
+    """Demonstrations of a serving log. Raises `DataError` if it has none, with the reasons."""
+    collected = collect_demonstrations(join_served(source), source)
+    if not collected.used:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(collected.rejected.items()))
+        raise DataError(
+            f"no demonstration in the serving log {source.path}: {counts or 'it has no conversation'}. Give feedback "
+            "with success or corrections, allow more licences or consents, or leave sft out"
+        )
+    return collected
+
+
+def source_place(source: DemonstrationSettings) -> str:
+    """File, folder or function of demonstrations, for messages."""
+    return source.reference if isinstance(source, GeneratedDemonstrations) else source.path
+
+
+def _generate(source: GeneratedDemonstrations) -> Iterator[tuple[Message, ...]]:
+    """Conversations that a function yields, in the form of a file's lines."""
+    for record in read_python(source.reference, source.options):
+        place = f"{record.source}, record {record.line}"
+        if record.data is None:
+            raise DataError(f"{place} is not a conversation ({record.problem}). Yield {_FORM}")
+        yield parse_record(record.data, _parse, place=place, noun="a conversation", form=_FORM)
+
+
+def with_system_prompt(conversation: Sequence[Message], system_prompt: str) -> tuple[Message, ...]:
+    """The conversation with this system prompt, unless it has its own or the prompt is empty."""
+    if conversation[0].role == "system" or not system_prompt:
+        return tuple(conversation)
+    return (Message(role="system", content=system_prompt), *conversation)
+
+
+def with_agent_prompt(
+    conversation: Sequence[Message], agent: MultiTurnAgent, environment: Environment
+) -> tuple[Message, ...]:
+    """The conversation with the agent's instructions and the environment's system prompt in front, as it is served."""
+    instructions = agent.instructions(conversation, {})
+    return with_system_prompt(conversation, "\n\n".join(filter(None, (*instructions, environment.system_prompt))))
+
+
+def _parse(record: Any, place: str) -> tuple[Message, ...]:
+    """Parse a conversation in OpenAI's format. Reasoning may be in any of the fields that `parse_messages` reads."""
+    logged = parse_messages(record["messages"])
+    messages = [_to_message(message, number) for number, message in enumerate(logged)]
+    return _checked(tuple(messages[index] for index in order_results(logged)))
+
+
+def _to_message(logged: LoggedMessage, number: int) -> Message:
+    if not logged.weight:
+        raise DataError(
+            f"message {number} has weight 0, and the loss is on all turns of the agent. Leave the conversation out"
+        )
+    if logged.role == "assistant" and not logged.content.strip() and not logged.calls:
+        raise DataError(f"message {number} of the assistant is empty. Leave the conversation out")
+    return Message(
+        role=logged.role,
+        content=logged.content,
+        tool_calls=tuple(ToolCall(name=call.name, arguments=call.arguments) for call in logged.calls),
+        reasoning=logged.reasoning,
+    )
+
+
+def _checked(conversation: tuple[Message, ...]) -> tuple[Message, ...]:
+    roles = [message.role for message in conversation]
+    opening = roles[: roles.index("assistant")] if "assistant" in roles else []
+    if "user" not in opening:
+        got = ", ".join(roles) or "no message"
+        raise DataError(f"a demonstration needs a turn of the user and then one of the agent, got {got}")
+    return conversation

@@ -1,0 +1,143 @@
+"""Workers of process pools, on a real server: a run that comes back while the worker still has its process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime, timedelta, tzinfo
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
+_SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def pool() -> str:
+    """A process pool."""
+    from prefect import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate
+
+    name = f"held-{uuid.uuid4().hex[:8]}"
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=name, type="process"))
+    return name
+
+
+def _scheduled_run(pool: str) -> UUID:
+    from prefect import flow, get_client
+
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow(flow(lambda: None, name=f"comes-back-{pool}"))
+        deployment = client.create_deployment(flow_id, pool, work_pool_name=pool)
+        return client.create_flow_run_from_deployment(deployment).id
+
+
+@contextmanager
+def _hanging(run: UUID) -> Iterator[subprocess.Popen[bytes]]:
+    """A stopped process of the run, as one that hangs."""
+    process = subprocess.Popen([sys.executable, "-c", _SLEEP], env={"PREFECT__FLOW_RUN_ID": str(run)})
+    try:
+        process.send_signal(signal.SIGSTOP)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@asynccontextmanager
+async def _worker(pool: str) -> AsyncIterator[Any]:
+    """What `prefect worker start --pool POOL --limit 1` starts, without its loops."""
+    from prefect.plugins import load_prefect_collections
+    from prefect.utilities.dispatch import lookup_type
+    from prefect.workers.base import BaseWorker
+
+    load_prefect_collections()
+    async with lookup_type(BaseWorker, "process")(work_pool_name=pool, limit=1) as worker:
+        await worker.sync_with_backend()
+        yield worker
+
+
+def test_a_run_that_comes_back_ends_its_process_and_not_the_worker(pool: str):
+    """A process that hangs is killed, and the run is taken when the worker has let go of it."""
+    run = _scheduled_run(pool)
+
+    async def poll(process: subprocess.Popen[bytes]) -> list[UUID]:
+        async with _worker(pool) as worker:
+            worker.limiter.acquire_on_behalf_of_nowait(run)  # as it does when it starts the process
+            assert await worker.get_and_submit_flow_runs() == []
+            assert process.wait(timeout=60) == -signal.SIGKILL
+            worker.limiter.release_on_behalf_of(run)  # as it does when the process has ended
+            return [taken.id for taken in await worker.get_and_submit_flow_runs()]
+
+    with _hanging(run) as process:
+        assert anyio.run(poll, process) == [run]
+
+
+def test_a_process_that_hangs_frees_its_place_when_its_run_has_ended(pool: str, monkeypatch: pytest.MonkeyPatch):
+    """The server has set the run to Crashed, as the automation does for one without a heartbeat."""
+    from prefect import get_client
+    from prefect.states import Crashed
+
+    import grpo_local.workers.worker as module
+
+    monkeypatch.setattr(module, "_GRACE", timedelta(0))
+    run = _scheduled_run(pool)
+
+    async def sync(process: subprocess.Popen[bytes]) -> None:
+        async with _worker(pool) as worker:
+            worker._taken.add(run)  # as it does when it starts the process
+            await worker.sync_with_backend()
+            assert process.poll() is None, "its run has not ended"
+            with get_client(sync_client=True) as client:
+                client.set_flow_run_state(run, Crashed(message="no heartbeat"), force=True)
+            await worker.sync_with_backend()
+            assert process.wait(timeout=60) == -signal.SIGKILL
+
+    with _hanging(run) as process:
+        anyio.run(sync, process)
+
+
+class _TenMinutesBehind(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) - timedelta(minutes=10)
+
+
+def test_a_worker_with_a_wrong_clock_takes_what_is_due_on_the_server(
+    pool: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Its clock goes ten minutes back: without a comparison it would take the run ten minutes later."""
+    from prefect.types import _datetime
+
+    import grpo_local.workers.worker as module
+
+    right = _datetime.now
+
+    async def poll() -> list[UUID]:
+        async with _worker(pool) as worker:
+            monkeypatch.setattr(module, "datetime", _TenMinutesBehind)
+            monkeypatch.setattr(_datetime, "now", lambda tz="UTC": right(tz) - timedelta(minutes=10))
+            assert await worker.get_and_submit_flow_runs() == []
+            await worker.sync_with_backend()
+            first = [taken.id for taken in await worker.get_and_submit_flow_runs()]
+            for run in first:
+                worker.limiter.release_on_behalf_of(run)
+            monkeypatch.undo()
+            await worker.sync_with_backend()
+            assert worker._ahead == timedelta(0)
+            return first
+
+    run = _scheduled_run(pool)
+    with caplog.at_level("WARNING", logger="prefect.worker.process"):
+        assert anyio.run(poll) == [run]
+    assert "the clock of Prefect's server is +600 s from this one" in caplog.text or "+599 s" in caplog.text

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.agents.multi_turn import MultiTurnAgent
+from grpo.config.agent import AgentConfig
+from grpo.config.dpo import ServedPairs, WrittenPairs
+from grpo.errors import DataError
+from grpo.learner.offline.preferences import WrittenPair, pair_logprobs, preference_metrics, read_pairs, tokenize_pair
+from grpo.log import ServingLog
+from grpo.messages import Message, Tool
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.renderers.chat_template import Renderer
+from tests.grpo.log.fixtures import feedback, turn
+from tests.grpo.serving.chat_servers import CLERK, chat_server, clerk, load_clerk
+
+USER = {"role": "user", "content": "Hi."}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Hello.", "What?"))
+
+
+def written(folder: Path, *records: object) -> WrittenPairs:
+    path = folder / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    return WrittenPairs(kind="jsonl", path=str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rejected": [GOOD]}, "line 2 is not a preference pair .chosen and rejected are the same"),
+        ({"chosen": [USER]}, "chosen is a reply of the assistant"),
+        ({"chosen": [GOOD, BAD]}, "chosen is a list of one message"),
+        ({"rejected": "What?"}, "rejected is a list of one message"),
+        ({"prompt": [USER, GOOD]}, "its prompt ends with a message of the assistant"),
+        ({"prompt": []}, "the conversation has no messages"),
+        ({"tools": [{"name": "look_up"}]}, "KeyError: 'function'"),
+    ],
+)
+def test_a_line_that_is_not_a_pair_is_an_error_with_its_place(tmp_path: Path, changes: dict[str, object], reason: str):
+    """Nothing is skipped silently; the message has the form of a line."""
+    pair = {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}
+    with pytest.raises(DataError, match=reason) as error:
+        read_pairs(written(tmp_path, pair, {**pair, **changes}))
+    assert 'Write {"prompt": [' in str(error.value)
+
+
+def test_a_file_without_pairs_is_an_error(tmp_path: Path):
+    """Its remedy is to leave the section out."""
+    with pytest.raises(DataError, match=r"no preference pair in .*\. Add some, or leave dpo out"):
+        read_pairs(written(tmp_path))
+    with pytest.raises(DataError, match=r"none\.jsonl cannot be read: .*\. Correct dpo\.pairs\.path"):
+        read_pairs(WrittenPairs(kind="jsonl", path=str(tmp_path / "none.jsonl")))
+
+
+def test_the_corrections_of_a_serving_log_are_pairs(tmp_path: Path):
+    """Of an own conversation with consent; the correction is chosen, and the reply that was served is rejected."""
+
+    async def serve() -> None:
+        async with ServingLog(tmp_path) as log:
+            for name, consent in (("a", "training"), ("b", "")):
+                await log.append(replace(turn(name), conversation_id=name, consent=consent))
+                await log.append(feedback(f"on {name}", conversation_id=name, correction=f"Better {name}."))
+
+    source = ServedPairs(kind="served", path=str(tmp_path), licences=("own",))
+    with pytest.raises(DataError, match=r"no preference pair in the serving log .*: it has no correction\. Give"):
+        read_pairs(source)
+    asyncio.run(serve())
+    [pair] = read_pairs(source)
+    assert [message.content for message in pair.prompt] == ["Question a?"]
+    assert (pair.chosen.content, pair.rejected.content, pair.tools) == ("Better a.", "Answer a.", ())
+
+
+def test_the_tokens_of_a_prompt_are_those_that_were_served(tmp_path: Path):
+    """Of the reply to a result of the client's tools, after a call; the correction ends with the stop token."""
+    agent = MultiTurnAgent(AgentConfig(model_name=str(CLERK), system_prompt="You are a clerk."))
+    tool = {"name": "look_up", "description": "Look up.", "parameters": {"type": "object", "properties": {}}}
+    with chat_server(tmp_path, lambda current: None if current else clerk(agent=agent)) as server:
+        tools, messages = [{"type": "function", "function": tool}], [{"role": "user", "content": "My number is 4711."}]
+        create = partial(server.client().chat.completions.create, model="clerk", tools=tools, temperature=0)
+        answer = create(messages=messages).choices[0].message
+        result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": '{"state": "lost"}'}
+        create(messages=[*messages, answer.model_dump(exclude_none=True), result])
+        first, second = server.turns()
+    *context, reply = (part for turn in (first, second) for part in turn.turns)
+    served = np.concatenate([first.token_ids, second.token_ids])
+    renderer = Renderer(load_clerk().tokenizer, tools=(Tool(**tool),))
+    corrected = Message(role="assistant", content="It is lost.")
+    pair = WrittenPair(
+        prompt=tuple(part.message for part in context),
+        chosen=corrected,
+        rejected=reply.message,
+        tools=None,
+        place="line 1",
+    )
+    tokens = tokenize_pair(pair, renderer, max_context=2048)
+    assert context[0].message.content.startswith("You are a clerk.")
+    assert tokens.prompt_ids.tolist() == served[: reply.start].tolist()
+    assert tokens.rejected_ids.tolist() == served[reply.start : reply.stop].tolist()
+    assert renderer.decode(tokens.chosen_ids.tolist()) == "It is lost."
+    assert tokens.chosen_ids[-1] == renderer.stop_id
+    assert tokens.chosen_mask.all()
+    with pytest.raises(DataError, match=r"line 1: the pair has \d+ tokens, but the model reads 20\. Shorten it"):
+        tokenize_pair(pair, renderer, max_context=20)
+
+
+def test_log_probabilities_are_summed_over_the_reply(policy: TransformersPolicy):
+    """By hand from the logits of one sequence at a time, also in passes of one sequence."""
+    messages = {name: Message(role="assistant", content=name) for name in ("Yes, of course.", "No.", "Hm?")}
+    yes, no, other = messages.values()
+    prompt = (Message(role="user", content="Is it there?"),)
+    renderer = Renderer(policy.tokenizer)
+    pairs = [
+        tokenize_pair(
+            WrittenPair(prompt=prompt, chosen=chosen, rejected=rejected, tools=None, place="p"),
+            renderer,
+            max_context=policy.max_context,
+        )
+        for chosen, rejected in ((yes, no), (other, yes))
+    ]
+    expected = []
+    for reply in (yes, no, other, yes):
+        ids, mask = renderer.tokenize_conversation((*prompt, reply))
+        logits = policy.model(input_ids=torch.tensor([ids])).logits[0].detach()
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        expected.append(sum(float(logprobs[k - 1, ids[k]]) for k in range(len(ids)) if mask[k]))
+    for max_tokens in (16384, 1):
+        computed = pair_logprobs(policy.model, pairs, max_tokens=max_tokens)
+        assert computed == pytest.approx(np.array(expected).reshape(2, 2), abs=1e-4)
+
+
+def test_metrics_of_pairs_by_hand():
+    """Margins .5·(1 − 0) = .5, .5·(0 − 2) = −1, .5·(1 − 1) = 0: two thirds of them halves of a tie or above.
+
+    Loss (ln(1 + e^−.5) + ln(1 + e^1) + ln 2)/3 = (.474077 + 1.313262 + .693147)/3 = .826829. Margin −.5/3. Implicit
+    rewards: right, wrong, tied: .5. Likelier: −1 > −2, −3 < −2, −1 > −4: 2/3.
+    """
+    policy = np.array([[-1.0, -2.0], [-3.0, -2.0], [-1.0, -4.0]])
+    reference = np.array([[-2.0, -2.0], [-3.0, -4.0], [-2.0, -5.0]])
+    metrics = preference_metrics(policy, reference, beta=0.5)
+    assert metrics.loss == pytest.approx(0.826829, abs=1e-6)
+    assert metrics.margin == pytest.approx(-1 / 6)
+    assert metrics.reward_accuracy == pytest.approx(0.5)
+    assert metrics.ranking_accuracy == pytest.approx(2 / 3)
+    untrained = preference_metrics(reference, reference, beta=0.5)
+    assert (untrained.loss, untrained.margin, untrained.reward_accuracy) == (pytest.approx(0.693147, abs=1e-6), 0, 0.5)

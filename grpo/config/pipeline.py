@@ -61,7 +61,7 @@ class EvaluationSettings(Settings):
     """Sampling temperature on held-out scenarios."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence level of the intervals."""
-    resamples: int = Field(default=2000, ge=100)
+    resamples: int = Field(default=2000, ge=100, le=1_000_000)
     """Bootstrap resamples over scenarios."""
 
 

@@ -90,6 +90,13 @@ def test_a_run_that_servers_cannot_play_is_refused(tmp_path: Path, sections: dic
         PipelineConfig.model_validate(changed(playable, **sections))
 
 
+def test_resamples_that_no_machine_gets_through_are_refused(tmp_path: Path):
+    """Before any of them is drawn: a million take seconds, 10¹² would take weeks and all of the memory."""
+    document = changed(short_run(tmp_path), evaluation={"resamples": 10**12})
+    with pytest.raises(ValidationError, match="less than or equal to 1000000"):
+        PipelineConfig.model_validate(document)
+
+
 @pytest.mark.parametrize("temperature", [0, 9e-6, 5e-324, float("nan"), float("inf")])
 @pytest.mark.parametrize("section", ["rollout", "evaluation"])
 def test_a_temperature_that_no_distribution_is_sampled_at_is_refused(tmp_path: Path, section: str, temperature: float):

@@ -18,14 +18,15 @@ from grpo.scenario import Scenario
 from grpo.trajectories import Outcome, Trajectory, Turn
 
 _RESAMPLES = 100
-_OF_THE_NUMBERS = (ArithmeticError, LookupError, ValueError)
-"""Exceptions that made-up numbers may cause, so that real ones may not."""
+_OF_THE_CODE = (AttributeError, ImportError, NameError, TypeError)
+"""Exceptions that the gate would raise for real numbers as well. Others may come from numbers that are made up, or from
+files and servers that are not there yet."""
 
 
 def called(facts: Facts) -> Iterator[Exception]:
     """Call each gate of the user's own with made-up evidence on the held-out scenarios.
 
-    A gate that returns something else, or raises an exception that does not depend on the numbers, is refused.
+    A gate is refused if it returns something else than a check, or if its code is wrong.
     """
     gates = [gate for gate in facts.given.gates if isinstance(gate, PythonGate)]
     scenarios = facts.heldout() if gates else ()
@@ -33,7 +34,7 @@ def called(facts: Facts) -> Iterator[Exception]:
         try:
             check(gate, _evidence(facts, scenarios))
         except GRPOError as error:
-            if not isinstance(error.__cause__, _OF_THE_NUMBERS):
+            if error.__cause__ is None or isinstance(error.__cause__, _OF_THE_CODE):
                 yield ConfigError(f"{error}. It was called with a made-up evaluation of {len(scenarios)} scenarios")
 
 

@@ -156,14 +156,14 @@ def test_a_constant_reward_ends_with_no_learning_signal(module_config: Any, home
     assert registry().find("constant", document.lineage.run) is None
 
 
-def test_learning_rate_zero_fails_as_no_effect(module_config: Any, home: Path):
+def test_a_learning_rate_that_changes_no_weight_fails_as_no_effect(module_config: Any, home: Path):
     """A run that changed nothing does not report success."""
-    with pytest.raises(NoEffect, match="learning rate 0"):
+    with pytest.raises(NoEffect, match="learning rate 1e-30"):
         run(
             module_config,
             home,
             name="frozen",
-            training={"iterations": 1, "learning_rate": 0.0},
+            training={"iterations": 1, "learning_rate": 1e-30},
             registry={"model_name": "frozen"},
         )
     document = read_report(home / "frozen" / "report.json")
@@ -175,7 +175,7 @@ def test_learning_rate_zero_fails_as_no_effect(module_config: Any, home: Path):
 @pytest.mark.parametrize(
     ("ends", "error", "reason"),
     [
-        ("raise KeyError('stock')", ConfigError, "gate broken_gates:late failed: KeyError: 'stock'"),
+        ("raise KeyError('stock')", ConfigError, "gate broken_gates:late raised KeyError: 'stock'"),
         ("sys.exit(0)", BaseException, "SystemExit: 0"),
         (
             "signal.raise_signal(signal.SIGINT); time.sleep(5)",
@@ -190,10 +190,15 @@ def test_a_run_that_fails_after_its_first_update_writes_its_report(
 ):
     """The iterations so far and the reason, whatever ends it; the failure itself is raised as before.
 
-    The gate may run in another thread than the one that handles the signal, so it waits for it.
+    The gate may run in another thread than the one that handles the signal, so it waits for it. It passes when it is
+    tried before the run.
     """
     name = f"ended-{ends[:3]}"
-    gate = f"import signal\nimport sys\nimport time\n\n\ndef late(evidence):\n    {ends}\n"
+    gate = (
+        "import signal\nimport sys\nimport time\n\nfrom grpo.evaluation.schema import GateCheck\n\n\n"
+        f"def late(evidence):\n    if evidence.candidate[0].policy_hash != 'candidate':\n        {ends}\n"
+        "    return GateCheck.of('late', 1.0, '>=', 0.0, 'it comes')\n"
+    )
     module = f"broken_gates_{ends[:3]}"
     (tmp_path / f"{module}.py").write_text(gate)
     with pytest.raises(error):

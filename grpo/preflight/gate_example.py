@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from traceback import walk_tb
 
 import numpy as np
 
 from grpo.config.gates import PythonGate
 from grpo.errors import ConfigError, GRPOError
+from grpo.evaluation import gates
 from grpo.evaluation.evaluate import evaluate
 from grpo.evaluation.evidence import Evidence
-from grpo.evaluation.gates import check
 from grpo.evaluation.strata import Strata
 from grpo.messages import Message
 from grpo.preflight.facts import Facts
@@ -18,9 +19,6 @@ from grpo.scenario import Scenario
 from grpo.trajectories import Outcome, Trajectory, Turn
 
 _RESAMPLES = 100
-_OF_THE_CODE = (AttributeError, ImportError, NameError, TypeError)
-"""Exceptions that the gate would raise for real numbers as well. Others may come from numbers that are made up, or from
-files and servers that are not there yet."""
 
 
 def called(facts: Facts) -> Iterator[Exception]:
@@ -28,14 +26,31 @@ def called(facts: Facts) -> Iterator[Exception]:
 
     A gate is refused if it returns something else than a check, or if its code is wrong.
     """
-    gates = [gate for gate in facts.given.gates if isinstance(gate, PythonGate)]
-    scenarios = facts.heldout() if gates else ()
-    for gate in gates if scenarios else ():
+    own = [gate for gate in facts.given.gates if isinstance(gate, PythonGate)]
+    scenarios = facts.heldout() if own else ()
+    if not scenarios:
+        return
+    evidence = _evidence(facts, scenarios)
+    for gate in own:
         try:
-            check(gate, _evidence(facts, scenarios))
+            gates.check(gate, evidence)
         except GRPOError as error:
-            if error.__cause__ is None or isinstance(error.__cause__, _OF_THE_CODE):
+            if error.__cause__ is None or _is_of_the_code(error.__cause__):
                 yield ConfigError(f"{error}. It was called with a made-up evaluation of {len(scenarios)} scenarios")
+
+
+def _is_of_the_code(error: BaseException) -> bool:
+    """True for an exception that real numbers would cause as well: a name that is missing, or wrong arguments.
+
+    Other exceptions may come from numbers that are made up, from components and states that a made-up episode does not
+    have, or from files and servers that are not there yet.
+    """
+    if isinstance(error, AttributeError):
+        return error.obj is not None
+    if isinstance(error, TypeError):  # raised by the call itself, before the gate's first line
+        *_, (frame, _) = walk_tb(error.__traceback__)
+        return frame.f_code.co_filename == gates.__file__
+    return isinstance(error, ImportError | NameError)
 
 
 def _evidence(facts: Facts, scenarios: Sequence[Scenario]) -> Evidence:

@@ -40,8 +40,15 @@ GRACE_S = 45
 """Time that automations have for their reaction: several times longer than they take and than events are kept back."""
 _MOST = 200
 """Runs that are checked in one go, the oldest first."""
-_WAITS = dict(zip(RECOVERY[:3], (StateType.RUNNING, StateType.PENDING, StateType.CANCELLING), strict=True))
-"""Automations that wait for the next event of a run in a state."""
+_WAITS = {
+    RECOVERY[0]: (StateType.RUNNING, "Running"),
+    RECOVERY[1]: (StateType.PENDING, "Pending"),
+    RECOVERY[2]: (StateType.CANCELLING, "Cancelling"),
+}
+"""Automations that wait for the next event of a run in a state, and the name of the event from which on they wait.
+
+A state may have another name: a worker sets a run from Pending to Submitting, which is of the type Pending as well.
+"""
 
 
 @perpetual_service(enabled_getter=lambda: True)
@@ -71,37 +78,37 @@ async def repeat_lost_events(
     perpetual: Perpetual = Perpetual(automatic=True, every=INTERVAL),  # noqa: B008
 ) -> None:
     """Send the event of a run's state again if the automation for lost runs in this state does not wait for the run."""
-    events: list[Event] = []
+    events: dict[UUID, Event] = {}
     async with db.session_context() as session:
         rows = await session.execute(sa.select(db.Automation).where(db.Automation.name.in_(_WAITS)))
         for row in rows.scalars().all():
-            automation = Automation.model_validate(row, from_attributes=True)
+            automation, read = Automation.model_validate(row, from_attributes=True), datetime.now(UTC)
+            state, name = _WAITS[automation.name]
             waits = sa.select(db.AutomationBucket.bucketing_key).where(
                 db.AutomationBucket.automation_id == automation.id
             )
             waited_for = {key[0] for key in (await session.execute(waits)).scalars()}
             runs = await session.execute(
                 _of_pools(db, sa.select(db.FlowRun), _pools(automation) if automation.enabled else [])
-                .where(db.FlowRun.state_type == _WAITS[automation.name], *_unchanged(db))
+                .where(db.FlowRun.state_type == state, *_unchanged(db))
                 .order_by(db.FlowRun.state_timestamp)
             )
             lost = [run for run in runs.unique().scalars() if f"prefect.flow-run.{run.id}" not in waited_for]
             for run in lost[:_MOST]:
                 logger.warning("no automation waits for %s run %s, so its event is sent again", run.state_name, run.id)
-                events.append(
-                    await flow_run_state_change_event(
-                        session=session,
-                        occurred=datetime.now(UTC),
-                        flow_run=run,
-                        initial_state_id=None,
-                        initial_state=None,
-                        validated_state_id=uuid4(),
-                        validated_state=run.state.as_state(),
-                    )
+                events[run.state_id] = await flow_run_state_change_event(
+                    session=session,
+                    occurred=read,
+                    flow_run=run,
+                    initial_state_id=None,
+                    initial_state=None,
+                    validated_state_id=uuid4(),
+                    validated_state=run.state.as_state().model_copy(update={"name": name}),
                 )
-    async with PrefectServerEventsClient() as client:
-        for event in events:
-            await client.emit(event)
+    async with db.session_context() as session, PrefectServerEventsClient() as client:
+        unchanged = await session.execute(sa.select(db.FlowRun.state_id).where(db.FlowRun.state_id.in_(events)))
+        for state_id in unchanged.scalars():
+            await client.emit(events[state_id])
 
 
 async def _restart(db: PrefectDBInterface, run: UUID) -> None:

@@ -21,7 +21,6 @@ import logging
 import warnings
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -36,6 +35,7 @@ from prefect.workers.process import ProcessWorker, ProcessWorkerResult
 
 from grpo_local.workers.fork_servers import Forkable, ForkServers, ForkStarter, forkable, idle_minutes
 from grpo_local.workers.recovery import flow_run_processes, kill_flow_runs
+from grpo_tasks.execution import server_clock
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("prefect.worker.process")
 _GRACE = timedelta(seconds=60)
 """Time that a process has to end after its run has ended."""
-_APART = timedelta(seconds=5)
-"""Smallest difference of two clocks that is corrected. The header has whole seconds, and its way takes time."""
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*matches existing registered type")  # this class replaces Prefect's
@@ -109,8 +107,8 @@ with warnings.catch_warnings():
         async def sync_with_backend(self) -> None:
             """Report to the server, and end processes that go on although their runs have ended on the server."""
             await super().sync_with_backend()
+            await self._compare_clocks()
             with suppress(httpx.HTTPError, PrefectException):
-                await self._compare_clocks()
                 ended = {run for run in self._taken if await self._ended_long_ago(run)}
                 await _kill(ended, "ended on the server")
                 self._taken -= ended
@@ -127,20 +125,20 @@ with warnings.catch_warnings():
             return taken
 
         async def _compare_clocks(self) -> None:
-            before = datetime.now(UTC)
-            date = (await self.client.request("GET", "/health")).headers.get("date")
-            if date is None:  # a proxy has removed it
-                return
-            ahead = parsedate_to_datetime(date) - (before + (datetime.now(UTC) - before) / 2)
-            ahead = ahead if abs(ahead) > _APART else timedelta(0)
-            if abs(ahead - self._ahead) > _APART:
-                logger.warning(
-                    "the clock of Prefect's server is %+.0f s from this one. Runs are taken by the server's clock. Set "
-                    "both clocks by a time server, for example chrony",
-                    ahead.total_seconds(),
-                )
-            self._prefetch_seconds += (ahead - self._ahead).total_seconds()  # what Prefect's worker adds to its clock
-            self._ahead = ahead
+            sent = datetime.now(UTC)
+            with suppress(httpx.HTTPError, PrefectException):
+                answer = await self.client.request("GET", "/health")
+                ahead = server_clock.ahead(answer.headers.get("date"), sent, datetime.now(UTC))
+                if ahead is None or abs(ahead - self._ahead) <= server_clock.APART:
+                    return
+                if ahead:
+                    logger.warning(
+                        "the clock of Prefect's server is %+.0f s from this one. Runs are taken by the server's clock. "
+                        "Set both clocks by a time server, for example chrony",
+                        ahead.total_seconds(),
+                    )
+                self._prefetch_seconds += (ahead - self._ahead).total_seconds()  # what Prefect adds to its own clock
+                self._ahead = ahead
 
         async def _ended_long_ago(self, run: UUID) -> bool:
             try:

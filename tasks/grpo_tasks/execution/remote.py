@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 from uuid import UUID
@@ -30,6 +31,7 @@ from grpo.config.pipeline import ComputeSettings
 from grpo.errors import ConfigError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import module_digests, write_code_artifact
+from grpo_tasks.execution import server_clock
 from grpo_tasks.execution.remote_messages import encode, read_error, read_result_artifact
 from grpo_tasks.execution.results import StageResult
 from grpo_tasks.execution.stage import Stage
@@ -149,7 +151,12 @@ def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> Flo
     }
     try:
         created = run_deployment(
-            deployment, parameters=parameters, flow_run_name=stage.name, timeout=0, idempotency_key=attempt
+            deployment,
+            parameters=parameters,
+            scheduled_time=_now(),
+            flow_run_name=stage.name,
+            timeout=0,
+            idempotency_key=attempt,
         )
         return cast(FlowRun, created)
     except ObjectNotFound as error:
@@ -159,6 +166,15 @@ def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> Flo
         ) from error
     except httpx.TransportError as error:
         raise ConnectionError(f"Prefect's server cannot be reached: {error}") from error
+
+
+def _now() -> datetime:
+    """Time on Prefect's server, because a run is due by its clock."""
+    sent, date = datetime.now(UTC), None
+    with get_client(sync_client=True) as client, suppress(httpx.HTTPStatusError):  # a proxy may answer only the API
+        date = client.request("GET", "/health").headers.get("date")
+    received = datetime.now(UTC)
+    return received + (server_clock.ahead(date, sent, received) or timedelta(0))
 
 
 def _outcome(stage: Stage[..., R], flow_run: FlowRun, state: State[Any], store: str) -> R:

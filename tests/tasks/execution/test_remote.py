@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -241,6 +242,22 @@ def test_a_stage_that_no_worker_takes_is_told(
         while f"Start one for the work pool of {deployment}" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.2)
     assert f"rollout waits for a worker. Start one for the work pool of {deployment}" in caplog.text
+
+
+class _TenMinutesAhead(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) + timedelta(minutes=10)
+
+
+def test_a_stage_is_due_at_once_although_the_clock_of_its_sender_is_ahead(
+    inputs: dict[str, Any], deployment: str, monkeypatch: pytest.MonkeyPatch
+):
+    """By the sender's clock it would be due ten minutes later, and no worker would take it before."""
+    monkeypatch.setattr(remote, "datetime", _TenMinutesAhead)
+    with _sending([inputs], deployment) as (parent, _, _), get_client(sync_client=True) as client:
+        sent = _sent(client, parent, 1)[0]
+        assert sent.expected_start_time < datetime.now(UTC) + timedelta(minutes=5)
 
 
 def test_a_deployment_that_is_not_there_is_named(inputs: dict[str, Any]):

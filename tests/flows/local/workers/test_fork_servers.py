@@ -53,9 +53,10 @@ def project(tmp_path: Path) -> Path:
             (package / "__init__.py").touch()
     (folder / "prefect/flow_engine.py").write_text(_ENGINE)
     sources = ROOT / "flows" / "grpo_local"
-    (folder / "grpo_local").mkdir()
-    (folder / "grpo_local/__init__.py").touch()
-    (folder / "grpo_local/workers/fork_server.py").write_text((sources / "fork_server.py").read_text())
+    (folder / "grpo_local/workers").mkdir(parents=True)
+    for package in ("grpo_local", "grpo_local/workers"):
+        (folder / package / "__init__.py").touch()
+    (folder / "grpo_local/workers/fork_server.py").write_text((sources / "workers/fork_server.py").read_text())
     (folder / "grpo_local/settings.py").write_text(
         f"import importlib\nLEARNER = {PRELOADED[2:]!r}\n"
         "def import_packages(*names):\n    for name in names: importlib.import_module(name)\n"

@@ -99,7 +99,7 @@ def test_an_agent_replies_only_after_initialize():
     [
         ([], "no messages"),
         ([{"role": "bot", "content": "x"}], "role 'bot' is unknown"),
-        ([{"speaker": "user", "content": "x"}], "got content, speaker"),
+        ([{"speaker": "user", "content": "x"}], "this one has content, speaker"),
         ([{"role": "user", "content": 3}], "is a int"),
         ([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}], "a tool call is"),
     ],

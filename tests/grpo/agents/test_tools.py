@@ -147,7 +147,7 @@ def test_an_exception_of_a_tool_returns_a_typed_error(function: Any, message: st
         ({"name": "", "function": multiply}, "'' is empty"),
         ({"name": "x", "function": 3}, "cannot be called"),
         ({"name": "x", "function": multiply, "parameters": {"type": "thing"}}, "not a JSON schema"),
-        ({"name": "x", "fn": multiply}, "got name, fn"),
+        ({"name": "x", "fn": multiply}, "this one has name, fn"),
         ({"name": "x", "function": lambda *rest: rest}, "without names"),
     ],
 )
@@ -213,7 +213,7 @@ def test_tools_are_registered_before_initialize():
     agent.register_tool("multiply", multiply)
     run(agent.initialize())
     assert run(agent.generate_response("2 · 2?")) == "4"
-    with pytest.raises(ConfigError, match="before initialize"):
+    with pytest.raises(ConfigError, match="was registered after initialize"):
         agent.register_tool("search", search)
 
 

@@ -36,7 +36,7 @@ def written(folder: Path, *records: object) -> WrittenPairs:
     ("changes", "reason"),
     [
         ({"rejected": [GOOD]}, "line 2 is not a preference pair .chosen and rejected are the same"),
-        ({"chosen": [USER]}, "chosen is a reply of the assistant"),
+        ({"chosen": [USER]}, "chosen must be a reply of the assistant"),
         ({"chosen": [GOOD, BAD]}, "chosen is a list of one message"),
         ({"rejected": "What?"}, "rejected is a list of one message"),
         ({"prompt": [USER, GOOD]}, "its prompt ends with a message of the assistant"),

@@ -202,13 +202,44 @@ def test_a_logged_exchange_is_read_wherever_a_proxy_writes_it(tmp_path: Path, re
         assert (record.data["context"], record.data["expected"]) == ("Be brief.", {"responses": [DONE]})
 
 
-def test_a_reply_beside_its_messages_is_read(tmp_path: Path) -> None:
-    """As a text. A response that has no message is quarantined, because the reply would be lost."""
-    messages = [{"role": "user", "content": ASKED}]
-    record = read(tmp_path, {"messages": messages, "response": DONE})
-    assert record.data is not None
-    assert record.data["expected"] == {"responses": [DONE]}
-    assert (read(tmp_path, {"messages": messages, "response": {"error": "x"}}).problem or "").startswith("no choice")
+DIFFERS = ("record.response: it differs from the reply that the messages end with",)
+NO_REPLY = ("record.response: it is no reply in a known format",)
+COMPLETION = {"choices": [{"message": {"role": "assistant", "content": DONE}}]}
+CLAUDE = {"role": "assistant", "content": [{"type": "text", "text": DONE}]}
+
+
+@pytest.mark.parametrize(
+    ("ends_with_reply", "response", "responses", "ignored"),
+    [
+        (False, DONE, [DONE], ()),
+        (False, COMPLETION, [DONE], ()),
+        (False, {"error": "x"}, [], NO_REPLY),
+        (False, 200, [], NO_REPLY),
+        (True, DONE, [DONE], ()),
+        (True, f"{DONE}\n", [DONE], ()),
+        (True, COMPLETION, [DONE], ()),
+        (True, CLAUDE, [DONE], ()),
+        (True, "200 OK", [DONE], DIFFERS),
+        (True, {"choices": [{"message": {"role": "assistant", "content": "No."}}]}, [DONE], DIFFERS),
+        (True, {"choices": []}, [DONE], DIFFERS),
+        (True, {"score": 1}, [DONE], NO_REPLY),
+    ],
+)
+@pytest.mark.parametrize("agent", ["assistant", "model"])
+def test_a_response_beside_messages_is_the_reply_if_they_have_none(
+    tmp_path: Path, ends_with_reply: bool, response: Any, responses: list[str], ignored: tuple[str, ...], agent: str
+) -> None:
+    """The same reply is not read twice. Another one, and what is no reply, is left out and counted."""
+    reply = [{"role": agent, "content": DONE}] if ends_with_reply else []
+    record = read(tmp_path, {"messages": [{"role": "user", "content": ASKED}, *reply], "response": response})
+    assert record.data is not None, record.problem
+    assert (record.data["expected"], record.ignored) == ({"responses": responses}, ignored)
+
+
+def test_a_completion_without_a_message_is_quarantined_if_it_has_to_be_the_reply(tmp_path: Path) -> None:
+    """The reply would be lost."""
+    item = {"messages": [{"role": "user", "content": ASKED}], "response": {"choices": []}}
+    assert (read(tmp_path, item).problem or "").startswith("no choice in the response")
 
 
 @pytest.mark.parametrize(

@@ -96,26 +96,36 @@ def _fields(
     read: Callable[[dict[str, Any], ChatSettings], LoggedChat], name: str, settings: ChatSettings, data: dict[str, Any]
 ) -> Converted:
     data = {key: value for key, value in data.items() if value is not None}
-    undesired = _undesired(data)
-    chat = read({key: value for key, value in data.items() if key not in _LABELS or _truth(value) is None}, settings)
-    if undesired is not None and chat.messages and chat.messages[-1].role == "assistant":
-        reason = f"record.{undesired}: a reply that is labelled as undesired is not a reference"
-        messages = (*chat.messages[:-1], replace(chat.messages[-1], weight=0))
-        chat = replace(chat, messages=messages, ignored=(*chat.ignored, reason))
+    labels = _labels(data, settings)
+    chat = read({key: value for key, value in data.items() if key not in labels}, settings)
+    if (undesired := next((name for name, desired in labels.items() if not desired), None)) is not None:
+        chat = _without_last_reply(chat, undesired)
     fields = {**chat_fields(chat, users=settings.users), **_origin(data, name, settings).fields()}
     return fields, chat.all_ignored
 
 
-def _undesired(data: Mapping[str, Any]) -> str | None:
-    """The label that says that the last reply of a record is a bad one, if there is one."""
-    return next((name for name in _LABELS if _truth(data.get(name)) is False), None)
+def _labels(data: Mapping[str, Any], settings: ChatSettings) -> dict[str, bool]:
+    """Labels of the last reply, unless the settings name these keys for something else: is it desired?"""
+    own = (settings.column, *settings.names.values())
+    truths = {name: _truth(data.get(name)) for name in _LABELS if name not in own}
+    return {name: desired for name, desired in truths.items() if desired is not None}
 
 
 def _truth(value: Any) -> bool | None:
-    """A switch, which a table has as a text. None for every other value, such as the name of a class."""
+    """A switch: true, false, 1 or 0, also as a text. None for every other value, such as the name of a class."""
     if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.strip().lower())
-    return value if isinstance(value, bool) else None
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
+    return bool(value) if isinstance(value, int) and value in (0, 1) else None
+
+
+def _without_last_reply(chat: LoggedChat, label: str) -> LoggedChat:
+    """The chat with weight 0 for the agent's last message, which a label says is undesired."""
+    last = max((k for k, message in enumerate(chat.messages) if message.role == "assistant"), default=None)
+    if last is None:
+        return replace(chat, ignored=(*chat.ignored, f"record.{label}: the chat has no reply that it could belong to"))
+    messages = (*chat.messages[:last], replace(chat.messages[last], weight=0), *chat.messages[last + 1 :])
+    reason = f"record.{label}: a reply that is labelled as undesired is not a reference"
+    return replace(chat, messages=messages, ignored=(*chat.ignored, reason))
 
 
 def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:

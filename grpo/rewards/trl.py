@@ -23,7 +23,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from itertools import islice
 from typing import Any
 
 from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
@@ -84,16 +85,17 @@ class TRLReward(GroupReward):
         with errors_at(self._place), naming_columns(episodes[0]), failures:
             returned: Any = self._function(**accepted(self._function, unbound))
             group_scores = await returned if inspect.isawaitable(returned) else returned
-            scores = list(group_scores) if _is_ordered(group_scores) else None
+            scores = list(islice(group_scores, len(episodes) + 1)) if _is_ordered(group_scores) else None
         if scores is None:
             raise RewardError(
                 f"{self._place} returned {shown(group_scores)} for {len(episodes)} completions. Return a list with "
                 "one number for each, None if it does not apply"
             )
         if len(scores) != len(episodes):
+            count = _count(group_scores, scores, len(episodes))
             raise RewardError(
-                f"{self._place} returned {len(scores)} rewards for {len(episodes)} completions. Return a list with one "
-                "for each, None if it does not apply"
+                f"{self._place} returned {count} rewards for {len(episodes)} completions. Return a list with one for "
+                "each, None if it does not apply"
             )
         return [self._result(score, notes.of(index)) for index, score in enumerate(scores)]
 
@@ -115,6 +117,13 @@ def _is_ordered(scores: Any) -> bool:
     A set forgets equal scores, and a text or a dict has no scores.
     """
     return isinstance(scores, Iterable) and not isinstance(scores, (str, bytes, Mapping, Set))
+
+
+def _count(returned: Any, read: Sequence[Any], wanted: int) -> str:
+    """How many scores a function returned. Of a generator, which may be endless, one more than wanted are read."""
+    if isinstance(returned, Sized):
+        return str(len(returned))
+    return f"more than {wanted}" if len(read) > wanted else str(len(read))
 
 
 class _Notes:

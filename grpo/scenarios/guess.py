@@ -238,7 +238,12 @@ def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _are_messages(names: Sequence[str]) -> bool:
-    """Are the rows single messages of conversations, and no column with a known name tells of which ones?"""
+    """Are the rows single messages of conversations, and no column with a known name tells of which ones?
+
+    A row with a question and an answer is a whole exchange, also if it has a column `role`, e.g. for a persona.
+    """
+    if _first(names, _QUESTIONS) and _first(names, _ANSWERS):
+        return False
     return bool(_first(names, _SPEAKER_KINDS) and _first(names, _TEXTS)) and _first(names, _GROUPS) is None
 
 

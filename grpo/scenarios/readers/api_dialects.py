@@ -17,6 +17,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from grpo.data_errors import excerpt
+
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _CALLS = ("tool_use", "tool-call", "tool_call", "toolUse", "functionCall", "function_call")
 _RESULTS = (
@@ -150,12 +152,19 @@ def split_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _agent_messages(own: dict[str, Any], parts: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Messages of an agent's parts. After the results of a step, its next text begins another message."""
-    declared = [*(own.pop("tool_calls", None) or ())]
-    repeated = {call.get("id") for call in declared if isinstance(call, Mapping)}
+    """Messages of an agent's parts. After the results of a step, its next text begins another message.
+
+    If `tool_calls` is not a list, the message keeps it, so that the parser refuses it.
+    """
+    declared = own.pop("tool_calls", None) or []
+    if not isinstance(declared, list):
+        yield {**own, "tool_calls": declared}
+        return
+    ids = [call.get("id") for call in declared if isinstance(call, Mapping)]
+    repeated = {excerpt(call_id) for call_id in ids if call_id is not None}
     content: list[Any] = []
     reasoning: list[str] = []
-    calls: list[Any] = declared
+    calls: list[Any] = [*declared]
     results: list[dict[str, Any]] = []
     for part in parts:
         kind, call = _kind(part), _call(part)
@@ -164,7 +173,7 @@ def _agent_messages(own: dict[str, Any], parts: Sequence[Any]) -> Iterator[dict[
             yield from results
             content, reasoning, calls, results = [], [], [], []
         if call is not None:
-            calls += [] if call["id"] is not None and call["id"] in repeated else [call]
+            calls += [] if excerpt(call["id"]) in repeated else [call]
         if (result := _result(part)) is not None:
             results.append(result)
         elif kind in _REASONING or (isinstance(part, Mapping) and part.get("thought") is True):
@@ -210,15 +219,20 @@ def _body(part: Mapping[str, Any], kind: str | None) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else part
 
 
-def _is_page_tool(kind: str | None) -> bool:
-    """Is this a call with its result, as AI SDK shows it on a page (`tool-NAME`)?"""
-    named = kind is not None and kind.startswith("tool-") and kind not in (*_CALLS, *_RESULTS)
-    return named or kind == "dynamic-tool"
+def _is_page_tool(part: Any) -> bool:
+    """Is this a call with its result, as AI SDK shows it on a page (`tool-NAME`)?
+
+    Its `state` tells it from the SDK's own types, such as `tool-error` and `tool-approval-request`, which have none.
+    """
+    kind = _kind(part)
+    if kind is None or kind in (*_CALLS, *_RESULTS):
+        return False
+    return kind == "dynamic-tool" or (kind.startswith("tool-") and isinstance(part.get("state"), str))
 
 
 def _call(part: Any) -> dict[str, Any] | None:
     kind = _kind(part)
-    if kind not in _CALLS and not _is_page_tool(kind):
+    if kind not in _CALLS and not _is_page_tool(part):
         return None
     body = _body(part, kind)
     name = _first(body, *_NAMES) or (kind or "").removeprefix("tool-")
@@ -230,10 +244,10 @@ def _call(part: Any) -> dict[str, Any] | None:
 
 def _result(part: Any) -> dict[str, Any] | None:
     kind = _kind(part)
-    if not isinstance(part, Mapping) or (kind not in _RESULTS and not _is_page_tool(kind)):
+    if not isinstance(part, Mapping) or (kind not in _RESULTS and not _is_page_tool(part)):
         return None
     body = _body(part, kind)
-    if _is_page_tool(kind) and not body.keys() & {"output", "errorText"}:
+    if _is_page_tool(part) and not body.keys() & {"output", "errorText"}:
         return None
     value = _first(body, "errorText", *_OUTPUTS)
     call_id = _first(body, *_IDS)

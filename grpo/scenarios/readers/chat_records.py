@@ -96,37 +96,50 @@ def _fields(
     read: Callable[[dict[str, Any], ChatSettings], LoggedChat], name: str, settings: ChatSettings, data: dict[str, Any]
 ) -> Converted:
     data = {key: value for key, value in data.items() if value is not None}
-    undesired = _undesired(data)
-    chat = read({key: value for key, value in data.items() if key not in _LABELS or _truth(value) is None}, settings)
-    if undesired is not None and chat.messages and chat.messages[-1].role == "assistant":
-        reason = f"record.{undesired}: a reply that is labelled as undesired is not a reference"
-        messages = (*chat.messages[:-1], replace(chat.messages[-1], weight=0))
-        chat = replace(chat, messages=messages, ignored=(*chat.ignored, reason))
+    labels = _labels(data, settings)
+    chat = read({key: value for key, value in data.items() if key not in labels}, settings)
+    if (undesired := next((name for name, desired in labels.items() if not desired), None)) is not None:
+        chat = _without_last_reply(chat, undesired)
     fields = {**chat_fields(chat, users=settings.users), **_origin(data, name, settings).fields()}
     return fields, chat.all_ignored
 
 
-def _undesired(data: Mapping[str, Any]) -> str | None:
-    """The label that says that the last reply of a record is a bad one, if there is one."""
-    return next((name for name in _LABELS if _truth(data.get(name)) is False), None)
+def _labels(data: Mapping[str, Any], settings: ChatSettings) -> dict[str, bool]:
+    """Labels of the last reply, unless the settings name these keys for something else: is it desired?"""
+    own = (settings.column, *settings.names.values())
+    truths = {name: _truth(data.get(name)) for name in _LABELS if name not in own}
+    return {name: desired for name, desired in truths.items() if desired is not None}
 
 
 def _truth(value: Any) -> bool | None:
-    """A switch, which a table has as a text. None for every other value, such as the name of a class."""
+    """A switch: true, false, 1 or 0, also as a text. None for every other value, such as the name of a class."""
     if isinstance(value, str):
-        return {"true": True, "false": False}.get(value.strip().lower())
-    return value if isinstance(value, bool) else None
+        return {"true": True, "1": True, "false": False, "0": False}.get(value.strip().lower())
+    return bool(value) if isinstance(value, int) and value in (0, 1) else None
+
+
+def _without_last_reply(chat: LoggedChat, label: str) -> LoggedChat:
+    """The chat with weight 0 for the agent's last message, which a label says is undesired."""
+    last = max((k for k, message in enumerate(chat.messages) if message.role == "assistant"), default=None)
+    if last is None:
+        return replace(chat, ignored=(*chat.ignored, f"record.{label}: the chat has no reply that it could belong to"))
+    messages = (*chat.messages[:last], replace(chat.messages[last], weight=0), *chat.messages[last + 1 :])
+    reason = f"record.{label}: a reply that is labelled as undesired is not a reference"
+    return replace(chat, messages=messages, ignored=(*chat.ignored, reason))
 
 
 def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     ignored: list[str] = []
-    data = rewrite_record(_with_request(data) if settings.column is None else data)
+    if settings.column is None:
+        data, ignored = _with_request(data, settings)
+    data = rewrite_record(data)
     if settings.column is None and TREE in data:
         given = {key: value for key, value in data.items() if key not in (TREE, END)}
         data = {**given, "messages": branch_of(data)}
     list_key = _list_key(data, settings)
     if list_key is None:
-        return _logged_chat(data, settings)
+        chat = _logged_chat(data, settings)
+        return replace(chat, ignored=(*ignored, *chat.ignored))
     messages = _parsed(data[list_key], list_key)
     if isinstance(messages, Mapping) and isinstance(messages.get("messages"), list):
         messages = messages["messages"]
@@ -149,8 +162,8 @@ _EXCHANGES = (("request", "response"), ("request_body", "response_body"))
 """Keys of a logged request and of its response. In each of them the document may be under `body`."""
 
 
-def _with_request(data: dict[str, Any]) -> dict[str, Any]:
-    """The record with its exchange under `request` and `response`, if it has one.
+def _with_request(data: dict[str, Any], settings: ChatSettings) -> tuple[dict[str, Any], list[str]]:
+    """The record with its exchange under `request` and `response`, if it has one, and what was left out of it.
 
     {"request_body": R, "response_body": A}, {"request": {"body": R}, "response": {"body": A}} and
     {**R, "response": A} → {"request": R, "response": A}
@@ -159,17 +172,49 @@ def _with_request(data: dict[str, Any]) -> dict[str, Any]:
         if isinstance(data.get(asked), dict):
             kept = {key: value for key, value in data.items() if key not in (asked, answered)}
             exchange = {"request": _under_body(data[asked]), "response": _under_body(data.get(answered))}
-            return {**kept, **{key: value for key, value in exchange.items() if value is not None}}
+            return {**kept, **{key: value for key, value in exchange.items() if value is not None}}, []
     response, key = data.get("response"), next((key for key in ("messages", "contents") if key in data), None)
-    if key is None or not isinstance(data[key], list):
-        return data
-    if isinstance(response, str) and response.strip():
-        kept = {name: value for name, value in data.items() if name != "response"}
-        return {**kept, key: [*data[key], {"role": "assistant", "content": response}]}
-    if not isinstance(response, dict) or not response:
-        return data
-    request = {name: value for name, value in data.items() if name in (*REQUEST, "contents", "system")}
-    return {**{name: value for name, value in data.items() if name not in request}, "request": request}
+    if key is None or not isinstance(data[key], list) or response in (None, "", {}, []):
+        return data, []
+    kept = {name: value for name, value in data.items() if name != "response"}
+    message = _reply_beside(response)
+    if message is None:
+        return kept, ["record.response: it is no reply in a known format"]
+    if (last := _last_reply(data[key], settings)) is not None:
+        if _repeats(message, last, settings):
+            return kept, []
+        return kept, ["record.response: it differs from the reply that the messages end with"]
+    if isinstance(response, str):
+        return {**kept, key: [*data[key], message]}, []
+    request = {name: value for name, value in kept.items() if name in (*REQUEST, "contents", "system")}
+    others = {name: value for name, value in data.items() if name not in request}
+    return {**others, "request": request}, []
+
+
+def _reply_beside(response: Any) -> Any:
+    """The message of a response that stands beside messages. None if the response is neither a text nor a completion.
+
+    A completion without a message gives an empty object, so that it is refused as every other one.
+    """
+    if isinstance(response, str):
+        return {"role": "assistant", "content": response} if response.strip() else None
+    completion = rewrite_reply(response)
+    if not isinstance(completion, dict) or "choices" not in completion:
+        return None
+    message = try_call(lambda: reply_of(completion, []))
+    return {} if isinstance(message, Exception) else message
+
+
+def _last_reply(messages: list[Any], settings: ChatSettings) -> LoggedMessage | None:
+    """The last message, if it is the agent's. In a chat that cannot be read there is none, and the chat is refused."""
+    parsed = try_call(lambda: parse_messages(openai_messages(messages, settings)))
+    return parsed[-1] if isinstance(parsed, tuple) and parsed and parsed[-1].role == "assistant" else None
+
+
+def _repeats(message: Any, last: LoggedMessage, settings: ChatSettings) -> bool:
+    """Does a response say the same as the reply that the messages end with? A text has no calls to compare."""
+    reply = _last_reply([message], settings)
+    return reply is not None and reply.content.strip() == last.content.strip() and reply.calls in ((), last.calls)
 
 
 def _under_body(value: Any) -> Any:

@@ -25,11 +25,9 @@ SAMPLING = "how the reply was sampled"
 ACCOUNT = "identifiers and accounting of the API"
 _SOUND = "!sound is not read"
 
-MARKS = ("train", "training", "loss")
-"""Switches that say if a turn is learned, as axolotl (`train`, `training`) and ms-swift (`loss`) write them."""
 MESSAGE: dict[str, str] = {
     **dict.fromkeys(("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"), READ),
-    **dict.fromkeys(("weight", *MARKS, "reasoning_content", "reasoning", "thinking"), READ),
+    **dict.fromkeys(("weight", "reasoning_content", "reasoning", "thinking"), READ),
     **dict.fromkeys(("train_detail", "training_detail"), "!spans of a text that are learned are not read"),
     "audio": _SOUND,
     "annotations": "links to the sources of a reply",
@@ -113,6 +111,17 @@ RECORD: dict[str, str] = {
     **REQUEST,
 }
 """Fields of a record of a file: of a fine-tuning file, of a log, or of the input of a batch."""
+
+
+def is_mark(name: Any, value: Any) -> bool:
+    """Is this field of a message a switch that says if the turn is learned?
+
+    axolotl writes `train` and `training`, ms-swift writes `loss`. A number under `loss` or `training`, such as the loss
+    that a trainer logged, and a text are no switch.
+    """
+    if name not in ("train", "training", "loss"):
+        return False
+    return isinstance(value, bool) or (name == "train" and type(value) is int and value in (0, 1))
 
 
 def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, place: str) -> tuple[str, ...]:

@@ -25,12 +25,12 @@ from grpo.scenarios.readers.openai_fields import (
     CALL,
     CALL_FUNCTION,
     CHOICE,
-    MARKS,
     MESSAGE,
     RESPONSE,
     TEXT_PART,
     TOOL,
     TOOL_FUNCTION,
+    is_mark,
     left_out,
 )
 
@@ -67,7 +67,8 @@ def parse_message(message: Any, number: int) -> LoggedMessage:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise ValueError(f"unknown role: {excerpt(role, _SHOWN)} in message {number}. Known are {', '.join(_ROLES)}")
-    ignored = list(left_out(MESSAGE, message, "message", f"message {number}"))
+    fields = {field: value for field, value in message.items() if not is_mark(field, value)}
+    ignored = list(left_out(MESSAGE, fields, "message", f"message {number}"))
     calls = _calls(message, number, ignored)
     if calls and role != "assistant":
         raise ValueError(f"tool call of another role: {role} in message {number}. Only the assistant calls tools")
@@ -96,17 +97,12 @@ def _function_id(name: str) -> str:
 
 
 def _weight(message: Mapping[str, Any], number: int) -> int:
-    """1, or 0 for a turn that must not be learned: its `weight` is 0, or one of `MARKS` is false."""
-    for field in ("weight", *MARKS):
-        value = message.get(field)
-        if value is None:
-            continue
-        if value not in (0, 1) or (field == "weight" and isinstance(value, bool)):
-            known = "0 or 1" if field == "weight" else "true or false"
-            raise ValueError(f"{field} is not {known}: {excerpt(value, _SHOWN)} in message {number}")
-        if not value:
-            return 0
-    return 1
+    """1, or 0 for a turn that must not be learned: its `weight` is 0, or one of its marks is false."""
+    weight = message.get("weight")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1)):
+        raise ValueError(f"weight is not 0 or 1: {excerpt(weight, _SHOWN)} in message {number}")
+    marks = [value for field, value in message.items() if is_mark(field, value)]
+    return 1 if weight != 0 and all(marks) else 0
 
 
 def _reasoning(message: Mapping[str, Any], number: int) -> str | None:

@@ -81,6 +81,11 @@ def test_text_of_others_is_one_line_that_a_terminal_does_not_obey():
             ["kind: csv", "user_responses: question", "id: ticket"],
         ),
         (
+            "personas.csv",
+            "id,role,question,text,answer\n1,teacher,Hi there.,Lesson 1,Hello.\n",
+            ["kind: csv", "user_responses: question", "expected.responses: answer"],
+        ),
+        (
             "desk.csv",
             "Ticket ID,Author,Created at,Body\n1,end-user,2026-11-20 09:00,Hi there.\n1,agent,2026-11-20 09:01,Yes?\n",
             ["kind: csv", "group_by: Ticket ID", "speaker: Author", "text: Body", "order: Created at"],

@@ -91,6 +91,14 @@ def generated(completions, **kwargs):
     for completion in completions:
         yield len(completion[0]["content"])
 
+def too_many(completions, **kwargs):
+    for number in range(1000):
+        CALLS.append(number)
+        yield 1.0
+
+def long(completions, **kwargs):
+    return [1.0] * 10
+
 def mapped(completions, **kwargs):
     return map(lambda completion: len(completion[0]["content"]), completions)
 '''
@@ -167,6 +175,13 @@ def test_scores_may_be_generated(name: str):
     assert numbers(score([component(name)], "long", "2")) == [4.0, 1.0]
 
 
+def test_a_generator_is_read_to_one_score_too_many():
+    """One without an end would fill the memory."""
+    with pytest.raises(RewardError, match="returned more than 2 rewards for 2 completions"):
+        score([component("too_many")], "long", "2")
+    assert sys.modules["trl_rewards"].CALLS == [0, 1, 2]
+
+
 def test_async_functions_columns_and_options():
     """A column by its name; an option is bound, and one that the signature does not have is refused."""
     assert numbers(score([component("accuracy", options={"scale": 0.5})], "2", "3")) == [0.5, 0.0]
@@ -209,6 +224,7 @@ def test_logged_metrics_and_columns_are_in_the_metadata():
     ("name", "reason"),
     [
         ("short", r"trl_rewards:short \(.*trl_rewards.py\) returned 1 rewards for 2 completions"),
+        ("long", "returned 10 rewards for 2 completions"),
         ("nan", r"trl_rewards:nan \(.*\) returned nan for a completion\. Return a finite number, or None"),
         ("fails", r"trl_rewards:fails \(.*trl_rewards.py\): ZeroDivisionError: division by zero"),
         ("nothing", r"trl_rewards:nothing \(.*\) returned None for 2 completions\. Return a list with one number"),

@@ -15,6 +15,7 @@ from grpo.scenarios.sources import read_records
 SCHEMA = {"type": "object", "properties": {"order": {"type": "string"}}}
 UPPER = {"type": "OBJECT", "properties": {"order": {"type": "STRING"}}}
 ASKED, DONE = "Where is order 7?", "It is lost."
+USE = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {"order": "7"}}
 FIELDS = {"name": "look_up", "description": "Look up."}
 
 
@@ -27,7 +28,6 @@ def read(tmp_path: Path, item: dict[str, Any]) -> SourceRecord:
 
 
 def anthropic(*results: Any) -> dict[str, Any]:
-    use = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {"order": "7"}}
     thinking = {"type": "thinking", "thinking": "7?", "signature": "x"}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": '{"state": "lost"}'}
     return {
@@ -35,11 +35,20 @@ def anthropic(*results: Any) -> dict[str, Any]:
         "tools": [{**FIELDS, "input_schema": SCHEMA}],
         "messages": [
             {"role": "user", "content": ASKED},
-            {"role": "assistant", "content": [thinking, {"type": "text", "text": "I look."}, use]},
+            {"role": "assistant", "content": [thinking, {"type": "text", "text": "I look."}, USE]},
             {"role": "user", "content": [*(results or (result,))]},
             {"role": "assistant", "content": [{"type": "text", "text": DONE}]},
         ],
     }
+
+
+def agent(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A question, and the agent's message with these parts and fields."""
+    return {"messages": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": [*parts], **fields}]}
+
+
+ASKS = {"type": "tool-approval-request", "approvalId": "a1", "toolCallId": "t1"}
+FAILS = {"type": "tool-error", "toolCallId": "t1", "toolName": "look_up", "input": {"order": "7"}, "error": "down"}
 
 
 BEDROCK = {
@@ -202,13 +211,44 @@ def test_a_logged_exchange_is_read_wherever_a_proxy_writes_it(tmp_path: Path, re
         assert (record.data["context"], record.data["expected"]) == ("Be brief.", {"responses": [DONE]})
 
 
-def test_a_reply_beside_its_messages_is_read(tmp_path: Path) -> None:
-    """As a text. A response that has no message is quarantined, because the reply would be lost."""
-    messages = [{"role": "user", "content": ASKED}]
-    record = read(tmp_path, {"messages": messages, "response": DONE})
-    assert record.data is not None
-    assert record.data["expected"] == {"responses": [DONE]}
-    assert (read(tmp_path, {"messages": messages, "response": {"error": "x"}}).problem or "").startswith("no choice")
+DIFFERS = ("record.response: it differs from the reply that the messages end with",)
+NO_REPLY = ("record.response: it is no reply in a known format",)
+COMPLETION = {"choices": [{"message": {"role": "assistant", "content": DONE}}]}
+CLAUDE = {"role": "assistant", "content": [{"type": "text", "text": DONE}]}
+
+
+@pytest.mark.parametrize(
+    ("ends_with_reply", "response", "responses", "ignored"),
+    [
+        (False, DONE, [DONE], ()),
+        (False, COMPLETION, [DONE], ()),
+        (False, {"error": "x"}, [], NO_REPLY),
+        (False, 200, [], NO_REPLY),
+        (True, DONE, [DONE], ()),
+        (True, f"{DONE}\n", [DONE], ()),
+        (True, COMPLETION, [DONE], ()),
+        (True, CLAUDE, [DONE], ()),
+        (True, "200 OK", [DONE], DIFFERS),
+        (True, {"choices": [{"message": {"role": "assistant", "content": "No."}}]}, [DONE], DIFFERS),
+        (True, {"choices": []}, [DONE], DIFFERS),
+        (True, {"score": 1}, [DONE], NO_REPLY),
+    ],
+)
+@pytest.mark.parametrize("agent", ["assistant", "model"])
+def test_a_response_beside_messages_is_the_reply_if_they_have_none(
+    tmp_path: Path, ends_with_reply: bool, response: Any, responses: list[str], ignored: tuple[str, ...], agent: str
+) -> None:
+    """The same reply is not read twice. Another one, and what is no reply, is left out and counted."""
+    reply = [{"role": agent, "content": DONE}] if ends_with_reply else []
+    record = read(tmp_path, {"messages": [{"role": "user", "content": ASKED}, *reply], "response": response})
+    assert record.data is not None, record.problem
+    assert (record.data["expected"], record.ignored) == ({"responses": responses}, ignored)
+
+
+def test_a_completion_without_a_message_is_quarantined_if_it_has_to_be_the_reply(tmp_path: Path) -> None:
+    """The reply would be lost."""
+    item = {"messages": [{"role": "user", "content": ASKED}], "response": {"choices": []}}
+    assert (read(tmp_path, item).problem or "").startswith("no choice in the response")
 
 
 @pytest.mark.parametrize(
@@ -224,6 +264,10 @@ def test_a_reply_beside_its_messages_is_read(tmp_path: Path) -> None:
             {**anthropic(), "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
             "tool 0 is of type web_search_20250305, which the API runs itself",
         ),
+        (agent(ASKS), "content is not text: part tool-approval-request in message 1"),
+        (agent({"type": "text", "text": DONE}, FAILS), "content is not text: part tool-error in message 1"),
+        (agent(USE, tool_calls=5), "tool_calls are not a list: int in message 1"),
+        (agent(USE, tool_calls={"id": "t1"}), "tool_calls are not a list: dict in message 1"),
         ({"messages": [{"author": "x", "body": "y"}]}, "no role: message 0 has author, body. Name the key of the"),
     ],
 )
@@ -232,13 +276,23 @@ def test_what_is_not_text_is_quarantined(tmp_path: Path, item: dict[str, Any], p
     assert (read(tmp_path, item).problem or "").startswith(problem)
 
 
+@pytest.mark.parametrize("call_id", [["t1"], {"a": 1}])
+def test_an_id_of_any_type_is_read_as_in_other_messages(tmp_path: Path, call_id: Any) -> None:
+    """As its JSON: a call of this id is read once, as a part and in `tool_calls`."""
+    call = {"id": call_id, "function": {"name": "look_up", "arguments": {"order": "7"}}}
+    expected = [{"name": "look_up", "arguments": {"order": "7"}, "turn": 0}]
+    for item in (agent({**USE, "id": call_id}, tool_calls=[call]), agent(tool_calls=[call])):
+        record = read(tmp_path, item)
+        assert record.data is not None, record.problem
+        assert record.data["expected"]["calls"] == expected
+
+
 def test_calls_that_langchain_repeats_are_read_once(tmp_path: Path) -> None:
     """Its messages of Anthropic's models have each call as a part and in `tool_calls`."""
-    use = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {"order": "7"}}
     call = {"name": "look_up", "args": {"order": "7"}, "id": "t1"}
     messages = [
         {"type": "human", "content": ASKED},
-        {"type": "ai", "content": [{"type": "text", "text": "I look."}, use], "tool_calls": [call]},
+        {"type": "ai", "content": [{"type": "text", "text": "I look."}, USE], "tool_calls": [call]},
         {"type": "tool", "content": "lost", "tool_call_id": "t1"},
     ]
     outputs = {"generations": [[{"message": {"type": "ai", "content": [{"type": "text", "text": DONE}]}}]]}

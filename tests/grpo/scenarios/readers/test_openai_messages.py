@@ -209,7 +209,7 @@ def test_a_turn_of_weight_0_is_no_reference(tmp_path: Path) -> None:
     assert fields["expected"] == {"responses": []}
 
 
-@pytest.mark.parametrize("mark", [{"train": False}, {"training": False}, {"loss": False}, {"loss": 0, "weight": 1}])
+@pytest.mark.parametrize("mark", [{"train": False}, {"training": False}, {"loss": False}, {"train": 0, "weight": 1}])
 def test_a_turn_that_other_trainers_mask_is_not_a_reference(tmp_path: Path, mark: dict[str, Any]) -> None:
     """The marks of axolotl and ms-swift. If two marks differ, the turn is not learned."""
     wrong = {"role": "assistant", "content": "Dunno.", **mark}
@@ -217,15 +217,42 @@ def test_a_turn_that_other_trainers_mask_is_not_a_reference(tmp_path: Path, mark
     assert (fields["expected"], left_out) == ({"responses": ["It islost."]}, {"message.content"})
 
 
-@pytest.mark.parametrize("label", [{"label": False}, {"kto_tag": False}, {"label": "False"}])
+@pytest.mark.parametrize("field", [{"loss": 0.37}, {"loss": 0.0}, {"loss": 0}, {"training": 0}, {"train": "false"}])
+def test_a_field_that_is_no_switch_marks_nothing(tmp_path: Path, field: dict[str, Any]) -> None:
+    """A logged loss, or a text: the reply stays a reference, and the field is counted as unknown."""
+    (read,) = records(tmp_path, {"messages": [ASKED, {**REPLY, **field}]})
+    assert read.data is not None, read.problem
+    assert read.data["expected"] == {"responses": ["It islost."]}
+    assert read.ignored == (f"message.{next(iter(field))}: unknown",)
+
+
+@pytest.mark.parametrize("label", [{"label": False}, {"kto_tag": False}, {"label": "False"}, {"kto_tag": 0}])
 def test_a_reply_that_is_labelled_as_undesired_is_not_a_reference(tmp_path: Path, label: dict[str, Any]) -> None:
     """The labels of KTO. A desired reply, and one with a class as its label, are references."""
     messages = [ASKED, REPLY, ASKED, {"role": "assistant", "content": "Dunno."}]
     fields, left_out = scenario(tmp_path, {"messages": messages, **label})
     assert (fields["expected"]["responses"], left_out) == (["It islost."], {f"record.{next(iter(label))}", CONTENT})
-    for kept in (True, "billing"):
+    for kept in (True, 1, "billing"):
         fields, _ = scenario(tmp_path, {"messages": messages, "label": kept})
         assert fields["expected"]["responses"] == ["It islost.", "Dunno."]
+
+
+def test_a_label_belongs_to_the_last_reply_of_the_agent(tmp_path: Path) -> None:
+    """Also if the user speaks last. In a chat without a reply the label is counted as left out."""
+    fields, left_out = scenario(tmp_path, {"messages": [ASKED, REPLY, ASKED], "label": False})
+    assert (fields["expected"], left_out) == ({"responses": []}, {"record.label", CONTENT})
+    (read,) = records(tmp_path, {"messages": [ASKED], "label": False})
+    assert read.ignored == ("record.label: the chat has no reply that it could belong to",)
+
+
+def test_a_key_that_the_settings_name_is_not_a_label(tmp_path: Path) -> None:
+    """A completion in the column `label` is the text that it is."""
+    path = tmp_path / "sums.jsonl"
+    path.write_text('{"prompt": "1 - 1?", "label": "0"}\n')
+    source = ChatSource(kind="prompt_completion", path=str(path), names={"completion": "label"})
+    (read,) = read_records(source)
+    assert read.data is not None, read.problem
+    assert read.data["expected"] == {"responses": ["0"]}
 
 
 @pytest.mark.parametrize(
@@ -235,11 +262,10 @@ def test_a_reply_that_is_labelled_as_undesired_is_not_a_reference(tmp_path: Path
         ({"messages": [ASKED, REPLY], "rejected_message": REPLY}, "record.rejected_message cannot be read"),
         ({"messages": [ASKED, {**REPLY, "train_detail": [{"begin_offset": 0}]}]}, "message.train_detail cannot be"),
         ({"messages": [{**ASKED, "attachments": [{"url": "a.png"}]}, REPLY]}, "message.attachments cannot be read"),
-        ({"messages": [ASKED, {**REPLY, "train": "no"}]}, "train is not true or false: no in message 1"),
     ],
 )
 def test_what_makes_another_conversation_is_quarantined(tmp_path: Path, item: dict[str, Any], problem: str) -> None:
-    """Rejected replies, spans of a text, attached files, and marks that cannot be read."""
+    """Rejected replies, spans of a text, and attached files."""
     (broken,) = records(tmp_path, item)
     assert problem in (broken.problem or "")
 

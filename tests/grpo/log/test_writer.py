@@ -356,7 +356,7 @@ def test_a_log_without_its_salt_is_not_opened(tmp_path: Path, damage: bytes | No
     (tmp_path / "salt").unlink()
     if damage is not None:
         (tmp_path / "salt").write_bytes(damage)
-    with pytest.raises(StorageError, match="Restore (it|the file)"):
+    with pytest.raises(StorageError, match=r"Restore (it|the file)"):
         asyncio.run(use())
 
 

@@ -267,6 +267,33 @@ def test_mlflows_client_works_with_the_login(tracking: Tracking, tmp_path: Path,
     assert client.get_trace(mlflow.get_last_active_trace_id()).info.state == "OK"
 
 
+def test_a_logged_model_of_a_killed_registration_is_removed(
+    tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With its files, by the client that the next registration of the run uses."""
+    import mlflow
+    from mlflow import MlflowClient
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    from grpo.registry.logged_models import HOST, NAME, sweep_abandoned
+
+    for name, value in zip((USERNAME, PASSWORD), tracking.login, strict=True):
+        monkeypatch.setenv(name, value)
+    mlflow.set_tracking_uri(tracking.url)
+    client = MlflowClient(tracking.url)
+    run = client.create_run(client.create_experiment("killed", artifact_location="mlflow-artifacts:/killed"))
+    model = client.create_logged_model(
+        run.info.experiment_id, name=NAME, source_run_id=run.info.run_id, tags={HOST: socket.gethostname()}
+    )
+    files = get_artifact_repository(model.artifact_location, tracking_uri=tracking.url)
+    (part := tmp_path / "model.safetensors").write_bytes(b"weights")
+    files.log_artifact(str(part))
+    assert [file.path for file in files.list_artifacts()] == ["model.safetensors"]
+    sweep_abandoned(client, run.info.run_id)
+    assert not client.search_logged_models([run.info.experiment_id])
+    assert not files.list_artifacts()
+
+
 def test_files_of_the_server_are_readable_by_the_owner_alone(tracking: Tracking):
     """Its login, its database, and the folder of its artifacts, through which others do not get to what is in it."""
     run = {"name": "files", "artifact_location": "mlflow-artifacts:/files"}

@@ -121,6 +121,9 @@ def test_each_route_of_mlflow_is_answered_or_refused_on_purpose():
         ("TRACE", "/"),
         ("OPTIONS", "/api/2.0/mlflow/experiments/get"),
         ("DELETE", "/"),
+        ("DELETE", "/api/2.0/mlflow-artifacts/artifacts/"),
+        ("DELETE", "/api/2.0/mlflow-artifacts/artifacts/1//"),
+        ("GET", "/api/2.0/mlflow-artifacts/artifacts/1/"),
     ],
 )
 def test_no_spelling_of_a_path_is_another_path(method: str, path: str):
@@ -139,6 +142,7 @@ def test_no_spelling_of_a_path_is_another_path(method: str, path: str):
         ("POST", "/api/2.0/mlflow/logged-models"),
         ("DELETE", "/api/2.0/mlflow/logged-models/m-1/tags/a key"),
         ("PUT", "/api/2.0/mlflow-artifacts/artifacts/1/run/artifacts/50%.txt"),
+        ("DELETE", "/api/2.0/mlflow-artifacts/artifacts/1/models/m-1/artifacts/"),
         ("PATCH", "/api/3.0/mlflow/traces/tr-1/assessments/a-1"),
     ],
 )

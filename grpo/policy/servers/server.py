@@ -59,7 +59,10 @@ class ServerFault(Exception):
 
 
 class WrongWeights(ConnectionError):
-    """A server that was trusted has generated a turn with other weights, so the rollout has to be repeated."""
+    """A server that was trusted has generated a turn with other weights.
+
+    Episodes of the rollout that were not trained on have to be collected again.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ class RolloutServer:
         self.is_refused = False
         """True if this server is not asked any more."""
         self.wrong_later: str | None = None
-        """Message of `WrongWeights` if a turn after the first was wrong. Then no turn of this rollout may be kept."""
+        """Message of `WrongWeights` if a turn after the first was wrong. Then turns before it may be wrong as well."""
         self._weights, self._key, self._check, self._pause_s = weights, key, check, pause_s
         self._client = BoundedClient(
             reply_s=_ANSWER_S,
@@ -234,7 +237,7 @@ class RolloutServer:
         self._turns += 1
         if self._turns % _CHECKED == 0 and (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
             self._refuse(fault)
-            self.wrong_later = f"{self.place}. The rollout is collected again"
+            self.wrong_later = f"{self.place}. Episodes that were not trained on are collected again"
             raise WrongWeights(self.wrong_later)
 
     def _unusable(self, error: httpx.HTTPError) -> ServerFault:

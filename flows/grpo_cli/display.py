@@ -198,7 +198,7 @@ def _estimates(plan: DryRun) -> Iterator[str]:
     memory = plan.memory
     yield (
         f"memory: {_size(memory.peak)} at its peak, without Python and its packages: weights "
-        f"{_size(memory.weights)} ({memory.models}), gradients "
+        f"{_size(memory.weights + memory.checked)} ({memory.models}), gradients "
         f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
         f"{_known_size(memory.activations)}, or, during rollouts, a KV cache of at most {_known_size(memory.cache)}"
     )

@@ -233,6 +233,7 @@ def _memory(
         max_context=config.rollout.max_context,
         dtype=config.policy.dtype,
         teacher=teacher,
+        checks_earlier_version=config.rollout.mode == "continuous" and config.rollout.backend == "servers",
     )
 
 

@@ -12,7 +12,7 @@ from grpo.learner.checkpoints import load_policy, read_state, weight_files
 from grpo.learner.server_check import turn_fault
 from grpo.policy.servers.policy import ServersPolicy
 from grpo.policy.servers.protocol import WeightsRequest
-from grpo.policy.servers.server import Weights
+from grpo.policy.servers.server import HeldFile, Weights
 from grpo.policy.transformers.model import TransformersPolicy
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def make_servers_policy(
         settings.servers,
         Weights(
             request=WeightsRequest(version=state.policy_hash, files=files, base=base_files),
-            paths=paths,
+            files={digest: HeldFile(path) for digest, path in paths.items()},
             vocabulary=int(policy.model.get_input_embeddings().num_embeddings),
         ),
         policy.tokenizer,

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from grpo.policy.policy import Policy
+from grpo.policy.servers.server import WrongWeights
 from grpo.reads.recording import StageReads
 from grpo.rollout.collect import REMEDY, first_failure
 from grpo.rollout.continuous import ContinuousRollout
@@ -66,20 +67,31 @@ class LiveRollout:
         self._call(lambda: self._rollout.publish(policy))
 
     def take(self) -> tuple[RecordedWindow, float | None]:
-        """Wait for the next window. Raises the error that ended the rollout, also if windows were closed before.
+        """Wait for the next window. Raises the error that ended the rollout, after the windows that were closed before.
 
-        If a rollout server has generated a turn with wrong weights, these windows may have such turns as well.
+        Raises `WrongWeights` at once, because windows that were closed before may have such turns as well. Windows that
+        were taken earlier are trained on already.
 
         The second value is the share of the time since the window before in which episodes were in progress while the
         caller was busy elsewhere, e.g. with training. It is None for the first window.
         """
         asked = self._clock()
         window = self._windows.get()
-        if self._failure is not None:
-            raise self._failure
-        assert isinstance(window, RecordedWindow)
+        if isinstance(self._failure, WrongWeights):
+            raise self._wrong_weights(self._failure)
+        if isinstance(window, BaseException):
+            raise window
         before, self._taken = self._taken, self._clock()
         return window, None if before is None else (asked[1] - before[1]) / (self._taken[0] - before[0])
+
+    def _wrong_weights(self, failure: WrongWeights) -> WrongWeights:
+        """The failure, with what becomes of the windows that were taken before."""
+        if self._taken is None:
+            return failure
+        return WrongWeights(
+            f"{failure}. Earlier windows may have such turns as well, and are not collected again, because they were "
+            "trained on. To train without them, correct the server and run again with another seed"
+        )
 
     def close(self) -> None:
         """End the rollout, and wait for its thread."""

@@ -44,6 +44,9 @@ class MemoryEstimate(BaseModel):
     """Weights of all copies and of a teacher that is another model, and their rounded weights in bfloat16."""
     teacher: int = 0
     """Number of parameters of a teacher that is another model."""
+    checked: int = 0
+    """Weights of the version with which rollout servers generate while the next version is sent to them. The process
+    checks their turns with these weights. Servers that lag behind by several updates need one more model for each."""
     gradients: int
     optimizer: int
     """Two moments of each trained parameter, and a step count of each tensor."""
@@ -57,12 +60,16 @@ class MemoryEstimate(BaseModel):
     def models(self) -> str:
         """Models in memory, in words: `2 × 1,000 parameters, and a teacher of 5,000`."""
         teacher = f", and a teacher of {self.teacher:,}" if self.teacher else ""
-        return f"{self.copies} × {self.parameters:,} parameters{teacher}"
+        return f"{self.copies + (self.checked > 0)} × {self.parameters:,} parameters{teacher}"
 
     @property
     def peak(self) -> int:
         """The larger of the peaks of training and rollout. Unknown parts count as 0."""
-        return self.weights + max(self.gradients + self.optimizer + (self.activations or 0), self.cache or 0)
+        return (
+            self.weights
+            + self.checked
+            + max(self.gradients + self.optimizer + (self.activations or 0), self.cache or 0)
+        )
 
 
 def memory_estimate(
@@ -73,12 +80,14 @@ def memory_estimate(
     max_context: int,
     dtype: Dtype = "float32",
     teacher: ModelSizes | None = None,
+    checks_earlier_version: bool = False,
 ) -> MemoryEstimate:
     """Memory of a training in one process with up to `episodes` concurrent episodes of `max_context` tokens.
 
-    `teacher` are the sizes of a distillation's teacher, if it is another model. If the `dtype` is bfloat16, policies
-    keep their float32 weights as well, except weights under adapters. The critic of ppo and a2c, a quantized base, and
-    the overhead of libraries are not counted.
+    `teacher` are the sizes of a distillation's teacher, if it is another model. `checks_earlier_version` is true for a
+    continuous rollout on servers. Turns of the newest version are checked with the sampler's copy. If the `dtype` is
+    bfloat16, policies keep their float32 weights as well, except weights under adapters. The critic of ppo and a2c, a
+    quantized base, and the overhead of libraries are not counted.
     """
     counts = sizes.parameters, sizes.trained
     moments = 0 if training.algorithm == "trpo" else 2 * counts[1] + sizes.trained_tensors  # it has no optimizer
@@ -92,6 +101,7 @@ def memory_estimate(
         copies=copies,
         weights=copies * _weights(counts, dtype=dtype, adapters=shared) + taught,
         teacher=0 if teacher is None else teacher.parameters,
+        checked=_weights(counts, dtype=dtype, adapters=shared) if checks_earlier_version else 0,
         gradients=counts[1] * _FLOAT32,
         optimizer=moments * _FLOAT32,
         activations=activations,

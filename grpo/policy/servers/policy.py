@@ -65,6 +65,7 @@ class ServersPolicy:
         try:
             await sampler.prepare_policy(self)
             sampler.replace_policy(self)
+            del self  # a rollout that goes on with later versions does not keep the model of the first one
             yield sampler
         finally:
             await sampler.close()
@@ -85,6 +86,8 @@ class ServersSampler:
         self._pools: dict[str, _Pool] = {}
         """Servers of the versions that are prepared, in use, or still generate turns."""
         self._version = ""
+        self._prepared: list[str] = []
+        """Versions that are prepared, or are being prepared, and are not in use yet."""
 
     @property
     def pool(self) -> _Pool:
@@ -100,17 +103,23 @@ class ServersSampler:
 
         Waits until a server has the weights, and up to `hedge_s` for the others. Raises as `Session.generate`.
         """
-        for version, pool in tuple(self._pools.items()):
-            if version not in (self._version, policy.hash) and not pool.is_asked:
-                del self._pools[version]
-                await pool.close()
+        self._prepared.append(policy.hash)
+        await self.close_unused()
         if policy.hash not in self._pools:
             self._pools[policy.hash] = policy.open_pool()
             await self._pools[policy.hash].load()
 
     def replace_policy(self, policy: ServersPolicy) -> None:
         """Generate turns that begin from now on with a prepared version."""
+        del self._prepared[: self._prepared.index(policy.hash) + 1]
         self._version = policy.hash
+
+    async def close_unused(self) -> None:
+        """Close the connections of earlier versions that generate no turn any more, so that their models are freed."""
+        needed = {self._version, *self._prepared}
+        unused = [version for version, pool in self._pools.items() if version not in needed and not pool.is_asked]
+        for pool in [self._pools.pop(version) for version in unused]:
+            await pool.close()
 
     async def close(self) -> None:
         """Close the connections to the servers."""
@@ -148,7 +157,10 @@ class ServersSession:
             seed=sampling.seed,
             turn=self._turns,
         )
-        reply = await pool.ask(self, request)
+        try:
+            reply = await pool.ask(self, request)
+        finally:
+            await self._sampler.close_unused()
         self._turns += 1
         self._ids += reply.token_ids
         return Generation(

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -59,7 +61,29 @@ class ServerFault(Exception):
 
 
 class WrongWeights(ConnectionError):
-    """A server that was trusted has generated a turn with other weights, so the rollout has to be repeated."""
+    """A server that was trusted has generated a turn with other weights.
+
+    Episodes of the rollout that were not trained on have to be collected again.
+    """
+
+
+class HeldFile:
+    """An open file, which can be read until this object is no longer used, also if the file is removed meanwhile.
+
+    A run removes a checkpoint when the next one is written, and servers may still lack files of it then. Several
+    servers can be sent the same file at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        file = path.open("rb")
+        weakref.finalize(self, file.close)
+        self._descriptor = file.fileno()
+        self.size = os.fstat(self._descriptor).st_size
+        """Length in bytes."""
+
+    def read(self, count: int, start: int) -> bytes:
+        """Up to `count` bytes from byte `start` on. No bytes at the end of the file."""
+        return os.pread(self._descriptor, count, start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +91,8 @@ class Weights:
     """Model files of a policy version on this machine, and their digests."""
 
     request: WeightsRequest
-    paths: Mapping[str, Path]
-    """Path of each file, by its sha256."""
+    files: Mapping[str, HeldFile]
+    """Each file, by its sha256."""
     vocabulary: int
     """The model has the token ids below this number."""
 
@@ -87,7 +111,7 @@ class RolloutServer:
         self.is_refused = False
         """True if this server is not asked any more."""
         self.wrong_later: str | None = None
-        """Message of `WrongWeights` if a turn after the first was wrong. Then no turn of this rollout may be kept."""
+        """Message of `WrongWeights` if a turn after the first was wrong. Then turns before it may be wrong as well."""
         self._weights, self._key, self._check, self._pause_s = weights, key, check, pause_s
         self._client = BoundedClient(
             reply_s=_ANSWER_S,
@@ -123,7 +147,11 @@ class RolloutServer:
         return self._again_at - _now()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, and let go of the check and the files. Conversations may still refer to this server.
+
+        The check has the whole model.
+        """
+        del self._check, self._weights
         await self._client.aclose()
 
     def is_late(self, after_s: float) -> None:
@@ -157,18 +185,19 @@ class RolloutServer:
             if reply.version is not None:
                 raise self._refuse(f"it says that it has loaded weights {reply.version}")
             for digest in reply.missing:
-                if digest not in self._weights.paths:
+                if digest not in self._weights.files:
                     raise self._refuse(f"it asks for the file {digest}, which the policy does not have")
-                await self._send(f"{FILES}/{digest}", self._weights.paths[digest])
+                await self._send(f"{FILES}/{digest}", self._weights.files[digest])
         raise self._failed("it does not keep the files of the weights. Raise rollouts.weights_bytes there")
 
-    async def _send(self, address: str, path: Path) -> None:
+    async def _send(self, address: str, file: HeldFile) -> None:
         async def chunks() -> AsyncIterator[bytes]:
-            with path.open("rb") as file:
-                while chunk := await asyncio.to_thread(file.read, _CHUNK):
-                    yield chunk
+            start = 0
+            while chunk := await asyncio.to_thread(file.read, _CHUNK, start):
+                yield chunk
+                start += len(chunk)
 
-        size = {"content-length": str(path.stat().st_size)}
+        size = {"content-length": str(file.size)}
         try:
             response = await self._client.put(address, content=chunks(), headers=size)
         except httpx.HTTPError as error:
@@ -234,7 +263,7 @@ class RolloutServer:
         self._turns += 1
         if self._turns % _CHECKED == 0 and (fault := await asyncio.to_thread(self._check, request, reply)) is not None:
             self._refuse(fault)
-            self.wrong_later = f"{self.place}. The rollout is collected again"
+            self.wrong_later = f"{self.place}. Episodes that were not trained on are collected again"
             raise WrongWeights(self.wrong_later)
 
     def _unusable(self, error: httpx.HTTPError) -> ServerFault:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -21,12 +22,13 @@ from grpo.learner.batch import to_samples
 from grpo.learner.logprobs import with_proximal_logprobs
 from grpo.messages import Message
 from grpo.policy.servers.policy import ServersPolicy
+from grpo.policy.servers.server import WrongWeights
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect, first_failure
 from grpo.rollout.continuous import ContinuousRollout
 from grpo.rollout.live import LiveRollout, LiveRollouts
-from grpo.rollout.windows import GroupQueue, Window
+from grpo.rollout.windows import GroupQueue, QueueState, Window
 from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 
@@ -236,7 +238,7 @@ def test_the_error_of_a_rollout_is_raised_where_its_window_is_wanted(policies: l
     live.close()
 
 
-def test_windows_before_an_error_are_not_trained_on(policies: list[TransformersPolicy]):
+def test_windows_that_were_closed_before_a_failure_are_taken(policies: list[TransformersPolicy]):
     """The tool of c raises after window 0 of a and b was closed, and before it is taken."""
     ends = asyncio.Queue[None]()
 
@@ -258,8 +260,43 @@ def test_windows_before_an_error_are_not_trained_on(policies: list[TransformersP
     for thread in threading.enumerate():
         if thread.name == "continuous rollout":
             thread.join(60)
+    assert scenarios_of(live.take()[0].window.trajectories) == "ab"
     with pytest.raises(BudgetError, match="orders"):
         live.take()
+
+
+class _WrongServer:
+    """A rollout that delivers two windows, and the failure of a server once `goes_on` is set."""
+
+    busy_s = 0.0
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+
+    async def run(self, deliver: Callable[[Window], None]) -> None:
+        def window(index: int) -> Window:
+            return Window(index=index, trajectories=(), staleness=(), dropped=(), state=QueueState())
+
+        deliver(window(0))
+        await asyncio.to_thread(self.goes_on.wait)
+        deliver(window(1))
+        raise WrongWeights("rollout server a: it says that it has other weights")
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_windows_before_wrong_weights_are_discarded(taken: int):
+    """Window 1 was closed. If window 0 was taken, and so trained on, the error says that it stays."""
+    rollout = _WrongServer()
+    live = LiveRollout(cast(ContinuousRollout, rollout), nullcontext())
+    for index in range(taken):
+        assert live.take()[0].window.index == index
+    rollout.goes_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "continuous rollout":
+            thread.join(60)
+    with pytest.raises(WrongWeights, match="it says that it has other weights") as failure:
+        live.take()
+    assert ("are not collected again, because they were trained on" in str(failure.value)) == bool(taken)
 
 
 def test_code_that_cancels_its_own_episode_ends_the_run_with_its_name(policies: list[TransformersPolicy]):

@@ -65,6 +65,16 @@ def test_a_trust_region_has_no_moments_and_a_separate_sampler_is_another_copy(ti
     assert (plain.copies, capped.copies) == (2, 3)
 
 
+def test_a_continuous_rollout_on_servers_needs_the_version_before_for_its_checks(tiny_folder: Path):
+    """Another whole model in float32, which adds to the peak."""
+    settings = TrainingSettings(importance_sampling_cap=2.0)
+    without = _estimate(tiny_folder, settings, episodes=0, max_context=64)
+    estimate = _estimate(tiny_folder, settings, episodes=0, max_context=64, checks_earlier_version=True)
+    assert (without.checked, estimate.checked) == (0, 4 * estimate.parameters)
+    assert estimate.peak - without.peak == 4 * estimate.parameters
+    assert (without.models[0], estimate.models[0]) == ("3", "4")
+
+
 @pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["weights", "adapters"])
 def test_weights_in_bfloat16_are_counted_beside_their_float32_masters(tiny_folder: Path, lora: LoraSettings | None):
     """Of one policy: 6 bytes a weight that is trained as a whole; under adapters 2, and 4 for each of theirs."""

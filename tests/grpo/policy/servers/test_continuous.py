@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,9 +30,11 @@ from grpo.learner.checkpoints import load_policy, save_base
 from grpo.learner.inference_backend import make_servers_policy
 from grpo.learner.logprobs import with_proximal_logprobs
 from grpo.messages import Message
+from grpo.policy.policy import Prompt, Sampling
 from grpo.policy.servers.policy import KEY, ServersPolicy
 from grpo.policy.servers.server import WrongWeights
 from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.renderers.chat_template import Renderer
 from grpo.rollout.live import LiveRollout
 from grpo.rollout.windows import Window
 from tests.doubles import put_folder, short_run
@@ -39,6 +44,7 @@ from tests.grpo.rollout.test_continuous import make_rollout, run_to_end, scenari
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+_TURN = Prompt(new_ids=[1, 2, 3]), Sampling(temperature=1.0, max_new_tokens=3, seed=1)
 LAST_TURN = 2
 """Turns of the agent before the last one."""
 
@@ -155,6 +161,64 @@ def test_turns_that_begin_after_an_update_are_of_its_weights(
     assert set(windows[2].staleness) == {1}
 
 
+def test_servers_get_the_files_of_a_version_whose_checkpoint_was_removed(server: ChatServer, tiny_folder: Path):
+    """As `save_total_limit: 1` removes it while servers load it. The server has no file of these weights before."""
+    policy = load(tiny_folder)
+    with torch.no_grad():
+        next(policy.model.parameters()).add_(0.01)
+    with TemporaryDirectory() as place:
+        store = ArtifactStore(place)
+        checkpoint = put_folder(
+            store, "checkpoint", partial(save_base, TransformersPolicy(policy.model, policy.tokenizer))
+        )
+        (version,) = _on_servers(store, [checkpoint], server.url)
+        assert store.remove(checkpoint)
+
+    async def turn() -> int:
+        async with version.sampler(concurrency=1, renderer=Renderer(version.tokenizer)) as sampler:
+            generation = await sampler.open().generate(*_TURN)
+            return len(generation.token_ids)
+
+    assert asyncio.run(turn()) >= 1
+
+
+def test_models_of_versions_without_turns_are_freed(
+    server: ChatServer, store: ArtifactStore, checkpoints: list[Artifact]
+):
+    """A conversation waits for a tool since version 0. Version 0 is freed after the first turn of version 1.
+
+    Version 2 may be prepared before version 1 is in use.
+    """
+
+    async def check() -> None:
+        first, second, third = _on_servers(store, checkpoints, server.url)
+        model = _hold_only(first)
+        async with first.sampler(concurrency=2, renderer=Renderer(first.tokenizer)) as sampler:
+            del first
+            waiting, other = sampler.open(), sampler.open()
+            await waiting.generate(*_TURN)
+            await sampler.prepare_policy(second)
+            await sampler.prepare_policy(third)
+            gc.collect()
+            assert model() is not None
+            sampler.replace_policy(second)
+            await other.generate(*_TURN)
+            gc.collect()
+            assert model() is None
+            sampler.replace_policy(third)
+            await waiting.generate(*_TURN)
+            assert [span.policy_hash for span in waiting.policy_spans][1:] == [third.hash]
+
+    asyncio.run(check())
+
+
+def _hold_only(policy: ServersPolicy) -> weakref.ref[Any]:
+    """Reference to a check of this policy that nothing else refers to. The model cache holds the models."""
+    check = partial(policy._check)
+    policy._check = check
+    return weakref.ref(check)
+
+
 def test_a_server_whose_weights_change_later_ends_the_rollout(
     server: ChatServer, store: ArtifactStore, checkpoints: list[Artifact]
 ):
@@ -171,7 +235,10 @@ def test_a_server_whose_weights_change_later_ends_the_rollout(
         policies = _on_servers(store, checkpoints, liar.url)
         rollout = make_rollout(policies[0], ConversationEnvironment(max_turns=3), windows=2, max_staleness=1)
         live = LiveRollout(rollout, nullcontext())
-        with pytest.raises(WrongWeights, match=r"differ by up to 0\.5 nats .*\. The rollout is collected again"):
+        with pytest.raises(
+            WrongWeights,
+            match=r"differ by up to 0\.5 nats .*\. Episodes that were not trained on are collected again",
+        ):
             deque(iter(live.take, None))
 
 

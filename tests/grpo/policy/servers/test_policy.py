@@ -278,7 +278,10 @@ def test_a_server_whose_weights_change_later_ends_the_rollout(
     """The 16th turn is recomputed. The error is a transient one: the stage collects again, and trusts no server yet."""
     with (
         relay(server.url, with_weights_of(other_checkpoint, after=SCENARIOS * GROUP)) as liar,
-        pytest.raises(WrongWeights, match=rf"rollout server {liar.url}: it says .*\. The rollout is collected again"),
+        pytest.raises(
+            WrongWeights,
+            match=rf"rollout server {liar.url}: it says .*\. Episodes that were not trained on are collected again",
+        ),
     ):
         play(on_servers(clerk_checkpoint, liar.url), config)
     assert len(liar.turns) >= 16
@@ -286,7 +289,7 @@ def test_a_server_whose_weights_change_later_ends_the_rollout(
 
 def test_turns_in_progress_end_with_the_transient_error_if_a_later_turn_was_wrong():
     """Whichever of them sees first that the server is refused."""
-    wrong = "rollout server a: it says that it has other weights. The rollout is collected again"
+    wrong = "rollout server a: it says that it has other weights. Episodes that were not trained on are collected again"
     server: Any = SimpleNamespace(place="rollout server a", is_refused=True, wrong_later=wrong)
     with pytest.raises(WrongWeights, match=wrong):
         _Pool([server], version="v", hedge_s=1.0, pause_s=1.0, tries=1)._check_any_is_left()

@@ -13,6 +13,7 @@ from grpo.messages import Message, ToolCall
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
+from grpo.rewards.composite import CompositeReward
 from grpo.rewards.reward import FunctionReward, RewardContext
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
@@ -101,6 +102,28 @@ def test_a_reward_cannot_change_what_another_episode_or_the_table_has():
         Outcome(success=False, checks={"sold": False}, state={"stock": [3]})
     ] * 2
     assert call.tool_calls[0].arguments == {"order": "12"}
+
+
+def test_a_component_cannot_change_what_the_next_one_sees():
+    """Each sees the stock of 3, in either order of the keys."""
+
+    def sells(turns: list[Message], context: RewardContext) -> float:
+        assert context.scenario is not None
+        assert context.outcome is not None
+        context.outcome.state["stock"].append(9)
+        context.scenario.world["stock"][0] -= 3
+        return 0.0
+
+    def counts(turns: list[Message], context: RewardContext) -> float:
+        assert context.scenario is not None
+        assert context.outcome is not None
+        return float(context.scenario.world["stock"][0] + len(context.outcome.state["stock"]))
+
+    episodes = [make_trajectory(outcome=Outcome(success=False, checks={"sold": False}, state={"stock": [3]}))]
+    for order in ((sells, counts), (counts, sells)):
+        reward = CompositeReward([FunctionReward(function) for function in order])
+        [trajectory] = score(episodes, reward, {"s": _scenario()})
+        assert trajectory.total_reward == 4.0  # 3 + 1
 
 
 class Unpicklable:

@@ -5,6 +5,9 @@ A stage must compute the same whether the stages before it ran in this process o
 its scores were stored, would not. So `kept` sets these settings back at the end of a stage, and when a module of the
 user has been imported, and logs a warning with what was changed. It does not cover what happens within a stage, other
 state of the process (a function that was replaced, a file descriptor that was closed), or code that a server calls.
+
+Stages in several threads share the process. A setting that one of them changes therefore stays until the last of them
+ends, because otherwise the end of one stage would change what another one computes.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from grpo.user_failures import describe, is_from_outside
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +80,11 @@ def _restore_warnings(before: list[Any]) -> None:
     warnings.filters[:] = [entry for entry in warnings.filters if entry[0] != "error" or entry in before]  # type: ignore[index]
 
 
+def _handlers_differ(before: Any, now: Any) -> bool:
+    """A handler that was not installed from Python is None, and Python cannot install it."""
+    return before is not None and before != now
+
+
 _PROCESS: dict[str, _Setting] = {
     "the working folder": _Setting(_folder, os.chdir, _folders_differ),
     "the umask": _Setting(_umask, os.umask),
@@ -83,7 +93,8 @@ _PROCESS: dict[str, _Setting] = {
         _raised_warnings, _restore_warnings, lambda before, now: any(entry not in before for entry in now)
     ),
     "the level of logging.disable": _Setting(lambda: logging.root.manager.disable, logging.disable),
-    "the recursion limit": _Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+    # A higher limit stays: it changes no result, and code that is imported once needs it for as long as it runs.
+    "the recursion limit": _Setting(sys.getrecursionlimit, sys.setrecursionlimit, operator.gt),
     "the timeout of sockets": _Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
     "the locale": _Setting(
         lambda: locale.setlocale(locale.LC_ALL), lambda before: locale.setlocale(locale.LC_ALL, before)
@@ -105,8 +116,9 @@ def _torch_settings(torch: Any) -> dict[str, _Setting]:
     }
 
 
-def _thread_settings(torch: Any | None, numpy: Any | None) -> dict[str, _Setting]:
+def _thread_settings() -> dict[str, _Setting]:
     """Settings that each thread has for itself, and signal handlers, which only the main thread sets."""
+    torch, numpy = _imported("torch", "set_float32_matmul_precision"), _imported("numpy", "seterr")
     settings: dict[str, _Setting] = {}
     if torch is not None:
         settings["torch's computation of gradients"] = _Setting(torch.is_grad_enabled, torch.set_grad_enabled)
@@ -120,62 +132,102 @@ def _thread_settings(torch: Any | None, numpy: Any | None) -> dict[str, _Setting
         for signum in _SIGNALS:
             settings[f"the handler of {signum.name}"] = _Setting(
                 lambda signum=signum: signal.getsignal(signum),  # type: ignore[misc]
-                lambda handler, signum=signum: handler is None or signal.signal(signum, handler),  # type: ignore[misc]
+                lambda handler, signum=signum: signal.signal(signum, handler),  # type: ignore[misc]
+                _handlers_differ,
             )
     return settings
 
 
 _guard = threading.Lock()
-_running = 0
+_depths: dict[int, int] = {}
+"""Number of open blocks of each thread that has one."""
 _baseline: dict[str, Any] = {}
-"""Settings of the process before the first of the blocks that run now, so that none of them takes over what the code
-of another one has changed."""
+"""Settings of the process before the first of the blocks that are open now, so that none of them takes over what the
+code of another one has changed."""
+_names: dict[str, None] = {}
+"""Names of the outer blocks since then, in order."""
 
 
 @contextmanager
 def kept(what: str) -> Iterator[None]:
     """Set the settings of the process back at the end of the block, also if it raises, and warn of those that changed.
 
-    Blocks may overlap in several threads. Changes that this project makes to signal handlers or to torch in one thread
-    are not touched by the end of a block in another thread.
+    A block inside another one of the same thread sets them back to what they were at its own start. Blocks of several
+    threads may overlap: the last one that ends sets the settings back to what they were before the first one.
+    Settings that each thread has for itself, and signal handlers, are set back at the end of each block.
+
+    A setting that cannot be set back is named in a warning, and neither the other settings nor the result of the block
+    are lost.
 
     Args:
         what: Name of what the block runs, for the warning, e.g. "stage score".
 
     """
-    global _running
-    torch, numpy = _imported("torch", "set_float32_matmul_precision"), _imported("numpy", "seterr")
-    process = _PROCESS | ({} if torch is None else _torch_settings(torch))
-    own = _thread_settings(torch, numpy)
-    before = {name: setting.read() for name, setting in own.items()}
+    thread = threading.get_ident()
+    own = _thread_settings()
+    own_before = _read(own)
     with _guard:
-        if not _running:
+        process_before = _read(_process_settings())
+        if not _depths:
             _baseline.clear()
-        for name, setting in process.items():
-            if name not in _baseline:
-                _baseline[name] = setting.read()
-        _running += 1
+            _names.clear()
+        for name, value in process_before.items():
+            _baseline.setdefault(name, value)
+        nested = thread in _depths
+        if not nested:
+            _names[what] = None
+        _depths[thread] = _depths.get(thread, 0) + 1
     try:
         yield
     finally:
         with _guard:
-            _running -= 1
-            changed = _restored(process, _baseline) + _restored(own, before)
+            _depths[thread] -= 1
+            if not _depths[thread]:
+                del _depths[thread]
+            changed, failures = _restored(own, own_before)
+            if nested or not _depths:
+                of_process = _restored(_process_settings(), process_before if nested else _baseline)
+                changed, failures = of_process[0] + changed, of_process[1] + failures
+            name = what if nested or _depths else ", ".join(_names)
         if changed:
             logger.warning(
                 "%s: code of the user changed %s. This was set back, because other stages would compute with it. "
                 "Change such settings in the environment of the process, or only for the time of a block",
-                what,
+                name,
                 ", ".join(changed),
+            )
+        if failures:
+            logger.warning(
+                "%s: these settings of the process cannot be set back: %s. Later stages may compute with other ones",
+                name,
+                ", ".join(failures),
             )
 
 
-def _restored(settings: Mapping[str, _Setting], before: Mapping[str, Any]) -> list[str]:
-    """Names of the settings that differ from before. They are set back."""
-    changed = [name for name, setting in settings.items() if setting.differs(before[name], setting.read())]
-    for name in changed:
-        settings[name].restore(before[name])
-    return changed
+def _process_settings() -> dict[str, _Setting]:
+    """Settings that all threads share. Those of torch are among them as soon as it has been imported."""
+    torch = _imported("torch", "set_float32_matmul_precision")
+    return _PROCESS | ({} if torch is None else _torch_settings(torch))
+
+
+def _read(settings: Mapping[str, _Setting]) -> dict[str, Any]:
+    return {name: setting.read() for name, setting in settings.items()}
+
+
+def _restored(settings: Mapping[str, _Setting], before: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Set back the settings that differ from before. Returns their names, and the failures with their reasons."""
+    changed: list[str] = []
+    failures: list[str] = []
+    for name, value in before.items():
+        try:
+            if settings[name].differs(value, settings[name].read()):
+                settings[name].restore(value)
+                changed.append(name)
+        except BaseException as error:  # any reason must leave the other settings and the result of the block
+            if is_from_outside(error):
+                raise
+            failures.append(f"{name} ({describe(error)})")
+    return changed, failures
 
 
 def _imported(name: str, last: str) -> Any | None:

@@ -8,7 +8,6 @@ sampler_logprobs  0   l  0   l                  0 outside the loss mask
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 import statistics
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from grpo.copies import Copies
 from grpo.errors import DataError, OutcomeError
 from grpo.messages import Message
 
@@ -103,7 +103,7 @@ class Outcome:
 
     def copied(self) -> Outcome:
         """A copy that shares no dict or list with this outcome."""
-        return replace(self, checks=dict(self.checks), state=copy.deepcopy(dict(self.state)))
+        return replace(self, checks=dict(self.checks), state=Copies(dict(self.state)).copy())
 
     @classmethod
     def of_reward(cls, reward: float | None, *, success_reward: float | None, state: Mapping[str, Any]) -> Outcome:

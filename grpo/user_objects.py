@@ -13,6 +13,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -59,7 +60,9 @@ def load_object(reference: str) -> Any:
     """Import the object `module:name`. Raises `ConfigError` if it is missing or its module cannot be imported."""
     module_name, _, name = reference.partition(":")
     try:
-        with recorded_import(module_name), process_settings.kept(f"module {module_name}"):
+        imported = module_name in sys.modules
+        settings = nullcontext() if imported else process_settings.kept(f"module {module_name}")
+        with recorded_import(module_name), settings:
             module = importlib.import_module(module_name)
     except BaseException as error:
         if is_from_outside(error):

@@ -82,7 +82,7 @@ def init_model(
     seed: int,
 ) -> LlamaForCausalLM:
     """A Llama with random weights and tied embeddings for this tokenizer, in float32."""
-    torch.manual_seed(seed)
+    torch.manual_seed(seed % 2**64)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
 from grpo.rewards.reward import (
     Episode,
+    EpisodeCopies,
     GroupReward,
     RewardFunction,
     RewardResult,
@@ -40,6 +41,9 @@ class CompositeReward(GroupReward):
     If a component cannot score an episode, the episode has no score, unless the component is `optional` or does not
     apply to the episode (`NotApplicable`). Then only the others count, and the breakdown lacks it. If a component is
     below its floor, it vetoes: the score is the minimum that scores in [0, 1] can give, whatever the others give.
+
+    Each component gets its own copies of the episodes, so that a component that changes a scenario, an outcome or a
+    call does not change the score of another one.
     """
 
     name = "composite"
@@ -70,11 +74,17 @@ class CompositeReward(GroupReward):
 
     async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
         """Score the group with every component, and combine the scores of each episode."""
-        columns = await asyncio.gather(*(self._column(name, episodes) for name in self.rewards))
+        first, *others = self.rewards
+        copies = [EpisodeCopies(episode) for episode in episodes] if others else []
+        columns = await asyncio.gather(
+            self._column(first, episodes),
+            *(self._column(name, copies) for name in others),
+        )
         return [self._combined(results) for results in zip(*columns, strict=True)]
 
-    async def _column(self, name: str, episodes: Sequence[Episode]) -> Sequence[RewardResult | Unscored]:
-        """Results of one component."""
+    async def _column(self, name: str, group: Sequence[Episode | EpisodeCopies]) -> Sequence[RewardResult | Unscored]:
+        """Results of one component. Copies are made when it begins, because a large world takes memory."""
+        episodes = [episode.copy() if isinstance(episode, EpisodeCopies) else episode for episode in group]
         with reward_code(name):
             results = list(await self.rewards[name].compute_group(episodes))
         return checked_results(results, episodes, name)

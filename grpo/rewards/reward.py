@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import inspect
 import math
 import re
@@ -11,10 +10,11 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from grpo.copies import Copies, ScenarioCopies
 from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards.parameters import Parameters
@@ -48,18 +48,45 @@ class Episode:
     context: RewardContext
 
     @classmethod
-    def of(cls, trajectory: Trajectory, scenario: Scenario | None = None) -> Episode:
-        """Messages and context of a trajectory, as copies, so that a reward that changes them changes nothing else."""
-        return cls(
-            turns=copy.deepcopy(trajectory.messages),
-            context=RewardContext(
-                scenario_id=trajectory.scenario_id,
-                category=trajectory.category,
-                stop=trajectory.stop,
-                outcome=None if trajectory.outcome is None else trajectory.outcome.copied(),
-                sample=trajectory.sample,
-                scenario=None if scenario is None else scenario.model_copy(deep=True),
-                completion_ids=trajectory.completion_ids,
+    def of(cls, trajectory: Trajectory, scenario: Scenario | ScenarioCopies | None = None) -> Episode:
+        """Messages and context of a trajectory, as copies, so that a reward that changes them changes nothing else.
+
+        The episodes of a group share one `ScenarioCopies`, so that their scenario is pickled only once.
+        """
+        context = RewardContext(
+            scenario_id=trajectory.scenario_id,
+            category=trajectory.category,
+            stop=trajectory.stop,
+            outcome=trajectory.outcome,
+            sample=trajectory.sample,
+            completion_ids=trajectory.completion_ids,
+        )
+        copies = ScenarioCopies(scenario) if isinstance(scenario, Scenario) else scenario
+        return EpisodeCopies(cls(turns=trajectory.messages, context=context), copies).copy()
+
+
+class EpisodeCopies:
+    """Copies of an episode as it is when this object is made. They share what cannot change."""
+
+    def __init__(self, episode: Episode, scenario: ScenarioCopies | None = None) -> None:
+        self._episode, context = episode, episode.context
+        self._scenario = scenario
+        if scenario is None and context.scenario is not None:
+            self._scenario = ScenarioCopies(context.scenario)
+        outcome = ({}, {}) if context.outcome is None else (dict(context.outcome.checks), dict(context.outcome.state))
+        has_dicts = any(turn.tool_calls or type(turn) is not Message for turn in episode.turns)
+        self._parts = Copies((*outcome, episode.turns if has_dicts else ()))
+
+    def copy(self) -> Episode:
+        """A copy that shares no dict or list with the episode and with other copies."""
+        checks, state, turns = self._parts.copy()
+        outcome, context = self._episode.context.outcome, self._episode.context
+        return Episode(
+            turns=turns or self._episode.turns,
+            context=replace(
+                context,
+                outcome=None if outcome is None else replace(outcome, checks=checks, state=state),
+                scenario=None if self._scenario is None else self._scenario.copy(),
             ),
         )
 

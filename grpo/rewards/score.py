@@ -11,6 +11,7 @@ from itertools import groupby, islice, zip_longest
 from operator import attrgetter
 
 from grpo import interrupts
+from grpo.copies import ScenarioCopies
 from grpo.errors import BudgetError, RewardError, Unscored
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.reward import Episode, RewardFunction, RewardResult, checked_results, errors_at, reward_code
@@ -143,7 +144,9 @@ async def _score_group(
     finished = [trajectory for trajectory in group if trajectory.stop != "failed"]
     if not finished:
         return list(group)
-    episodes = [Episode.of(trajectory, scenarios.get(trajectory.scenario_id)) for trajectory in finished]
+    scenario = scenarios.get(finished[0].scenario_id)
+    copies = None if scenario is None else ScenarioCopies(scenario)
+    episodes = [Episode.of(trajectory, copies) for trajectory in finished]
     results: list[RewardResult | Unscored]
     limit = asyncio.timeout(timeout_s + _MARGIN_S)
     with errors_at(f"scenario {finished[0].scenario_id}"):

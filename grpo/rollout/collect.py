@@ -13,6 +13,7 @@ from typing import Literal
 from grpo import progress
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import EpisodeSettings, RolloutSettings
+from grpo.copies import ScenarioCopies
 from grpo.environments.environment import Environment
 from grpo.errors import BudgetError, ConfigError, DataError
 from grpo.policy.policy import Policy, Sampling
@@ -149,22 +150,23 @@ def collect(
             served(environment, concurrency=concurrency),
             policy.sampler(concurrency=concurrency, renderer=renderer) as sampler,
         ):
-            await check_scenarios(environment, scenarios)
+            copies = [ScenarioCopies(scenario) for scenario in scenarios]
+            await check_scenarios(environment, copies)
             timeouts = Timeouts.start(settings)
 
-            async def episode(scenario: Scenario, sample: int) -> Trajectory:
+            async def episode(copies: ScenarioCopies, sample: int) -> Trajectory:
                 nonlocal done
                 async with slots:
                     trajectory = await run_episode(
                         agent,
                         environment,
-                        scenario,
+                        copies,
                         sampler.open(),
                         renderer,
                         Sampling(
                             temperature=temperature,
                             max_new_tokens=settings.max_new_tokens,
-                            seed=sample_seed(run_seed, iteration, scenario.id, sample),
+                            seed=sample_seed(run_seed, iteration, copies.scenario.id, sample),
                         ),
                         sample=sample,
                         policy_hash=policy.hash,
@@ -185,7 +187,7 @@ def collect(
                 return trajectory
 
             async with asyncio.TaskGroup() as group:
-                episodes = [group.create_task(episode(s, k)) for s in scenarios for k in range(group_size)]
+                episodes = [group.create_task(episode(c, k)) for c in copies for k in range(group_size)]
         trajectories.extend(task.result() for task in episodes)  # asyncio.run would print what a coroutine returns
 
     try:
@@ -208,11 +210,11 @@ def check_agent(agent: MultiTurnAgent, renderer: Renderer) -> None:
         )
 
 
-async def check_scenarios(environment: Environment, scenarios: Sequence[Scenario]) -> None:
+async def check_scenarios(environment: Environment, scenarios: Sequence[ScenarioCopies]) -> None:
     """Let the environment check the scenarios before their episodes begin."""
-    for scenario in scenarios:
-        with user_code(f"scenario {scenario.id}: the environment's check", remedy=REMEDY, transient=True):
-            await environment.check(scenario.model_copy(deep=True))
+    for copies in scenarios:
+        with user_code(f"scenario {copies.scenario.id}: the environment's check", remedy=REMEDY, transient=True):
+            await environment.check(copies.copy())
 
 
 def first_failure(failure: BaseException) -> BaseException:

@@ -24,6 +24,7 @@ from typing import cast
 from grpo import progress
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import RolloutSettings
+from grpo.copies import ScenarioCopies
 from grpo.environments.environment import Environment
 from grpo.policy.policy import ContinuousSampler, ContinuousSession, Policy, Sampling
 from grpo.renderers.chat_template import Renderer
@@ -142,14 +143,14 @@ class ContinuousRollout:
         groups = self._queue.begin()
         if not groups:
             return
-        scenarios = self._scenarios([group.draw.scenario_id for group in groups])
+        scenarios = [ScenarioCopies(s) for s in self._scenarios([group.draw.scenario_id for group in groups])]
         await check_scenarios(self._environment, scenarios)
         timeouts = Timeouts.start(self._settings)
         if not self._tasks:
             self._busy_since = time.perf_counter()
-        for group, scenario in zip(groups, scenarios, strict=True):
+        for group, copies in zip(groups, scenarios, strict=True):
             for sample in group.episodes:
-                task = tasks.create_task(self._episode(group, sample, scenario, timeouts))
+                task = tasks.create_task(self._episode(group, sample, copies, timeouts))
                 self._tasks[group, sample] = task
                 task.add_done_callback(lambda task, episode=(group, sample): self._end(task, episode))  # type: ignore[misc]
 
@@ -168,7 +169,7 @@ class ContinuousRollout:
         if not self._tasks:
             self._busy_s += time.perf_counter() - self._busy_since
 
-    async def _episode(self, group: Group, sample: int, scenario: Scenario, timeouts: Timeouts) -> None:
+    async def _episode(self, group: Group, sample: int, copies: ScenarioCopies, timeouts: Timeouts) -> None:
         """Run an episode, and report it with the policies that generated its tokens."""
         settings = self._settings
         async with self._slots:
@@ -176,13 +177,13 @@ class ContinuousRollout:
             trajectory = await run_episode(
                 self._agent,
                 self._environment,
-                scenario,
+                copies,
                 session,
                 self._renderer,
                 Sampling(
                     temperature=settings.temperature,
                     max_new_tokens=settings.max_new_tokens,
-                    seed=sample_seed(self._run_seed, group.draw.iteration, scenario.id, sample),
+                    seed=sample_seed(self._run_seed, group.draw.iteration, copies.scenario.id, sample),
                 ),
                 sample=sample,
                 policy_hash=self._policy.hash,

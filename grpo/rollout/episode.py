@@ -11,13 +11,13 @@ import numpy as np
 
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
+from grpo.copies import ScenarioCopies
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.errors import OutcomeError
 from grpo.messages import Message
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.timeouts import RolloutTimeout, Timeouts
-from grpo.scenario import Scenario
 from grpo.strict_json import encode
 from grpo.trajectories import Outcome, Stop, Trajectory
 from grpo.user_failures import UserCodeError, current_scenario, shown, user_code
@@ -26,7 +26,7 @@ from grpo.user_failures import UserCodeError, current_scenario, shown, user_code
 async def run_episode(
     agent: MultiTurnAgent,
     environment: Environment,
-    scenario: Scenario,
+    copies: ScenarioCopies,
     session: Session,
     renderer: Renderer,
     sampling: Sampling,
@@ -45,6 +45,7 @@ async def run_episode(
     Failures of the policy propagate, because they are failures of the computation. A `GRPOError` propagates too,
     because it names a fault of the run.
     """
+    scenario = copies.scenario
     transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
     rewards: list[float] = []
     states: list[str | None] = []
@@ -62,7 +63,7 @@ async def run_episode(
 
     async def converse() -> tuple[Stop, Outcome | None]:
         with environment_code():
-            state = await timeouts.step(environment.reset(scenario.model_copy(deep=True), seed=sampling.seed), 0)
+            state = await timeouts.step(environment.reset(copies.copy(), seed=sampling.seed), 0)
             _check(state, EnvironmentState, "what reset returned")
             _check(state.turn_count, int, "a state's turn_count")
             for message in state.history:

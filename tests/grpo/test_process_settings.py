@@ -11,12 +11,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from grpo import process_settings
 from grpo.process_settings import kept
 from grpo.user_objects import load_object
 from grpo_tasks.execution.results import StageResult
@@ -31,7 +33,7 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: [entry for entry in warnings.filters if entry[0] == "error"],
     ),
     "the level of logging.disable": (lambda: logging.disable(logging.INFO), lambda: logging.root.manager.disable),
-    "the recursion limit": (lambda: sys.setrecursionlimit(10_000), sys.getrecursionlimit),
+    "the recursion limit": (lambda: sys.setrecursionlimit(sys.getrecursionlimit() - 1), sys.getrecursionlimit),
     "the timeout of sockets": (lambda: socket.setdefaulttimeout(0.001), socket.getdefaulttimeout),
     "the locale": (lambda: locale.setlocale(locale.LC_ALL, "POSIX"), lambda: locale.setlocale(locale.LC_ALL)),
     "sys.excepthook": (lambda: setattr(sys, "excepthook", print), lambda: sys.excepthook),
@@ -111,23 +113,105 @@ def test_variables_that_a_module_adds_stay(monkeypatch: pytest.MonkeyPatch, capl
     assert not caplog.records
 
 
-def test_a_block_that_begins_after_a_change_in_another_one_does_not_keep_the_change():
-    """Two shards in two threads: the first changes the dtype, the second begins then and ends last."""
-    begin, end = threading.Event(), threading.Event()
+@contextmanager
+def _stage_elsewhere(what: str) -> Iterator[None]:
+    """Another thread is in a stage for the time of the block."""
+    begun, end = threading.Event(), threading.Event()
 
-    def second() -> None:
-        begin.wait()
-        with kept("shard 2"):
+    def run() -> None:
+        with kept(what):
             begun.set()
             end.wait()
 
-    begun = threading.Event()
-    thread = threading.Thread(target=second)
+    thread = threading.Thread(target=run)
     thread.start()
-    with kept("shard 1"):
-        torch.set_default_dtype(torch.float64)
-        begin.set()
-        begun.wait()
-    end.set()
-    thread.join()
+    begun.wait()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_the_last_of_the_stages_in_several_threads_sets_back_what_any_of_them_changed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Shard 1 changes the dtype, shard 2 begins then and ends first: shard 1 goes on in the dtype that it has set."""
+    with monkeypatch.context() as patch:
+        patch.setattr(process_settings, "_depths", {})  # the fixture's own block would be the last one
+        with _stage_elsewhere("shard 2"):
+            with kept("shard 1"):
+                torch.set_default_dtype(torch.float64)
+                with _stage_elsewhere("shard 3"):
+                    pass
+                assert torch.get_default_dtype() == torch.float64
+            assert torch.get_default_dtype() == torch.float64
     assert torch.get_default_dtype() == torch.float32
+    assert "shard 2, shard 1, shard 3: code of the user changed torch's default dtype" in caplog.text
+
+
+def test_an_import_within_a_stage_leaves_what_the_stage_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Only what the module itself changes is set back, and it is not blamed for the stage's change."""
+    (tmp_path / "sets_the_precision.py").write_text(
+        "import torch\ntorch.set_float32_matmul_precision('medium')\nREWARD = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with kept("stage score"):
+        torch.set_default_dtype(torch.float64)
+        load_object("sets_the_precision:REWARD")
+        assert (torch.get_default_dtype(), torch.get_float32_matmul_precision()) == (torch.float64, "highest")
+    assert [record.getMessage().partition(". ")[0] for record in caplog.records] == [
+        "module sets_the_precision: code of the user changed torch's precision of float32 products",
+        "stage score: code of the user changed torch's default dtype",
+    ]
+
+
+def test_a_recursion_limit_that_was_raised_stays(caplog: pytest.LogCaptureFixture):
+    """A parser that raises it when it is imported needs it when it runs."""
+    limit = sys.getrecursionlimit()
+    try:
+        with kept("module parser"):
+            sys.setrecursionlimit(limit + 7)
+        assert sys.getrecursionlimit() == limit + 7
+        assert not caplog.records
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_a_setting_that_cannot_be_set_back_leaves_the_others_and_the_result(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The working folder comes first: torch's dtype is set back all the same, and the stage has its result."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setitem(
+        process_settings._PROCESS,
+        "the working folder",
+        process_settings._PROCESS["the working folder"]._replace(restore=refuse),
+    )
+
+    def scored() -> float:
+        with kept("stage score"):
+            os.chdir("/")
+            torch.set_default_dtype(torch.float64)
+            return 0.5
+
+    assert scored() == 0.5
+    assert torch.get_default_dtype() == torch.float32
+    assert "stage score: code of the user changed torch's default dtype. This was set back" in caplog.text
+    assert "stage score: these settings of the process cannot be set back: the working folder (Perm" in caplog.text
+
+
+def test_a_handler_that_was_not_installed_from_python_is_not_reported_as_set_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Python reads such a handler as None and cannot install it."""
+    handlers = {signal.SIGHUP: None}
+    monkeypatch.setattr(signal, "getsignal", lambda signum: handlers.get(signum, signal.SIG_DFL))
+    with kept("stage score"):
+        handlers[signal.SIGHUP] = signal.SIG_IGN  # type: ignore[assignment]
+    assert not caplog.records

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from grpo.config.rollout import RolloutSettings
+from grpo.copies import Copies, ScenarioCopies
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.messages import Message, ToolCall
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
+from grpo.rewards.composite import CompositeReward
 from grpo.rewards.reward import FunctionReward, RewardContext
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
@@ -100,3 +102,65 @@ def test_a_reward_cannot_change_what_another_episode_or_the_table_has():
         Outcome(success=False, checks={"sold": False}, state={"stock": [3]})
     ] * 2
     assert call.tool_calls[0].arguments == {"order": "12"}
+
+
+def test_a_component_cannot_change_what_the_next_one_sees():
+    """Each sees the stock of 3, in either order of the keys."""
+
+    def sells(turns: list[Message], context: RewardContext) -> float:
+        assert context.scenario is not None
+        assert context.outcome is not None
+        context.outcome.state["stock"].append(9)
+        context.scenario.world["stock"][0] -= 3
+        return 0.0
+
+    def counts(turns: list[Message], context: RewardContext) -> float:
+        assert context.scenario is not None
+        assert context.outcome is not None
+        return float(context.scenario.world["stock"][0] + len(context.outcome.state["stock"]))
+
+    episodes = [make_trajectory(outcome=Outcome(success=False, checks={"sold": False}, state={"stock": [3]}))]
+    for order in ((sells, counts), (counts, sells)):
+        reward = CompositeReward([FunctionReward(function) for function in order])
+        [trajectory] = score(episodes, reward, {"s": _scenario()})
+        assert trajectory.total_reward == 4.0  # 3 + 1
+
+
+class Unpicklable:
+    """A connection of the user's own, which pickle refuses and which can be copied in Python."""
+
+    def __init__(self) -> None:
+        self.stock, self.connect = [3], lambda: None
+
+
+class Unreadable(list[int]):
+    """Written by pickle, but not read."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Unreadable:
+        return Unreadable(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return int, ("not a number",)
+
+
+def test_copies_share_nothing_that_can_change():
+    """Neither with the scenario nor with one another. They are the scenario as it was when the copies were prepared."""
+    scenario = _scenario()
+    copies = ScenarioCopies(scenario)
+    first, second = copies.copy(), copies.copy()
+    assert first == second == scenario
+    assert first.hash == scenario.hash
+    assert first.model_fields_set == scenario.model_fields_set
+    first.world["stock"][0] = 0
+    first.expected.state["stock"].append(1)
+    scenario.world["stock"][0] = 7
+    assert second == copies.copy() == _scenario()
+
+
+def test_what_pickle_cannot_copy_is_copied_all_the_same():
+    """A lambda cannot be written, and another object cannot be read."""
+    for value, stock in ((Unpicklable(), lambda value: value.stock), (Unreadable([3]), lambda value: value)):
+        copies = Copies({"shop": value})
+        stock(copies.copy()["shop"]).append(4)
+        assert list(stock(copies.copy()["shop"])) == [3]
+        assert list(stock(value)) == [3]

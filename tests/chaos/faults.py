@@ -114,7 +114,7 @@ def _full(pool: str, stack: Stack, _: str) -> Iterator[None]:
 
 @contextmanager
 def _changeable_clock(pool: str, stack: Stack) -> Iterator[None]:
-    _machine(stack, pool).restart(clock="+0")
+    _machine(stack, pool).restart(changeable_clock=True)
     try:
         yield
     finally:
@@ -122,7 +122,7 @@ def _changeable_clock(pool: str, stack: Stack) -> Iterator[None]:
 
 
 @contextmanager
-def _other_time(pool: str, by: str, stack: Stack, _: str) -> Iterator[None]:
+def _other_time(pool: str, by: int, stack: Stack, _: str) -> Iterator[None]:
     _machine(stack, pool).set_clock(by)
     yield
 
@@ -182,7 +182,7 @@ def _all() -> list[Fault]:
                 on_gpu=pool == "gpu",
                 moments=MOMENTS if pool == "cpu" else ("rollout", "train"),
             )
-            for pool, way, by in (("cpu", "ahead", "+10m"), ("gpu", "back", "-10m"))
+            for pool, way, by in (("cpu", "ahead", 600), ("gpu", "back", -600))
         ),
     ]
 

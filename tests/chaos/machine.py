@@ -28,8 +28,9 @@ _GRACE_S = 20.0
 _DISK = "512m"
 _LIMITS = {"cpu": "4", "gpu": "1"}
 """Flow runs at once, as in deployments/kubernetes."""
-_FAKE_TIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-"""Of Debian's package `faketime`."""
+_CLOCK = Path(__file__).with_name("clock.c")
+"""Compiled by `cc`. The library of Debian's `faketime` makes Python's `time.sleep` fail, and with it the heartbeats."""
+_CLOCK_VARIABLES = ("LD_PRELOAD", "CHAOS_CLOCK")
 _STAGED = re.compile(r"[0-9a-f]{32}(\.lock)?")
 """Names of `grpo.storage.locks.scratch_path`."""
 
@@ -93,25 +94,19 @@ class Machine:
             if number in (signal.SIGTERM, signal.SIGKILL):
                 self._kill_everything()
 
-    def restart(self, *, clock: str | None = None) -> None:
-        """Start the worker again; `clock` is the time of its machine, as `faketime` writes it: `+10m`."""
-        if clock is None:
-            self._environment = {key: value for key, value in self._environment.items() if "FAKETIME" not in key}
-            self._environment.pop("LD_PRELOAD", None)
-        else:
-            assert _FAKE_TIME.exists(), "libfaketime is not installed: apt-get install faketime"
-            self.set_clock("+0")
-            self._environment |= {
-                "LD_PRELOAD": str(_FAKE_TIME),
-                "FAKETIME_TIMESTAMP_FILE": str(self._clock),
-                "FAKETIME_CACHE_DURATION": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            }
+    def restart(self, *, changeable_clock: bool = False) -> None:
+        """Start the worker again, with a clock that `set_clock` changes or with the clock of this machine."""
+        self._environment = {key: value for key, value in self._environment.items() if key not in _CLOCK_VARIABLES}
+        if changeable_clock:
+            library = self._clock.with_suffix(".so")
+            subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(_CLOCK), "-ldl"], check=True)
+            self.set_clock(0)
+            self._environment |= dict(zip(_CLOCK_VARIABLES, (str(library), str(self._clock)), strict=True))
         self._kill_everything()
 
-    def set_clock(self, time: str) -> None:
+    def set_clock(self, seconds: int) -> None:
         """Let the clock of this machine be off by this much, from one second to the next."""
-        self._clock.write_text(time)
+        self._clock.write_text(f"{seconds}")
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ _levels: list[int] = []
 
 @contextmanager
 def errors_only() -> Iterator[None]:
-    """Log errors only while the block runs; the level is process-wide, also for what runs beside it."""
+    """Log errors only while the block runs; the level is process-wide, also for what runs at the same time."""
     with _guard:
         _levels.append(_levels[0] if _levels else LOGGER.level)
         LOGGER.setLevel(logging.ERROR)

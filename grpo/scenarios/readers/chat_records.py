@@ -192,7 +192,7 @@ def _with_request(data: dict[str, Any], settings: ChatSettings) -> tuple[dict[st
 
 
 def _reply_beside(response: Any) -> Any:
-    """The message of a response that stands beside messages. None if the response is neither a text nor a completion.
+    """The message of a response that stands next to messages. None if the response is neither a text nor a completion.
 
     A completion without a message gives an empty object, so that it is refused as every other one.
     """

@@ -47,7 +47,7 @@ def draw_splits(
 ) -> Iterator[dict[str, Any]]:
     """Draw the training and held-out scenarios of each level.
 
-    `draw` yields this many scenarios of a level. It leaves out the digests in its last argument, and adds new ones to it.
+    `draw` yields this many scenarios of a level. It leaves out the digests in its last argument, and adds the new ones.
     """
     drawn: set[str] = set()
     for level in levels:

@@ -16,6 +16,7 @@ from grpo.registry.logged_models import HOST, NAME
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.renderers.chat_template import rendering_tokenizer
 from grpo.storage.fetched import user_temp_folder
+from grpo.storage.files import storage_errors
 from grpo.storage.locks import scratch_path
 
 _NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy", "pandas", "jinja2")
@@ -34,7 +35,7 @@ def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenan
     """Log the policy with its signature, requirements and provenance. Returns (URI, id) of the logged model.
 
     If the process is killed here, it leaves files that no version references. The next registration of the run removes
-    them, and also the scratch folder with MLflow's intermediate copy.
+    them, and also the scratch folder with MLflow's intermediate copy. Raises `StorageError` if the disk is full.
     """
     import mlflow
     import mlflow.transformers
@@ -43,6 +44,7 @@ def log_chat_model(policy: TransformersPolicy, run_id: str, provenance: Provenan
     logging.getLogger("transformers.pipelines.base").setLevel(logging.CRITICAL)  # else it lists all classes
     with (
         scratch_path(user_temp_folder() / "registering") as scratch,
+        storage_errors(str(scratch)),
         _temporary_files_in(scratch),
         mlflow.start_run(run_id),
     ):

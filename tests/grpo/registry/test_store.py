@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.errors import AddressError, ArtifactError, RegistryError
+from grpo.errors import AddressError, ArtifactError, RegistryError, StorageError
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.registry import ModelVersion, Registry
 from grpo.registry.chat_model import requirements
@@ -269,3 +269,15 @@ def test_the_registered_model_belongs_to_the_run_that_made_it(registry: Registry
 
     version = _register(registry, policy, "owned", model="owned")
     assert mlflow.models.get_model_info("models:/owned/1").run_id == version.run_id
+
+
+def test_a_full_disk_is_named_and_the_next_attempt_registers(
+    registry: Registry, policy: TransformersPolicy, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """MLflow writes a copy of the model into the folder for temporary files first."""
+    (small_disk / "ballast").write_bytes(bytes(2**20 - 2**16))
+    with monkeypatch.context() as full:
+        full.setattr("grpo.registry.chat_model.user_temp_folder", lambda: small_disk)
+        with pytest.raises(StorageError, match=rf"cannot write {small_disk}.*: the disk is full"):
+            _register(registry, policy, "full", model="full")
+    assert _register(registry, policy, "full", model="full").version == 1

@@ -36,7 +36,7 @@ _OWN_VARIABLES = "GRPO_"
 
 
 class _Setting(NamedTuple):
-    """How one setting is read, and set back to what was read."""
+    """One setting of the process: how it is read, and how it is set back to the value that was read."""
 
     read: Callable[[], Any]
     restore: Callable[[Any], object]

@@ -68,7 +68,7 @@ class WrongWeights(ConnectionError):
 
 
 class HeldFile:
-    """An open file, which can be read until this object is no longer used, also if somebody removes the file.
+    """An open file. It can be read as long as this object is used, even if the file is removed.
 
     A run removes a checkpoint when the next one is written, and servers may still lack files of it then. Several
     servers can be sent the same file at once.

@@ -3,7 +3,7 @@
     tag promotion.0007    {"document": {"model": "support-desk", "change": {"number": 7, "champion": 4, …}}, "mac": …}
 
 The last signed record names the champion. The aliases `champion` and `previous` follow the records, for people and for
-other clients of MLflow. If an alias names another version, somebody moved it by hand, or the process was killed between
+other clients of MLflow. If an alias names another version, it was moved by hand, or the process was killed between
 the two writes. If a record is not signed, was changed, or was copied from another number or model, it is listed but not
 trusted. If a record is missing in the middle, that is an error. Removing the last records leaves no trace in the
 registry and would bring an earlier champion back, so each home keeps the highest number that it has seen.

@@ -15,11 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
 from grpo.strict_json import NotStrictJSON, encode
-from grpo.trajectories import Outcome, PolicySpan, Stop, Trajectory, Turn
+from grpo.trajectories import Branch, Outcome, PolicySpan, Stop, Trajectory, Turn
 
-SCHEMA_VERSION = "7"
-_READABLE = ("6", SCHEMA_VERSION)
-"""Version 6 has no `policy_spans`: one policy generated each of its trajectories."""
+SCHEMA_VERSION = "8"
+_READABLE = ("6", "7", SCHEMA_VERSION)
+"""Version 7 has no `branch`: each of its episodes was played from its start. Version 6 has no `policy_spans` either:
+one policy generated each of its trajectories."""
 _ROWS = 512
 
 TURN = pa.struct(
@@ -41,6 +42,7 @@ _OUTCOME = pa.struct(
         ("reward", pa.float64()),
     ]
 )
+_BRANCH = pa.struct([("sample", pa.int32()), ("tokens", pa.int32())])
 _POLICY_SPAN = pa.struct([("policy_hash", pa.string()), ("start", pa.int32())])
 TOKEN_COLUMNS = [
     ("token_ids", pa.list_(pa.int32())),
@@ -69,6 +71,7 @@ SCHEMA = pa.schema(
         ("breakdown", pa.map_(pa.string(), pa.float64())),
         ("reward_metadata", pa.string()),
         ("policy_spans", pa.list_(_POLICY_SPAN)),
+        ("branch", _BRANCH),
     ]
 )
 
@@ -195,6 +198,11 @@ class _PolicySpanRow(_Strict):
     start: int = Field(ge=0)
 
 
+class _BranchRow(_Strict):
+    sample: int = Field(ge=0)
+    tokens: int = Field(ge=1)
+
+
 class _Row(_Strict):
     """`SCHEMA` for JSON."""
 
@@ -220,6 +228,7 @@ class _Row(_Strict):
     breakdown: list[tuple[str, float]]
     reward_metadata: str
     policy_spans: list[_PolicySpanRow] = []
+    branch: _BranchRow | None = None
 
     @field_validator("reward_metadata")
     @classmethod
@@ -229,7 +238,7 @@ class _Row(_Strict):
 
 
 def _row(trajectory: Trajectory) -> dict[str, Any]:
-    outcome = trajectory.outcome
+    outcome, branch = trajectory.outcome, trajectory.branch
     return {
         "scenario_id": trajectory.scenario_id,
         "scenario_hash": trajectory.scenario_hash,
@@ -261,6 +270,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
         "breakdown": list(trajectory.breakdown.items()),
         "reward_metadata": _json(dict(trajectory.reward_metadata), f"{trajectory.place}: metadata of its reward"),
         "policy_spans": [{"policy_hash": span.policy_hash, "start": span.start} for span in trajectory.policy_spans],
+        "branch": None if branch is None else {"sample": branch.sample, "tokens": branch.tokens},
     }
 
 
@@ -287,6 +297,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
             "breakdown": dict(row["breakdown"]),
             "reward_metadata": json.loads(row["reward_metadata"]),
             "policy_spans": tuple(PolicySpan(**span) for span in row.get("policy_spans", ())),
+            "branch": None if row.get("branch") is None else Branch(**row["branch"]),
         }
     )
 

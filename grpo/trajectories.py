@@ -53,6 +53,16 @@ class PolicySpan:
     """Index of the first of them in `token_ids`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """Beginning that an episode shares with another one of its group, from which it branches off."""
+
+    sample: int
+    """Sample of the other episode."""
+    tokens: int
+    """Number of tokens up to the turn at which they part. They were generated in the other episode."""
+
+
 def equal_fields(record: DataclassInstance, other: DataclassInstance) -> bool:
     """Compare all fields of two records of one class, including arrays. NaN is equal to NaN."""
     return all(
@@ -150,6 +160,8 @@ class Trajectory:
     """Metadata of the score: weights, components, rubric and its hash, judge, veto."""
     policy_spans: tuple[PolicySpan, ...] = ()
     """Policies that generated the tokens, in order, if the weights changed during the episode. Otherwise empty."""
+    branch: Branch | None = None
+    """None for an episode that was played from its start."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.loss_mask), len(self.sampler_logprobs)}
@@ -223,6 +235,11 @@ class Trajectory:
     def completion_tokens(self) -> int:
         """Number of tokens under the loss mask."""
         return int(self.loss_mask.sum())
+
+    @property
+    def generated_tokens(self) -> int:
+        """Number of tokens under the loss mask, without those that it shares with the episode it branches off from."""
+        return int(self.loss_mask[0 if self.branch is None else self.branch.tokens :].sum())
 
     @property
     def completion_ids(self) -> tuple[int, ...]:

@@ -135,15 +135,21 @@ class TokenTranscript:
         self._reply: Reply | None = None
         self._failure: BaseException | None = None
 
+    @property
+    def read(self) -> int:
+        """Number of tokens that the session has read or generated. Others are read with the next prompt."""
+        return len(self.ids) - len(self._unread)
+
     def resume(
         self,
-        session: Session,
+        session: Session | None,
         sampling: Sampling,
         *,
         on_token: Callable[[SampledToken], bool | None] | None = None,
         fit_reply: bool = False,
+        read: int = 0,
     ) -> TokenTranscript:
-        """Copy this conversation for its next turn in another session, which reads all of its tokens again."""
+        """Copy this conversation for its next turn in another session, which has the first `read` of its tokens."""
         copy = TokenTranscript(
             session,
             self.renderer,
@@ -155,7 +161,7 @@ class TokenTranscript:
         copy.ids, copy.mask, copy.logprobs = list(self.ids), list(self.mask), list(self.logprobs)
         copy.turns, copy.conversation, copy.instructions = list(self.turns), list(self.conversation), self.instructions
         copy._before_turn = copy._shown_until = len(copy.conversation)
-        copy._raw, copy._shown, copy._unread = list(self._raw), list(self._shown), list(self.ids)
+        copy._raw, copy._shown, copy._unread = list(self._raw), list(self._shown), list(self.ids[read:])
         copy._length_limited, copy._unended = self._length_limited, self._unended
         return copy
 

@@ -18,6 +18,9 @@ class EpisodeSettings(Settings):
     """Scenarios per iteration, from the training split in a seeded order."""
     group_size: int = Field(default=8, ge=2)
     """Episodes of each scenario: the group of an advantage."""
+    trees: int | None = Field(default=None, ge=1)
+    """Episodes of each group that are played from the start. Each of the others branches off from one of them, at a
+    turn that is drawn by the seed (Tree-GRPO). None plays all from the start."""
     temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE, allow_inf_nan=False)
     """Sampling temperature, without top-k or top-p."""
     max_new_tokens: int = Field(default=64, ge=1)
@@ -40,6 +43,15 @@ class EpisodeSettings(Settings):
     """Timeout of scoring the group of a scenario. After it, the run ends."""
     error_budget: float = Field(default=0.05, ge=0, le=1)
     """Share of failed episodes above which the run stops."""
+
+    @model_validator(mode="after")
+    def _a_group_has_branches(self) -> Self:
+        if self.trees is not None and self.trees >= self.group_size:
+            raise ValueError(
+                f"trees {self.trees} leaves no episode of a group of {self.group_size} that could branch off. "
+                "Lower it, or leave it out"
+            )
+        return self
 
 
 def equal_episodes(iterations: int, base: EpisodeSettings, changed: EpisodeSettings) -> int:
@@ -122,6 +134,7 @@ class RolloutSettings(EpisodeSettings):
             f"runner {self.runner}": self.runner != "threads",
             "informative_groups": self.informative_groups is not None,
             "curriculum": self.curriculum is not None,
+            "trees": self.trees is not None,
         }
         if self.mode == "continuous" and (faults := [setting for setting, is_unfit in unfit.items() if is_unfit]):
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -77,6 +78,14 @@ class Environment(ABC):
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         """Apply the agent's message."""
 
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        """Copy of a state from which another episode can go on, whatever happens to the first one.
+
+        Branching rollouts (`rollout.trees`) call it. Override it if a state refers to something that `copy.deepcopy`
+        cannot copy, such as a connection.
+        """
+        return copy.deepcopy(state)
+
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """Verify the final state. Returns None if nothing can be verified."""
         return None
@@ -150,6 +159,10 @@ class SingleTurnEnvironment(Environment):
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
         """See the wrapped environment."""
         return self.environment.can_verify(scenario, judged=judged)
+
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        """See the wrapped environment."""
+        return self.environment.fork(state)
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """See the wrapped environment."""

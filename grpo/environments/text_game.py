@@ -105,6 +105,10 @@ class TextGameEnvironment(Environment):
         response = Message(role="user", content=turn.text)
         return StepResult(state=state.after(response, done=cut), response=response, truncated=cut)
 
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        """The state itself, because each step works on a copy of the game."""
+        return state
+
     def verify(self, state: EnvironmentState) -> Outcome:
         """Reward of the episode, and its success if the game tells it."""
         game, reward = state.metadata["game"], state.metadata["reward"]

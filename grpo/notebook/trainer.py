@@ -270,6 +270,7 @@ class MultiTurnGRPOTrainer:
             run_seed=self.config.seed,
             iteration=iteration,
             agent=self.agent,
+            trees=settings.trees if iteration != _HELDOUT else None,
         )
         by_id = {scenario.id: scenario for scenario in scenarios}
         return score_rollout(

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -145,6 +146,12 @@ class CompletionsSession:
         generation = self._read(response.choices[0], top_logprobs=sampling.top_logprobs)
         self._ids += generation.token_ids
         return generation if sampling.unfiltered else replace(generation, logprobs=None)
+
+    def fork(self, tokens: int) -> CompletionsSession:
+        """See `ForkableSession.fork`."""
+        session = copy(self)
+        session._ids = self._ids[:tokens]
+        return session
 
     def close(self) -> None:
         """No resource to release."""

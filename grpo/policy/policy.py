@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +129,18 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release the slot in the batch."""
+        ...
+
+
+@runtime_checkable
+class ForkableSession(Session, Protocol):
+    """A conversation of tokens, which other conversations can begin with."""
+
+    def fork(self, tokens: int) -> ForkableSession:
+        """Start another conversation with the first `tokens` tokens that this one has read or generated.
+
+        Call it between two turns. The tokens are not computed again if the backend has kept their keys and values.
+        """
         ...
 
 

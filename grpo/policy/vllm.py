@@ -23,6 +23,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -284,6 +285,12 @@ class VLLMSession:
             if sampling.top_logprobs
             else None,
         )
+
+    def fork(self, tokens: int) -> VLLMSession:
+        """See `ForkableSession.fork`."""
+        session = copy(self)
+        session._ids = self._ids[:tokens]
+        return session
 
     def close(self) -> None:
         """Nothing to release, because the engine evicts prefixes by itself."""

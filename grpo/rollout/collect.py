@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal
 
 from grpo import progress
@@ -16,10 +17,11 @@ from grpo.config.rollout import EpisodeSettings, RolloutSettings
 from grpo.copies import ScenarioCopies
 from grpo.environments.environment import Environment
 from grpo.errors import BudgetError, ConfigError, DataError
-from grpo.policy.policy import Policy, Sampling
+from grpo.policy.policy import Policy, Sampling, Session
 from grpo.renderers.chat_template import Renderer
+from grpo.rollout.branching import play_tree, trees_of
 from grpo.rollout.curriculum import Curriculum
-from grpo.rollout.episode import run_episode
+from grpo.rollout.episode import BranchPoint, run_episode
 from grpo.rollout.timeouts import Timeouts
 from grpo.scenario import Scenario
 from grpo.scenarios.split import Split
@@ -128,11 +130,14 @@ def collect(
     run_seed: int,
     iteration: int | str,
     agent: MultiTurnAgent | None = None,
+    trees: int | None = None,
 ) -> list[Trajectory]:
     """Sample `group_size` episodes per scenario. Returns them by scenario, then by sample.
 
-    Group size and temperature are parameters, because they differ between training and evaluation. The `agent` adds its
-    prompt and hooks to the policy. The default has neither.
+    Group size, temperature and `trees` are parameters, because they differ between training and evaluation. `trees` of
+    the episodes are played from the start, and the others branch off from them. None plays all from the start. The
+    `agent` adds its prompt and hooks to the policy. The default has neither.
+
     Raises `BudgetError` as soon as more than `error_budget` of the episodes have failed, including timeouts, and
     `ConfigError` if the agent shortens its context, or if the renderer does not know its tools.
     """
@@ -154,26 +159,37 @@ def collect(
             await check_scenarios(environment, copies)
             timeouts = Timeouts.start(settings)
 
-            async def episode(copies: ScenarioCopies, sample: int) -> Trajectory:
+            def seed(copies: ScenarioCopies, sample: int) -> int:
+                return sample_seed(run_seed, iteration, copies.scenario.id, sample)
+
+            async def play(
+                copies: ScenarioCopies,
+                sample: int,
+                session: Session,
+                *,
+                start: BranchPoint | None = None,
+                points: list[BranchPoint] | None = None,
+            ) -> Trajectory:
                 nonlocal done
-                async with slots:
-                    trajectory = await run_episode(
-                        agent,
-                        environment,
-                        copies,
-                        sampler.open(),
-                        renderer,
-                        Sampling(
-                            temperature=temperature,
-                            max_new_tokens=settings.max_new_tokens,
-                            seed=sample_seed(run_seed, iteration, copies.scenario.id, sample),
-                        ),
-                        sample=sample,
-                        policy_hash=policy.hash,
-                        max_context=min(settings.max_context, policy.max_context),
-                        on_truncation=settings.on_truncation,
-                        timeouts=timeouts,
-                    )
+                trajectory = await run_episode(
+                    agent,
+                    environment,
+                    copies,
+                    session,
+                    renderer,
+                    Sampling(
+                        temperature=temperature,
+                        max_new_tokens=settings.max_new_tokens,
+                        seed=seed(copies, sample),
+                    ),
+                    sample=sample,
+                    policy_hash=policy.hash,
+                    max_context=min(settings.max_context, policy.max_context),
+                    on_truncation=settings.on_truncation,
+                    timeouts=timeouts,
+                    start=start,
+                    points=points,
+                )
                 if trajectory.stop == "failed":
                     failed.append(trajectory)
                 if len(failed) > settings.error_budget * total:
@@ -186,9 +202,16 @@ def collect(
                 progress.report("rollout", done, total)
                 return trajectory
 
+            async def tree(copies: ScenarioCopies, samples: Sequence[int]) -> list[Trajectory]:
+                seeds = [seed(copies, sample) for sample in samples]
+                return await play_tree(samples, partial(play, copies), sampler, slots, seeds=seeds)
+
+            parts = trees_of(group_size, trees or group_size)  # without branches, each episode is a root
             async with asyncio.TaskGroup() as group:
-                episodes = [group.create_task(episode(c, k)) for c in copies for k in range(group_size)]
-        trajectories.extend(task.result() for task in episodes)  # asyncio.run would print what a coroutine returns
+                groups = [[group.create_task(tree(c, samples)) for samples in parts] for c in copies]
+        for tasks in groups:  # not returned, because asyncio.run would print what a coroutine returns
+            episodes = [trajectory for task in tasks for trajectory in task.result()]
+            trajectories.extend(sorted(episodes, key=lambda trajectory: trajectory.sample))
 
     try:
         with user_code("an episode", remedy=REMEDY, passes=is_exception):

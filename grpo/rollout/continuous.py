@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -173,24 +174,25 @@ class ContinuousRollout:
         """Run an episode, and report it with the policies that generated its tokens."""
         settings = self._settings
         async with self._slots:
-            session = self._sessions[group, sample] = self._sampler.open()
-            trajectory = await run_episode(
-                self._agent,
-                self._environment,
-                copies,
-                session,
-                self._renderer,
-                Sampling(
-                    temperature=settings.temperature,
-                    max_new_tokens=settings.max_new_tokens,
-                    seed=sample_seed(self._run_seed, group.draw.iteration, copies.scenario.id, sample),
-                ),
-                sample=sample,
-                policy_hash=self._policy.hash,
-                max_context=min(settings.max_context, self._policy.max_context),
-                on_truncation=settings.on_truncation,
-                timeouts=timeouts,
-            )
+            with closing(self._sampler.open()) as session:
+                self._sessions[group, sample] = session
+                trajectory = await run_episode(
+                    self._agent,
+                    self._environment,
+                    copies,
+                    session,
+                    self._renderer,
+                    Sampling(
+                        temperature=settings.temperature,
+                        max_new_tokens=settings.max_new_tokens,
+                        seed=sample_seed(self._run_seed, group.draw.iteration, copies.scenario.id, sample),
+                    ),
+                    sample=sample,
+                    policy_hash=self._policy.hash,
+                    max_context=min(settings.max_context, self._policy.max_context),
+                    on_truncation=settings.on_truncation,
+                    timeouts=timeouts,
+                )
         self._events.put_nowait((group, sample, self._with_policies(trajectory, session.policy_spans)))
 
     def _with_policies(self, trajectory: Trajectory, spans: Sequence[PolicySpan]) -> Trajectory:

@@ -1,9 +1,13 @@
-"""One episode: agent and environment take turns until one of them ends it."""
+"""One episode: agent and environment take turns until one of them ends it.
+
+An episode can also go on from a turn of another one (`BranchPoint`), as branching rollouts do.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import NoneType
 from typing import Literal
 
@@ -19,8 +23,24 @@ from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.timeouts import RolloutTimeout, Timeouts
 from grpo.strict_json import encode
-from grpo.trajectories import Outcome, Stop, Trajectory
+from grpo.trajectories import Branch, Outcome, Stop, Trajectory
 from grpo.user_failures import UserCodeError, current_scenario, shown, user_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPoint:
+    """An episode before one of the agent's turns, from which another episode can go on."""
+
+    sample: int
+    """Sample of the episode."""
+    transcript: TokenTranscript
+    state: EnvironmentState
+    new_messages: tuple[Message, ...]
+    """Messages that the agent has not answered yet."""
+    rewards: tuple[float, ...]
+    """Rewards of the turns so far."""
+    states: tuple[str | None, ...]
+    """Digests of the states of the turns so far."""
 
 
 async def run_episode(
@@ -36,8 +56,13 @@ async def run_episode(
     max_context: int,
     on_truncation: Literal["end", "continue"],
     timeouts: Timeouts,
+    start: BranchPoint | None = None,
+    points: list[BranchPoint] | None = None,
 ) -> Trajectory:
     """Run one episode to its end. If its environment, agent or renderer fails or times out, the episode is failed.
+
+    It goes on from `start`, the tokens of which the session has read, or else begins with the environment's reset. Each
+    turn of the agent after the first is appended to `points`. The caller closes the session.
 
     The environment gets its own copy of the scenario, and the trajectory keeps a copy of the outcome, so that an
     environment that changes them changes no other episode.
@@ -46,9 +71,12 @@ async def run_episode(
     because it names a fault of the run.
     """
     scenario = copies.scenario
-    transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
-    rewards: list[float] = []
-    states: list[str | None] = []
+    if start is None:
+        transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
+    else:
+        transcript = start.transcript.resume(session, sampling, read=start.transcript.read)
+    rewards: list[float] = [] if start is None else list(start.rewards)
+    states: list[str | None] = [] if start is None else list(start.states)
     stop: Stop = "failed"
     outcome: Outcome | None = None
     error: str | None = None
@@ -61,8 +89,10 @@ async def run_episode(
             "the agent", passes=lambda error: isinstance(error, RolloutTimeout) or transcript.caused(error)
         )
 
-    async def converse() -> tuple[Stop, Outcome | None]:
+    async def begin() -> tuple[EnvironmentState, tuple[Message, ...]]:
         with environment_code():
+            if start is not None:
+                return environment.fork(start.state), start.new_messages
             state = await timeouts.step(environment.reset(copies.copy(), seed=sampling.seed), 0)
             _check(state, EnvironmentState, "what reset returned")
             _check(state.turn_count, int, "a state's turn_count")
@@ -71,7 +101,10 @@ async def run_episode(
             _check_texts(environment.system_prompt, state.context, *(message.content for message in state.history))
         system_prompt = "\n\n".join(filter(None, (environment.system_prompt, state.context)))
         opening = (Message(role="system", content=system_prompt),) if system_prompt else ()
-        new_messages = (*opening, *state.history)
+        return state, (*opening, *state.history)
+
+    async def converse() -> tuple[Stop, Outcome | None]:
+        state, new_messages = await begin()
         stop: Stop
         cut_off: Message | None = None
         while True:
@@ -104,6 +137,17 @@ async def run_episode(
                     _check(result.response, Message, "a step's response")
                     _check_texts(result.response.content)
                     new_messages = (result.response,)
+                    if points is not None:
+                        points.append(
+                            BranchPoint(
+                                sample=sample,
+                                transcript=transcript.resume(None, sampling, read=transcript.read),
+                                state=environment.fork(state),
+                                new_messages=new_messages,
+                                rewards=tuple(rewards),
+                                states=tuple(states),
+                            )
+                        )
             if ended:
                 stop = "terminated" if result.terminated else "turn_limit"
                 break
@@ -123,7 +167,6 @@ async def run_episode(
         error = str(failure)
     finally:
         current_scenario.reset(played)
-        session.close()
     return Trajectory(
         scenario_id=scenario.id,
         scenario_hash=scenario.hash,
@@ -143,6 +186,7 @@ async def run_episode(
         outcome=outcome,
         turn_rewards=tuple(rewards),
         turn_states=() if None in states else tuple(filter(None, states)),
+        branch=None if start is None else Branch(sample=start.sample, tokens=len(start.transcript.ids)),
     )
 
 

@@ -71,6 +71,7 @@ def rollout(
         run_seed=request.seed,
         iteration=part,
         agent=parts.agent,
+        trees=None if part == "heldout" else settings.trees,
     )
     with artifacts.new_file("rollout", ".parquet") as new:
         write_trajectories(new.path, trajectories, provenance={"policy": policy.hash, "part": str(part)})

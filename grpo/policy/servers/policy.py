@@ -178,6 +178,14 @@ class ServersSession:
         if server is not None:
             server.conversations += 1
 
+    def fork(self, tokens: int) -> ServersSession:
+        """See `ForkableSession.fork`. The new conversation begins at the same server, which has the keys and values."""
+        session = ServersSession(self._sampler)
+        session._ids, session._turns = self._ids[:tokens], self._turns
+        session.policy_spans = [span for span in self.policy_spans if span.start < tokens]
+        session.move(self.server)
+        return session
+
     def close(self) -> None:
         """See `Session.close`."""
         self.move(None)

@@ -25,7 +25,7 @@ from grpo.policy.grammars import GrammarError
 from grpo.policy.policy import Generation, Policy, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.forward.passes import forward_path
 from grpo.policy.transformers.sampling.inverse_transform import NO_TOKEN, inverse_transform
-from grpo.policy.transformers.sampling.logits_filters import filter_logits
+from grpo.policy.transformers.sampling.logits_filters import filter_logits, likeliest
 from grpo.policy.transformers.sampling.token_masks import TokenMasks
 from grpo.trajectories import PolicySpan
 
@@ -92,6 +92,18 @@ class TurnSession:
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`."""
         return await self._sampler.submit(self, prompt, sampling).future
+
+    def fork(self, tokens: int) -> TurnSession:
+        """See `ForkableSession.fork`."""
+        assert self.last is not None
+        assert 0 < tokens <= self.length + len(self.unread) + 1
+        session = TurnSession(self._sampler)
+        *known, session.last = [*self.history, *self.unread, self.last][:tokens]
+        session.history, session.unread = known[: self.length], known[self.length :]
+        session.turns = self.turns
+        session.policy_spans = [span for span in self.policy_spans if span.start < tokens]
+        self._sampler.share(self, session)
+        return session
 
     def close(self) -> None:
         """See `Session.close`. A turn in progress is cancelled."""
@@ -167,6 +179,10 @@ class TurnSampler(ABC):
         self.release(session)
         if pending(self._waiting):
             self._start_worker()
+
+    @abstractmethod
+    def share(self, session: TurnSession, fork: TurnSession) -> None:
+        """Let a fork use what the sampler holds of the tokens that `session` and it have read."""
 
     @abstractmethod
     def release(self, session: TurnSession) -> None:
@@ -317,7 +333,7 @@ class TurnSampler(ABC):
         if filtered is not scores and any(turn.on_token or turn.sampling.top_logprobs for turn in turns):
             logprobs = torch.log_softmax(scores, dim=-1)
         token_logprobs = logprobs[places, sampled].tolist()
-        top_logprobs = _likeliest(logprobs, places, [turn.sampling.top_logprobs for turn in turns])
+        top_logprobs = likeliest(logprobs, places, [turn.sampling.top_logprobs for turn in turns])
         self._active = []
         failed: list[tuple[Turn, Exception]] = []
         for turn, token, logprob, top in zip(turns, sampled.tolist(), token_logprobs, top_logprobs, strict=True):
@@ -376,17 +392,6 @@ class TurnSampler(ABC):
                     cached_tokens=turn.cached_tokens,
                 )
             )
-
-
-def _likeliest(
-    logprobs: torch.Tensor, rows: torch.Tensor, counts: Sequence[int]
-) -> list[tuple[tuple[int, float], ...]]:
-    """(token, log-probability) of each turn's `counts` likeliest tokens, likeliest first."""
-    if not any(counts):
-        return [()] * len(counts)
-    values, ids = (part[rows] for part in logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1))
-    turns = zip(ids.tolist(), values.tolist(), counts, strict=True)
-    return [tuple(zip(row_ids[:count], row[:count], strict=True)) for row_ids, row, count in turns]
 
 
 def pending(turns: list[Turn]) -> list[Turn]:

@@ -44,3 +44,12 @@ def _rank_filter(scores: torch.Tensor, samplings: Sequence[Sampling]) -> torch.T
     kept &= mass_before < torch.tensor([s.top_p for s in samplings], device=scores.device)[:, None]
     kept[:, 0] = True  # float32 may round top_p to 0
     return scores.masked_fill(~kept.gather(-1, order.argsort(dim=-1)), -torch.inf)
+
+
+def likeliest(logprobs: torch.Tensor, rows: torch.Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+    """(token, log-probability) of each turn's `counts` likeliest tokens, likeliest first."""
+    if not any(counts):
+        return [()] * len(counts)
+    values, ids = (part[rows] for part in logprobs.topk(min(max(counts), logprobs.shape[1]), dim=-1))
+    turns = zip(ids.tolist(), values.tolist(), counts, strict=True)
+    return [tuple(zip(row_ids[:count], row[:count], strict=True)) for row_ids, row, count in turns]

@@ -65,6 +65,14 @@ class SlotSampler(TurnSampler):
         self._followers: dict[TurnSession, TurnSession | None] = {}
         """Sessions without a slot, each with the session that holds its history; None before its first pass."""
 
+    def share(self, session: TurnSession, fork: TurnSession) -> None:
+        """Let a fork follow the conversation that holds its tokens. It takes no slot before its next turn."""
+        holder = session if session.slot is not None else self._followers.get(session)
+        if holder is None:  # nothing is held, e.g. because the session was closed
+            fork.history, fork.unread = [], [*fork.history, *fork.unread]
+        else:
+            self._followers[fork] = holder
+
     def release(self, session: TurnSession) -> None:
         """Free the slot of a finished conversation.
 

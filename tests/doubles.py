@@ -93,7 +93,13 @@ def with_a_conversation(folder: Path) -> dict[str, Any]:
 
 
 def play_desk(
-    policy: TransformersPolicy, config: PipelineConfig, *, scenarios: int, group_size: int, iteration: int = 0
+    policy: TransformersPolicy,
+    config: PipelineConfig,
+    *,
+    scenarios: int,
+    group_size: int,
+    iteration: int = 0,
+    trees: int | None = None,
 ) -> list[Trajectory]:
     """Episodes of the support desk as a run of this config plays them, unscored."""
     desk = make_environment(config.environment)
@@ -107,6 +113,7 @@ def play_desk(
         temperature=config.rollout.temperature,
         run_seed=config.seed,
         iteration=iteration,
+        trees=trees,
     )
 
 

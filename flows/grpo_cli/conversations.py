@@ -64,6 +64,8 @@ def conversation_lines(trajectory: Trajectory, heading: str) -> Iterator[str]:
     reward = "none" if trajectory.total_reward is None else f"{trajectory.total_reward:.4g}"
     parts = ", ".join(f"{_one_line(name)} {value:.4g}" for name, value in trajectory.breakdown.items())
     yield f"--- {heading}, policy {' → '.join(trajectory.policies)}"
+    if trajectory.branch is not None:
+        yield f"branches off from sample {trajectory.branch.sample} after {trajectory.branch.tokens} tokens"
     yield f"reward {reward}" + (f" ({parts})" if parts else "")
     yield f"outcome {_outcome(trajectory)}. Stop {trajectory.stop}" + (
         f": {_one_line(trajectory.error)}" if trajectory.error else ""

@@ -16,7 +16,7 @@ import pytest
 from grpo.errors import DataError
 from grpo.messages import Message, ToolCall
 from grpo.tables import dumps, loads, read_provenance, read_trajectories, write_trajectories
-from grpo.trajectories import Outcome, PolicySpan, Trajectory, Turn
+from grpo.trajectories import Branch, Outcome, PolicySpan, Trajectory, Turn
 from tests.doubles import make_trajectory
 
 
@@ -47,7 +47,9 @@ def _written(**changes: object) -> Trajectory:
 def test_a_trajectory_survives_parquet(tmp_path: Path):
     """Everything comes back: tokens, calls, outcome, rewards, and None as None."""
     failed = _written(stop="failed", error="boom", outcome=None, terminal_reward=None, turn_rewards=(), sample=3)
-    waiting = _written(outcome=Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",)), sample=4)
+    waiting = _written(
+        outcome=Outcome.of({"end_state": True}, unjudged=("NL_ASSERTION",)), sample=4, branch=Branch(sample=2, tokens=2)
+    )
     path = tmp_path / "t.parquet"
     assert write_trajectories(path, [_written(), failed, waiting], provenance={"policy": "p"}) == 3
     first, second, third = read_trajectories(path)
@@ -144,18 +146,20 @@ def _random(rng: random.Random) -> Trajectory:
             PolicySpan(policy_hash="p" if start == 0 else _text(rng), start=start)
             for start in range(rng.choice((0, 2, 3)))
         ),
+        branch=rng.choice((None, Branch(sample=rng.randrange(9), tokens=rng.randrange(1, 99)))),
     )
 
 
-def test_trajectories_of_the_schema_before_have_no_spans(tmp_path: Path):
-    """Version 6 lacks the column. The same rows are read as trajectories of one policy."""
+@pytest.mark.parametrize(("version", "missing"), [("6", ["policy_spans", "branch"]), ("7", ["branch"])])
+def test_trajectories_of_earlier_schemas_lack_columns(tmp_path: Path, version: str, missing: list[str]):
+    """The same rows are read as episodes that were played from their start, in version 6 by one policy each."""
     path, old = tmp_path / "new.parquet", tmp_path / "old.parquet"
     written = [_written(), _written(sample=1)]
     write_trajectories(path, written, provenance={"part": "0"})
-    table = pq.read_table(path).drop_columns("policy_spans")
-    pq.write_table(table.replace_schema_metadata({"schema_version": "6", "part": "0"}), old)
+    table = pq.read_table(path).drop_columns(missing)
+    pq.write_table(table.replace_schema_metadata({"schema_version": version, "part": "0"}), old)
     assert list(read_trajectories(old)) == written
-    assert read_provenance(old) == {"schema_version": "6", "part": "0"}
+    assert read_provenance(old) == {"schema_version": version, "part": "0"}
     assert [trajectory.policies for trajectory in written] == [("p",), ("p",)]
 
 

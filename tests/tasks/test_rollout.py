@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -20,6 +21,7 @@ from grpo_tasks.load_base import load_base
 from grpo_tasks.rollout import rollout
 from grpo_tasks.rollout_request import RolloutRequest
 from grpo_tasks.split import split
+from tests.doubles import changed
 
 DATED = """
 from dataclasses import replace
@@ -36,7 +38,9 @@ class DatedRenderer(Renderer):
 """
 
 
-def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:
+def _play(
+    config: PipelineConfig, agent: AgentSettings, *, part: int | Literal["heldout"] = "heldout", samples: int = 1
+) -> list[Trajectory]:
     store = config.store
     read = ingest.fn(sources=config.scenarios.sources, content="", max_quarantined_fraction=0.0, store=store)
     sides = split.fn(scenarios=read.scenarios, validation_fraction=0.25, limit=8, store=store)
@@ -50,9 +54,9 @@ def _play(config: PipelineConfig, agent: AgentSettings) -> list[Trajectory]:
             settings=config.rollout,
             seed=3,
         ),
-        samples=1,
+        samples=samples,
         temperature=1.0,
-        part="heldout",
+        part=part,
         round=0,
         shard=0,
         store=store,
@@ -73,6 +77,15 @@ def test_the_prompt_and_the_strategy_of_the_config_stand_in_the_record(desk_conf
     assert len(told.turns[0].message.content) > len("Be brief.") + len(plain.turns[0].message.content)
     assert told.scenario_id == plain.scenario_id
     assert told.token_ids.tolist() != plain.token_ids.tolist()
+
+
+def test_only_training_rollouts_branch(desk_config: Mapping[str, object]):
+    """Held-out episodes are counted as independent ones, so each is played from its start."""
+    config = PipelineConfig.model_validate(changed(desk_config, rollout={"trees": 1, "group_size": 4}))
+    trained = _play(config, AgentSettings(), part=0, samples=4)
+    assert {t.sample for t in trained if t.branch is not None} == {1, 2, 3}
+    assert all(t.branch is None for t in trained if t.sample == 0)
+    assert all(t.branch is None for t in _play(config, AgentSettings(), samples=4))
 
 
 def test_a_renderer_of_ones_own_renders_every_prompt(

@@ -61,6 +61,18 @@ def test_a_detour_of_a_success_has_less_credit_than_the_step_that_ended_it():
     assert credit("state", *episodes, state_discount=1.0) == [[1.0, 1.0], [-1.0, -1.0]]
 
 
+def test_what_branches_share_is_rated_by_what_came_of_it():
+    """Two roots and a branch of each after their turn in a: 0 and 2 share one turn there, 1 and 3 the other.
+
+    Rewards 1 0 1 0, mean ½. The turn of 0 and 2 leads to success twice, with ½ each by trajectory. By state it has ½
+    more, because returns in a have the mean ½. In b only 0 and 2 were, and their turns there are equally good.
+    """
+    episodes = [episode(0, "ab", 1.0), episode(1, "ac", 0.0), episode(2, "ab", 1.0), episode(3, "ac", 0.0)]
+    assert credit("trajectory", *episodes) == [[0.5, 0.5], [-0.5, -0.5], [0.5, 0.5], [-0.5, -0.5]]
+    by_state = credit("state", *episodes, state_discount=1.0)
+    assert by_state == [[1.0, 0.5], [-1.0, -0.5], [1.0, 0.5], [-1.0, -0.5]]
+
+
 def test_an_episode_without_a_reward_is_compared_with_nothing():
     """Its turns are in no state's baseline: rewards 1 and 0 alone give ±½ twice."""
     episodes = [episode(0, "s", 1.0), episode(1, "s", None), episode(2, "s", 0.0)]

@@ -180,9 +180,9 @@ class TurnSampler(ABC):
         if pending(self._waiting):
             self._start_worker()
 
-    @abstractmethod
     def share(self, session: TurnSession, fork: TurnSession) -> None:
-        """Let a fork use what the sampler holds of the tokens that `session` and it have read."""
+        """Let a fork use what is held of the tokens of its session. Here it reads all of them with its next turn."""
+        fork.history, fork.unread = [], [*fork.history, *fork.unread]
 
     @abstractmethod
     def release(self, session: TurnSession) -> None:

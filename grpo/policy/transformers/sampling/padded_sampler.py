@@ -46,9 +46,6 @@ class PaddedSampler(TurnSampler):
         self._state: dict[str, Any] = {}
         """Keyword arguments of the next forward pass: mask, positions and cache."""
 
-    def share(self, session: TurnSession, fork: TurnSession) -> None:
-        """Share nothing, because each turn reads its whole conversation."""
-
     def release(self, session: TurnSession) -> None:
         """Free nothing, because a conversation keeps no state between its turns."""
 

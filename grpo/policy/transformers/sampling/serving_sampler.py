@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from grpo.errors import PolicyError
 from grpo.policy.transformers.forward.packing import common_prefix_length
-from grpo.policy.transformers.sampling.base import Turn, TurnSession
+from grpo.policy.transformers.sampling.base import Turn, TurnSampler, TurnSession
 from grpo.policy.transformers.sampling.prefix_cache import PrefixCache
 from grpo.policy.transformers.sampling.slot_sampler import SlotSampler
 
@@ -79,6 +79,10 @@ class ServingSampler(SlotSampler):
     def prefix_cache_bytes(self) -> int:
         """Bytes of the keys and values of closed conversations."""
         return self._prefixes.bytes + sum(tuple(self._idle.values()))
+
+    def share(self, session: TurnSession, fork: TurnSession) -> None:
+        """Let a fork read its tokens as a new conversation, which copies the longest prefix that another has read."""
+        TurnSampler.share(self, session, fork)
 
     def release(self, session: TurnSession) -> None:
         """Keep the slot of a finished conversation for its next turn, or free it."""

@@ -68,8 +68,8 @@ class SlotSampler(TurnSampler):
     def share(self, session: TurnSession, fork: TurnSession) -> None:
         """Let a fork follow the conversation that holds its tokens. It takes no slot before its next turn."""
         holder = session if session.slot is not None else self._followers.get(session)
-        if holder is None:  # nothing is held, e.g. because the session was closed
-            fork.history, fork.unread = [], [*fork.history, *fork.unread]
+        if holder is None:  # e.g. because the session was closed
+            super().share(session, fork)
         else:
             self._followers[fork] = holder
 

@@ -132,6 +132,28 @@ def test_a_rollout_on_servers_is_the_rollout_in_this_process(
     assert all(numbers == list(range(len(numbers))) for numbers in turns.values())
 
 
+def test_branches_on_servers_are_the_branches_in_this_process(
+    server: ChatServer, clerk_checkpoint: Stored, config: PipelineConfig
+):
+    """The same tokens, and each branch stays on the server of its root, which has the keys and values."""
+
+    def play_trees(policy: TransformersPolicy | ServersPolicy) -> list[Trajectory]:
+        return play_desk(policy, config, scenarios=SCENARIOS, group_size=4, trees=2)  # type: ignore[arg-type]
+
+    expected = play_trees(load_policy(*clerk_checkpoint))
+    with relay(server.url) as left, relay(server.url) as right:
+        played = play_trees(on_servers(clerk_checkpoint, left.url, right.url))
+    assert assert_equal(played, expected) < 2e-5
+    assert [t.branch for t in played] == [t.branch for t in expected]
+    seeds = {(t.scenario_id, t.sample): t.seed for t in played}
+    branches = [t for t in played if t.branch is not None]
+    assert branches
+    for branch in branches:
+        assert branch.branch is not None
+        root = seeds[branch.scenario_id, branch.branch.sample]
+        assert (branch.seed in conversations(left)) == (root in conversations(left))
+
+
 def test_every_episode_is_complete_when_a_server_is_killed_in_mid_episode(
     server: ChatServer, clerk_checkpoint: Stored, config: PipelineConfig, in_process: list[Trajectory]
 ):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from grpo.errors import PolicyError
 from grpo.policy.policy import Generation, Prompt, SampledToken, Sampling
 from grpo.policy.transformers.model import load
-from grpo.policy.transformers.sampling.base import TurnSampler
+from grpo.policy.transformers.sampling.base import TurnSampler, TurnSession
 from grpo.policy.transformers.sampling.padded_sampler import PaddedSampler
 from grpo.policy.transformers.sampling.serving_sampler import ServingSampler
 from grpo.policy.transformers.sampling.slot_sampler import SlotSampler
@@ -198,3 +198,45 @@ def test_an_error_of_a_callback_fails_its_own_turn(model: PreTrainedModel, make:
     assert isinstance(failure, LookupError)
     assert heard == alone[0][:3]
     assert _tokens(others) == alone
+
+
+@each_sampler
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_fork_goes_on_as_a_conversation_of_its_own_with_the_same_tokens(
+    model: PreTrainedModel, make: MakeSampler, closed: bool
+):
+    """Three forks of a conversation of two turns, two after its first turn and one after its second.
+
+    Each generates the likeliest tokens after its own text, as a new conversation does that reads all tokens at once.
+    It does not matter whether the first conversation goes on at the same time, or is closed before.
+    """
+    first, second, third = [5, 20, 31, 44], [7, 60, 8], [9, 10]
+    texts = ([40, 41], [50], [40, 42, 43])
+
+    async def run() -> tuple[list[list[int]], list[list[int]]]:
+        async with asyncio.timeout(60), make(model, 8) as sampler:
+            session = sampler.open()
+            known = [*first, *(await _greedy(session, first))]
+            after_one = len(known)
+            known += [*second, *(await _greedy(session, second))]
+            forks = [session.fork(tokens) for tokens in (after_one, len(known), after_one)]
+            prefixes = [known[:after_one], known, known[:after_one]]
+            if closed:
+                session.close()
+            turns = [_greedy(fork, text) for fork, text in zip(forks, texts, strict=True)]
+            rest = [] if closed else [_greedy(session, third)]
+            generated = await asyncio.gather(*turns, *rest)
+            for fork in forks:
+                fork.close()
+        async with asyncio.timeout(60), make(model, 8) as sampler:
+            prompts = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
+            prompts += [] if closed else [[*known, *third]]
+            alone = await asyncio.gather(*(_greedy(sampler.open(), prompt) for prompt in prompts))
+        return generated, alone
+
+    generated, alone = asyncio.run(run())
+    assert generated == alone
+
+
+async def _greedy(session: TurnSession, ids: Sequence[int]) -> list[int]:
+    return (await session.generate(Prompt(new_ids=ids), _sampling(0, temperature=0.0))).token_ids

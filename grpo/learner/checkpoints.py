@@ -28,7 +28,8 @@ from grpo.learner.optimizer_shards import load_shards, save_shards
 from grpo.policy.servers.protocol import is_model_file
 from grpo.policy.transformers.dtype import Dtype
 from grpo.policy.transformers.exactness import PathCheck
-from grpo.policy.transformers.model import TransformersPolicy, model_cache
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.policy.transformers.sharding import distribute_like
 
 OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"

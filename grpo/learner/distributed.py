@@ -1,35 +1,27 @@
-"""Process group of a distributed update, and its launch under torchrun on one machine or as the first of several.
+"""Process group of a distributed update, and what its processes and its nodes exchange.
 
-The machines of an update are its nodes. They meet through files of a folder that all of them see, so that no node opens
-a port at which torch reads what anybody sends. See `grpo.learner.nodes` for the other nodes.
+The machines of an update are its nodes. `grpo.learner.worker_group` starts the processes on one machine or on the first
+of several, and `grpo.learner.nodes` on the others.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import distributed, nn
 
-import grpo.errors
 from grpo.artifacts import Artifact
 from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
-from grpo.storage.files import write_atomically
 
 T = TypeVar("T")
 
@@ -38,20 +30,6 @@ NODES = "GRPO_NODES"
 """Environment variable with the folder that all nodes see."""
 UPDATE_PREFIX = "update-"
 """Begin of the names of the folders of updates in the folder of the nodes."""
-_LOOPBACK = {name: "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
-"""Network interface of the processes on one machine. Without it gloo and NCCL would listen on the interface of the host
-name."""
-_NO_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Without it torchrun would open a port on every interface, and its processes would unpickle whatever arrives there."""
-_JOIN_S = 600
-"""Time in which all nodes have to join an update."""
-RELEASE = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
-"""Without it glibc keeps the memory of gathered layers for later, and a process with sharded weights takes twice as
-much on a CPU."""
-_LOOK_S = 1.0
-"""Interval at which the launcher looks for an error report."""
-_STDERR_CHARACTERS = 2000
-"""Characters of the workers' standard error that the message shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,63 +111,6 @@ class WorkerFailed(RuntimeError):
     """Raised if a process of an update ended with an error that would occur again in a retry."""
 
 
-def run_workers(request: UpdateRequest) -> bytes:
-    """Run an update in `settings.processes` processes on each of `settings.nodes`, and return rank 0's metrics as JSON.
-
-    If a worker raises a `GRPOError`, it is raised here again. Any other error of a worker raises `WorkerFailed`. If a
-    worker dies without an error report, if nodes do not join, or if all take longer than `update_timeout_s` seconds,
-    `WorkerLost` is raised.
-    """
-    settings, timeout_s = request.settings, request.settings.update_timeout_s
-    check_devices(settings)
-    place = nodes_folder() if settings.nodes > 1 else None
-    with tempfile.TemporaryDirectory(prefix=UPDATE_PREFIX if place else "grpo-update-", dir=place) as name:
-        folder = Path(name)
-        write_atomically(folder / REQUEST, request.model_dump_json())
-        with start_torchrun(request, folder, stderr=subprocess.PIPE) as torchrun:
-            try:
-                stderr = _wait(torchrun, folder / ERROR, timeout_s=timeout_s)
-            except TimeoutError as error:
-                raise WorkerLost(
-                    f"{settings.workers} training processes took longer than {timeout_s:g} s "
-                    f"(training.update_timeout_s) and were ended. The checkpoint {request.parent} is unchanged"
-                ) from error
-            finally:
-                if torchrun.poll() is None:
-                    kill_tree(psutil.Process(torchrun.pid))
-        if (folder / ERROR).is_file():
-            report = ErrorReport.model_validate_json((folder / ERROR).read_bytes())
-            raise getattr(grpo.errors, report.kind, WorkerFailed)(report.message)
-        if "RendezvousTimeoutError" in stderr:
-            raise WorkerLost(
-                f"not all of {settings.nodes} nodes joined the update within {_JOIN_S} s (training.nodes). Start `grpo "
-                f"train-node` on each other node, with {NODES}={place}. The checkpoint {request.parent} is unchanged"
-            )
-        if torchrun.returncode:
-            raise WorkerLost(
-                f"one of {settings.workers} training processes died (torchrun ended with {torchrun.returncode}). "
-                f"Nothing was written, the checkpoint {request.parent} is unchanged. Standard error: "
-                f"{stderr[-_STDERR_CHARACTERS:]}"
-            )
-        return (folder / METRICS).read_bytes()
-
-
-def _wait(torchrun: subprocess.Popen[str], error: Path, *, timeout_s: float) -> str:
-    """Wait for the end of torchrun, or for an error report, and return the standard error so far.
-
-    Without the look at the report, the first node would wait for nodes that cannot take part. Raises `TimeoutError`.
-    """
-    ends = time.monotonic() + timeout_s
-    while True:
-        try:
-            return torchrun.communicate(timeout=min(_LOOK_S, max(0.0, ends - time.monotonic())))[1]
-        except subprocess.TimeoutExpired:
-            if error.is_file():
-                return ""
-            if time.monotonic() >= ends:
-                raise TimeoutError from None
-
-
 def nodes_folder() -> Path:
     """Folder of GRPO_NODES. Raises `ConfigError` if it is not set, or not a folder that only its owner can write."""
     place = os.environ.get(NODES)
@@ -221,32 +142,3 @@ def check_devices(settings: TrainingSettings) -> None:
             f"{variable} is not set, so training.nodes {settings.nodes} would use any network. Set it to the interface "
             "of a network that only the nodes reach, because their connections are not encrypted and ask for no login"
         )
-
-
-def start_torchrun(request: UpdateRequest, folder: Path, *, stderr: int | None) -> subprocess.Popen[str]:
-    """Start this node's processes of the update in a folder. They end when this process does."""
-    settings = request.settings
-    command = [sys.executable, "-m", "torch.distributed.run"]
-    command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-conf", f"store_type=file,join_timeout={_JOIN_S}"]
-    command += ["--rdzv-id", "update", "--rdzv-endpoint", str(folder / "rendezvous")]
-    command += ["-m", "grpo.learner.worker", str(folder / REQUEST), str(os.getpid())]
-    one_machine = _LOOPBACK if sys.platform == "linux" and settings.nodes == 1 else {}
-    release = RELEASE if settings.sharding == "sharded" else {}
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        text=True,
-        errors="replace",
-        env={**os.environ, **_NO_STORE, **one_machine, **release},
-        start_new_session=True,  # so that a terminal's Ctrl-C reaches only the process that waits
-    )
-
-
-def kill_tree(torchrun: psutil.Process) -> None:
-    """Kill torchrun and its workers one by one, because torchrun starts each worker in a separate session."""
-    torchrun.suspend()  # so that it starts no more workers
-    for process in [*torchrun.children(recursive=True), torchrun]:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()

@@ -23,9 +23,8 @@ from grpo.learner.distributed import (
     ErrorReport,
     UpdateRequest,
     check_devices,
-    kill_tree,
-    start_torchrun,
 )
+from grpo.learner.worker_group import kill_tree, start_torchrun
 from grpo.storage.files import write_atomically
 
 _POLL_S = 0.5

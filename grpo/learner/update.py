@@ -20,7 +20,7 @@ from grpo.learner.batch import build_batch, to_samples
 from grpo.learner.checkpoints import read_state, resume, save
 from grpo.learner.critic import Critic
 from grpo.learner.distillation import Teacher
-from grpo.learner.distributed import ProcessGroup, UpdateRequest, run_workers
+from grpo.learner.distributed import ProcessGroup, UpdateRequest
 from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_trl
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, local_logprobs, local_states, reference_kl
@@ -28,6 +28,7 @@ from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.performance import model_flops_utilization
 from grpo.learner.teacher_prompts import TeacherPrompts
 from grpo.learner.trust_region import TrustRegionLearner
+from grpo.learner.worker_group import run_workers
 from grpo.policy.context import context_limit
 from grpo.policy.renderer import make_renderer
 from grpo.policy.tokenizer import check_same_tokenizer
@@ -35,7 +36,8 @@ from grpo.policy.transformers.adapters import add_adapters, copy_model, has_adap
 from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.dtype import Dtype, cast_frozen, cast_mismatched_buffers
 from grpo.policy.transformers.forward.passes import microbatches
-from grpo.policy.transformers.model import TransformersPolicy, check_hash, load_sharded, model_cache, weights_hash
+from grpo.policy.transformers.model import TransformersPolicy, check_hash, load_sharded, weights_hash
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.policy.transformers.sharding import reshard, shard_model
 from grpo.renderers.chat_template import Renderer
 from grpo.tables import read_all

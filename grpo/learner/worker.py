@@ -1,6 +1,8 @@
-"""Worker of a distributed update. torchrun starts it with the path of an `UpdateRequest` and the id of its launcher.
+"""Worker of distributed updates. torchrun starts it with the path of an `UpdateRequest` and the id of its launcher.
 
 torchrun --nproc-per-node 2 -m grpo.learner.worker request.json 4711
+
+It goes on with the requests that follow, see `grpo.learner.worker_group`, unless it is called with `--once`.
 
 Processes of an update meet through files in a folder that only their owner can read. They communicate over the loopback
 interface, or, on several nodes, over the network that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names.
@@ -8,12 +10,15 @@ interface, or, on several nodes, over the network that GLOO_SOCKET_IFNAME or NCC
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from traceback import extract_tb
 from types import TracebackType
@@ -23,15 +28,17 @@ from torch import distributed
 
 from grpo.learner.distributed import ERROR, MEETING, METRICS, ErrorReport, ProcessGroup, UpdateRequest
 from grpo.learner.update import run_update
+from grpo.policy.transformers.model_cache import model_cache
+from grpo.storage.files import write_atomically
 
 _POLL_S = 1.0
 """Seconds between two checks that the launcher is alive."""
+_NEXT_S = 0.05
+"""Seconds between two looks for the next request."""
 
 
-def main(path: Path, launcher: int) -> None:
-    """Run this process's part of the update, and end when process `launcher` is gone. Rank 0 writes the metrics."""
-    request = UpdateRequest.model_validate_json(path.read_bytes())
-    sys.excepthook = _ErrorWriter(path.with_name(ERROR))
+def main(path: Path, launcher: int, *, once: bool = False) -> None:
+    """Run this process's part of each update, and end when process `launcher` is gone. Rank 0 writes the metrics."""
     threading.Thread(target=_exit_without_launcher, args=(launcher,), daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -43,10 +50,32 @@ def main(path: Path, launcher: int) -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
     )
     process_group = ProcessGroup(rank=distributed.get_rank(), size=distributed.get_world_size())
-    metrics = run_update(request, process_group)
-    if process_group.rank == 0:
-        path.with_name(METRICS).write_text(metrics.model_dump_json(), encoding="utf-8")
+    for request in [path] if once else _requests(path):
+        _run(request, process_group)
     distributed.destroy_process_group()
+
+
+def _requests(first: Path) -> Iterator[Path]:
+    """The first request, and the others when they come, without end."""
+    yield first
+    for number in count(1):
+        path = first.parent / str(number) / first.name
+        while not path.exists():
+            time.sleep(_NEXT_S)
+        yield path
+
+
+def _run(path: Path, process_group: ProcessGroup) -> None:
+    """Run one update. It has ended in all processes when its metrics are there, and no process holds a model then."""
+    sys.excepthook = _ErrorWriter(path.with_name(ERROR))
+    metrics = run_update(UpdateRequest.model_validate_json(path.read_bytes()), process_group)
+    model_cache.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    distributed.barrier()
+    if process_group.rank == 0:
+        write_atomically(path.with_name(METRICS), metrics.model_dump_json())
 
 
 class _ErrorWriter:
@@ -82,4 +111,4 @@ def _exit_without_launcher(launcher: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), once="--once" in sys.argv)

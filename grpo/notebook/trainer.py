@@ -28,7 +28,8 @@ from grpo.notebook.live import LiveView, in_notebook
 from grpo.notebook.reporters import reporters
 from grpo.policy.catalog import load_merged
 from grpo.policy.renderer import make_renderer
-from grpo.policy.transformers.model import TransformersPolicy, model_cache
+from grpo.policy.transformers.model import TransformersPolicy
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.reward import RewardFunction, check_columns

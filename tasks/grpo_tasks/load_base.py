@@ -38,7 +38,7 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
     Adapters are merged into their base. `content` is the model's identity: its commit, version or content.
     """
     from grpo.learner.checkpoints import save_base
-    from grpo.policy.transformers.model import model_cache
+    from grpo.policy.transformers.model_cache import model_cache
 
     check_trainable(policy.model)
     loaded = load_merged(policy.model, chat_template=policy.chat_template, quantization=policy.quantization)

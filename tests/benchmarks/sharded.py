@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.config.training import LoraSettings
 from grpo.learner.checkpoints import CheckpointState, save_base
-from grpo.learner.distributed import RELEASE
+from grpo.learner.worker_group import RELEASE
 from grpo.policy.transformers.adapters import add_adapters
 from grpo.policy.transformers.exactness import PathCheck
 from grpo.policy.transformers.model import TransformersPolicy

@@ -19,7 +19,8 @@ from grpo.identity.code import external_digests
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import update
 from grpo.messages import Message, ToolCall
-from grpo.policy.transformers.model import load, model_cache
+from grpo.policy.transformers.model import load
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.renderers.chat_template import Renderer
 from grpo.rewards.score import score
 from grpo.rewards.task import EnvironmentReward

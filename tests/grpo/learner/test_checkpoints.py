@@ -27,7 +27,8 @@ from grpo.learner.distributed import ProcessGroup
 from grpo.learner.inference_backend import make_inference_backend
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import local_logprobs
-from grpo.policy.transformers.model import TransformersPolicy, load, model_cache
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.policy.transformers.sharding import gather_full, shard_model
 from tests.doubles import put_folder
 from tests.grpo.learner.conftest import BASE

@@ -20,7 +20,8 @@ from grpo.learner.logprobs import compute_logprobs
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import update
 from grpo.messages import Message
-from grpo.policy.transformers.model import TransformersPolicy, load, model_cache
+from grpo.policy.transformers.model import TransformersPolicy, load
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario

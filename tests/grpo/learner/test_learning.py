@@ -16,7 +16,8 @@ from grpo.environments.conversation import ConversationEnvironment
 from grpo.errors import NoLearningSignal
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.update import update
-from grpo.policy.transformers.model import load, model_cache
+from grpo.policy.transformers.model import load
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario

@@ -21,10 +21,11 @@ from grpo.errors import ConfigError
 from grpo.identity.code import source_digest
 from grpo.learner import distributed
 from grpo.learner.checkpoints import read_state
-from grpo.learner.distributed import ERROR, REQUEST, ErrorReport, UpdateRequest, WorkerLost, check_devices, nodes_folder
+from grpo.learner.distributed import ERROR, REQUEST, ErrorReport, UpdateRequest, check_devices, nodes_folder
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.nodes import follow, join
 from grpo.learner.update import update
+from grpo.learner.worker_group import WorkerLost
 from grpo.policy.transformers.model import load
 from tests.grpo.learner.conftest import BASE, DeskRollout, share_of_the_step
 from tests.waiting import until

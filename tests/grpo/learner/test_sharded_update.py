@@ -14,7 +14,8 @@ from grpo.config.training import TrainingSettings
 from grpo.learner.checkpoints import OPTIMIZER, read_state, save_base
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import update
-from grpo.policy.transformers.model import load, model_cache
+from grpo.policy.transformers.model import load
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.tables import write_trajectories
 from tests.grpo.learner.conftest import BASE, DeskRollout, share_of_the_step, weights
 

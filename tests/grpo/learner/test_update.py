@@ -19,12 +19,13 @@ from grpo.config.training import TrainingSettings
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSignal, PolicyError, RatioError
 from grpo.learner.checkpoints import read_state, save_base
-from grpo.learner.distributed import WorkerFailed, WorkerLost
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import UpdateResult, mean_metrics, update
+from grpo.learner.worker_group import WorkerFailed, WorkerLost
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
-from grpo.policy.transformers.model import load, model_cache
+from grpo.policy.transformers.model import load
+from grpo.policy.transformers.model_cache import model_cache
 from grpo.tables import write_trajectories
 from tests.grpo.learner.conftest import BASE, DeskRollout, largest_difference, share_of_the_step, weights
 

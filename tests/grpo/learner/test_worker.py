@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +19,11 @@ from torch import distributed
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
 from grpo.learner.checkpoints import read_state
-from grpo.learner.distributed import ERROR, METRICS, ErrorReport, UpdateRequest, run_workers
+from grpo.learner.distributed import ERROR, METRICS, ErrorReport, UpdateRequest
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import update
 from grpo.learner.worker import main
+from grpo.learner.worker_group import WorkerFailed, idle_group, process_key, run_workers
 from tests.grpo.learner.conftest import BASE, DeskRollout
 from tests.places import ROOT
 
@@ -63,7 +64,7 @@ def test_a_worker_runs_its_request_and_writes_the_metrics(desk_rollout: DeskRoll
     ).metrics
     request = _request(desk_rollout, tmp_path / "requested", lora={"r": 2})
     (tmp_path / "request.json").write_text(request.model_dump_json())
-    main(tmp_path / "request.json", os.getpid())
+    main(tmp_path / "request.json", os.getpid(), once=True)
     metrics = UpdateMetrics.model_validate_json((tmp_path / METRICS).read_bytes())
     assert metrics.model_copy(update={"tokens_per_s": 0.0}) == alone.model_copy(update={"tokens_per_s": 0.0})
     assert read_state(tmp_path / "requested") == read_state(tmp_path / "alone")
@@ -78,7 +79,7 @@ def test_the_first_error_of_a_worker_is_reported_and_shown(
 ):
     """With class and message; an earlier report of another process stays."""
     (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x").model_dump_json())
-    main(tmp_path / "request.json", os.getpid())
+    main(tmp_path / "request.json", os.getpid(), once=True)
     first = ErrorReport(kind="RatioError", message="the first")
     if before:
         (tmp_path / ERROR).write_text(first.model_dump_json())
@@ -92,7 +93,7 @@ def test_the_first_error_of_a_worker_is_reported_and_shown(
 def test_a_communication_error_is_not_reported(desk_rollout: DeskRollout, tmp_path: Path):
     """The reason is in another process: no report is written until an error of this one."""
     (tmp_path / "request.json").write_text(_request(desk_rollout, tmp_path / "x").model_dump_json())
-    main(tmp_path / "request.json", os.getpid())
+    main(tmp_path / "request.json", os.getpid(), once=True)
     with pytest.raises(Exception) as away:  # noqa: PT011
         distributed.all_reduce(torch.ones(1))
     sys.excepthook(away.type, away.value, away.tb)
@@ -121,16 +122,65 @@ def test_a_worker_ends_without_its_launcher(desk_rollout: DeskRollout, tmp_path:
 
 def test_processes_of_an_update_open_no_port_for_others(desk_rollout: DeskRollout, tmp_path: Path):
     """No store of torch, whose content is unpickled, and nothing beyond the loopback interface, in any process."""
-    opened: dict[tuple[str, int], bool] = {}
-    with ThreadPoolExecutor(1) as pool:
+    opened: dict[tuple[str, int], Future[bool]] = {}
+    with ThreadPoolExecutor() as pool:
         running = pool.submit(run_workers, _request(desk_rollout, tmp_path / "x", processes=2))
         while not wait([running], timeout=0.1).done:  # a port stays open for seconds; a look takes the core of a worker
             for address in _listening() - opened.keys():
-                opened[address] = _is_store(*address)
+                opened[address] = pool.submit(_is_store, *address)
         running.result()
+        idle_group.close()  # a port that is no store leaves its client waiting until the process ends
     assert read_state(tmp_path / "x").step_count > 0
+    assert opened
     assert {ip for ip, _ in opened} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    assert not any(opened.values())
+    assert not any(probe.result() for probe in opened.values())
+
+
+def _processes() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def test_the_processes_of_an_update_take_the_next_one(desk_rollout: DeskRollout, tmp_path: Path):
+    """The second update has the weights of the first, in the same processes. After an error all of them are ended."""
+    try:
+        first = run_workers(_request(desk_rollout, tmp_path / "first", processes=2))
+        workers = _processes()
+        assert len(workers) >= 3  # torchrun and two workers
+        second = run_workers(_request(desk_rollout, tmp_path / "second", processes=2))
+        assert _processes() == workers
+        without_speed = [
+            UpdateMetrics.model_validate_json(metrics).model_copy(update={"tokens_per_s": 0.0, "mfu": None})
+            for metrics in (first, second)
+        ]
+        assert without_speed[0] == without_speed[1]
+        assert read_state(tmp_path / "first") == read_state(tmp_path / "second")
+        with pytest.raises(WorkerFailed, match="Not a directory"):
+            run_workers(_request(desk_rollout, desk_rollout.scored / "x", processes=2))
+        assert not _processes()
+    finally:
+        idle_group.close()
+
+
+def test_processes_that_have_waited_too_long_are_ended(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("grpo.learner.worker_group._IDLE_S", 0.0)
+    run_workers(_request(desk_rollout, tmp_path / "x", processes=2))
+    while _processes():
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "shared"), [({}, True), ({"processes": 3}, False), ({"sharding": "sharded"}, False), (None, False)]
+)
+def test_only_an_update_that_starts_equal_processes_takes_them(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, object] | None, shared: bool
+):
+    """Another number, another allocator, or a changed environment: others are started."""
+    first = process_key(TrainingSettings(processes=2))
+    if change is None:
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert (process_key(TrainingSettings(**{"processes": 2, **(change or {})})) == first) is shared  # type: ignore[arg-type]
 
 
 def _listening() -> set[tuple[str, int]]:

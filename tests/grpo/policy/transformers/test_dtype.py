@@ -7,7 +7,8 @@ import torch
 
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.dtype import copy_in
-from grpo.policy.transformers.model import ModelCache, load
+from grpo.policy.transformers.model import load
+from grpo.policy.transformers.model_cache import ModelCache
 from tests.models.families import tiny_model
 from tests.tasks.adapted import adapted_policy
 

@@ -19,7 +19,7 @@ import pytest
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
 from grpo.identity.code import source_digest
-from grpo.learner import distributed
+from grpo.learner import worker_group
 from grpo.learner.checkpoints import read_state
 from grpo.learner.distributed import ERROR, REQUEST, ErrorReport, UpdateRequest, check_devices, nodes_folder
 from grpo.learner.metrics import UpdateMetrics
@@ -107,7 +107,7 @@ def test_nodes_that_do_not_come_are_named(
     desk_rollout: DeskRollout, nodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """One of two: after the time to join, the message says what to start and where."""
-    monkeypatch.setattr(distributed, "_JOIN_S", 2)
+    monkeypatch.setattr(worker_group, "_JOIN_S", 2)
     with pytest.raises(WorkerLost) as lost:
         _update(desk_rollout, tmp_path / "x", nodes=2)
     assert str(lost.value) == (

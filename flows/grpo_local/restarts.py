@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 from grpo.storage.error_lines import one_line
@@ -40,10 +41,11 @@ class Restarts:
     it would die again, and others can do its work.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns the time in seconds."""
         self.deaths = 0
         """Deaths in a row."""
-        self._service = service
+        self._service, self._clock = service, clock
         self._again_at: float | None = None
         """Time of the next start. None while it lives."""
         self._started_at = 0.0
@@ -53,8 +55,9 @@ class Restarts:
         """True if it is not started any more."""
         return self.deaths > MOST_DEATHS
 
-    def check(self, now: float) -> None:
-        """Notice a death, or start the service again if its pause is over. `now` is the time in seconds."""
+    def check(self) -> None:
+        """Notice a death, or start the service again if its pause is over."""
+        now = self._clock()
         if self.is_given_up:
             return
         if self._again_at is not None:

@@ -4,9 +4,9 @@ Each server is a process of `grpo serve` on a free port of 127.0.0.1. The server
 in the cache, so that a run of cache hits starts none, and they keep running between iterations. A thread of the run
 starts a dead server again. The servers end with the run, also if the run is killed.
 
-The run makes a key for its servers. Its hash is in a private folder for the servers, and the key itself is only in the
-environment of the run, where the stages read it with the addresses. Processes that the run starts inherit both. Two runs
-at once share nothing, because each has its own folder, ports and key.
+The run makes a key for its servers. They read its hash in a private folder. The key itself is only in the environment
+of the run, where the stages read it together with the addresses, and which processes that the run starts inherit. Two
+runs at once share nothing, because each has its own folder, ports and key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -108,10 +108,10 @@ class RunServers:
         return self._watcher is not None and not any(restarts.deaths for restarts in self._restarts.values())
 
     def _watch(self) -> None:
-        checks = {name: lambda kept=kept: kept.check(time.monotonic()) for name, kept in self._restarts.items()}
-        logs = {"logs": partial(rotate_logs, self.services[0].log.parent)}
+        checks: dict[str, Callable[[], None]] = {"logs": partial(rotate_logs, self.services[0].log.parent)}
+        checks |= {name: restarts.check for name, restarts in self._restarts.items()}
         while not self._ended.wait(_LOOK_S):
-            supervise_once(checks | logs)
+            supervise_once(checks)
 
 
 @contextmanager
@@ -146,11 +146,9 @@ def rollout_servers(settings: StartedServers) -> Iterator[RunServers]:
 
 
 def _service(settings: StartedServers, number: int, port: int, *, folder: Path, log: Path) -> Service:
-    """One server. Its home and its temporary files are in the folder of the run's servers."""
+    """One server. Its home is in the folder of the run's servers."""
     place = folder / str(number)
-    temporary = place / "tmp"
-    temporary.mkdir(mode=0o700, parents=True)
-    (place / "services").mkdir(mode=0o700)
+    (place / "services").mkdir(mode=0o700, parents=True)
     threads = settings.threads or max(1, (os.cpu_count() or 1) // settings.count)
     config = ServeConfig(
         model=str(shipped_folder() / "models" / "desk_clerk"),
@@ -163,7 +161,7 @@ def _service(settings: StartedServers, number: int, port: int, *, folder: Path, 
     file = place / "serve.yaml"
     file.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)), encoding="utf-8")
     environment: dict[str, str | None] = dict.fromkeys(_OTHERS)
-    environment |= {"GRPO_HOME": str(place), "TMPDIR": str(temporary)}
+    environment["GRPO_HOME"] = str(place)
     if settings.devices:
         environment["CUDA_VISIBLE_DEVICES"] = _visible_device(settings.devices[number])
     return Service(

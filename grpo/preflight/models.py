@@ -74,9 +74,7 @@ def started_servers(facts: Facts) -> Iterator[Exception]:
         return
     rollout, sizes = facts.given.rollout, facts.sizes()
     train = rollout.scenarios * rollout.group_size
-    concurrent = rollout.concurrent_episodes(
-        train=train, heldout=len(facts.heldout()) * facts.given.evaluation.samples
-    )
+    concurrent = rollout.concurrent_episodes(train=train, heldout=len(facts.heldout()) * facts.given.evaluation.samples)
     memory = servers_memory(sizes, settings.count, episodes=concurrent, max_context=rollout.max_context)
     training = memory_estimate(
         sizes,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from grpo import progress
 from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.rollout import StartedServers
@@ -42,30 +43,36 @@ def _config(folder: Path, **rollout: Any) -> PipelineConfig:
 
 
 class OnServers(Executor):
-    """Runs the stages here, and lets the servers start before a rollout. The first one is killed before the second."""
+    """Runs the stages here, and lets the servers start before a rollout.
+
+    With `kills`, the first server is killed when the first episode of the second rollout has ended.
+    """
 
     def __init__(self, servers: RunServers, *, kills: bool = False) -> None:
         super().__init__()
-        self._servers, self._kills = servers, kills
+        self._servers, self.kills = servers, kills
         self.rollouts: list[list[Trajectory]] = []
 
     def run(self, calls: Sequence[Call[Any]]) -> list[Any]:
         """See `grpo_tasks.execution.stage.Executor`."""
         self._servers.prepare(calls)
-        is_rollout = calls[0].stage.name == "rollout"
-        if self._kills and is_rollout and len(self.rollouts) == 1:
-            process = self._servers.services[0].process()
-            assert process is not None
-            process.kill()
-        results = super().run(calls)
-        if is_rollout:
+        with progress.observed(self._watch):
+            results = super().run(calls)
+        if calls[0].stage.name == "rollout":
             store = ArtifactStore(calls[0].inputs["store"])
             self.rollouts.append(list(read_trajectories(store.path(results[0].rollout))))
         return results
 
+    def _watch(self, stage: str, done: int, total: int, numbers: dict[str, float]) -> None:
+        if self.kills and stage == "rollout" and len(self.rollouts) == 1 and 0 < done < total:
+            self.kills = False
+            process = self._servers.services[0].process()
+            assert process is not None
+            process.kill()
+
 
 class Trained(NamedTuple):
-    """A run of which a server is killed between the iterations."""
+    """A run of which a server is killed in its second rollout."""
 
     folder: Path
     policies: list[str]
@@ -78,11 +85,12 @@ def trained(servers: RunServers, tmp_path_factory: pytest.TempPathFactory) -> Tr
     assert [service.process() for service in servers.services] == [None, None]  # nothing was computed so far
     executor = OnServers(servers, kills=True)
     steps = executor.train(_config(folder, servers=TWO))
+    assert not executor.kills
     return Trained(folder, [step.policy.policy for step in steps], executor.rollouts)
 
 
 def test_a_run_on_started_servers_is_the_run_on_listed_ones(servers: RunServers, trained: Trained, tmp_path: Path):
-    """The same episodes before and after the update, although a server of the first run was killed between them.
+    """The same episodes before and after the update, although a server of the first run was killed in the second one.
 
     Log-probabilities differ in their last digits, because a server batches other turns together. The server is
     restarted.

@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
 from grpo.errors import ArtifactError, ConfigError, ErasedError, RemovedError
+from grpo.storage.digests import MANIFEST, file_states, folder_digests, note_digest, present_digest
 from grpo.storage.documents import DocumentStore
 from grpo.storage.fetched import etags_file, forget_unused, read_etags, user_temp_folder
 from grpo.storage.files import file_digest, storage_errors, write_atomically
@@ -30,12 +31,7 @@ from grpo.storage.moved_stores import present_address
 from grpo.storage.objects import ObjectFolder, open_uri
 from grpo.storage.shipped import SCHEME, shipped_file
 
-MANIFEST = "manifest.json"
 _DIGITS = 20
-_FileStates = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, size and modification time of each file of an artifact."""
-_verified: dict[Path, tuple[str, _FileStates]] = {}
-"""By path: the last digest that this process has computed, and the states of the files at that time."""
 
 
 class Artifact(BaseModel):
@@ -105,17 +101,21 @@ class ArtifactStore:
             new.stored = self._publish(staged, f"{kind}/{digest[:_DIGITS]}{suffix}", digest, kind)
 
     @contextmanager
-    def new_folder(self, kind: str) -> Iterator[NewArtifact]:
-        """Store the folder that the block fills at `path`. Its manifest is written last. See `new_file`."""
+    def new_folder(self, kind: str, *, like: Artifact | None = None) -> Iterator[NewArtifact]:
+        """Store the folder that the block fills at `path`. Its manifest is written last. See `new_file`.
+
+        `like` is a folder that probably shares files with the new one, such as the checkpoint before it. An object
+        store copies these files itself, so that they are not uploaded again.
+        """
         with self._stage() as staged:
             staged.mkdir()
             yield (new := NewArtifact(staged))
             if not new.kept:
                 return
-            manifest = json.dumps(_folder_digests(staged), indent=1, sort_keys=True).encode()
+            manifest = json.dumps(folder_digests(staged), indent=1, sort_keys=True).encode()
             (staged / MANIFEST).write_bytes(manifest)
             digest = hashlib.sha256(manifest).hexdigest()
-            new.stored = self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind)
+            new.stored = self._publish(staged, f"{kind}/{digest[:_DIGITS]}", digest, kind, like=like)
 
     def folder(self, kind: str, sha256: str) -> Artifact:
         """Folder of this kind with this digest, as `new_folder` names it. It may be missing."""
@@ -214,18 +214,42 @@ class ArtifactStore:
         with storage_errors(str(staging) if self._objects else self.root), scratch_path(staging) as staged:
             yield staged
 
-    def _publish(self, staged: Path, name: str, digest: str, kind: str) -> Artifact:
+    def _publish(self, staged: Path, name: str, digest: str, kind: str, *, like: Artifact | None = None) -> Artifact:
         artifact = Artifact(uri=f"{self.uri}/{name}", sha256=digest, kind=kind)
         if self._objects is None:
             self._settle(staged, Path(self.root) / name, artifact)
             return artifact
+        if self._is_unchanged(artifact, name):
+            return artifact
         if staged.is_dir():
-            files = sorted(str(path.relative_to(staged)) for path in _files(staged))
-            self._objects.upload(staged, name, [file for file in files if file != MANIFEST], last=MANIFEST)
+            files: dict[str, str] = json.loads((staged / MANIFEST).read_bytes())
+            objects = {} if like is None else self._objects_of(like)
+            sources = {file: objects[digest] for file, digest in files.items() if digest in objects}
+            self._objects.upload(staged, name, sorted(files), last=MANIFEST, sources=sources)
         else:
             self._objects.upload_file(staged, name)
         self._keep(staged, artifact, self._objects.etags(name))
         return artifact
+
+    def _is_unchanged(self, artifact: Artifact, name: str) -> bool:
+        """True if the objects are the ones that this machine has a verified copy of."""
+        assert self._objects is not None
+        place = _kept(artifact)
+        if not place.exists() or read_etags(place) != {"uri": artifact.uri, "etags": self._objects.etags(name)}:
+            return False
+        try:
+            self._check(place, artifact)
+        except ArtifactError:
+            return False
+        return True
+
+    def _objects_of(self, folder: Artifact) -> dict[str, str]:
+        """Object with each content of a stored folder, by sha256. None of a folder that has changed or is elsewhere."""
+        name = _content_name(folder)
+        if name is None or folder.uri != f"{self.uri}/{name}" or not self._is_unchanged(folder, name):
+            return {}
+        files: dict[str, str] = json.loads((_kept(folder) / MANIFEST).read_bytes())
+        return {digest: f"{name}/{file}" for file, digest in files.items()}
 
     def _settle(self, staged: Path, place: Path, artifact: Artifact) -> None:
         """Rename into place, unless an undamaged copy is there already."""
@@ -236,10 +260,10 @@ class ArtifactStore:
                 return
             except ArtifactError:
                 remove(place)
-        states = _file_states(staged)
+        states = file_states(staged)
         try:
             os.replace(staged, place)
-            _verified[place.resolve()] = artifact.sha256, states
+            note_digest(place, artifact.sha256, states)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -305,19 +329,9 @@ class ArtifactStore:
         """Compare digests. A process does this once, unless the files change."""
         if not path.exists():
             raise self._missing(artifact)
-        verified = artifact.sha256, _file_states(path)
-        if _verified.get(path.resolve()) == verified:
-            return
-        if path.is_dir():
-            manifest = path / MANIFEST
-            actual = file_digest(manifest) if manifest.is_file() else "no manifest"
-            if actual == artifact.sha256 and json.loads(manifest.read_bytes()) != _folder_digests(path):
-                actual = "files that differ from the manifest"
-        else:
-            actual = file_digest(path)
+        actual = present_digest(path)
         if actual != artifact.sha256:
             raise _damaged(artifact, actual)
-        _verified[path.resolve()] = verified
 
 
 def store_of(artifact: Artifact) -> ArtifactStore:
@@ -384,17 +398,3 @@ def _kept(artifact: Artifact) -> Path:
 
 def _damaged(artifact: Artifact, actual: str) -> ArtifactError:
     return ArtifactError(f"{artifact.kind} {artifact.uri} is damaged: expected {artifact.sha256}, found {actual}")
-
-
-def _files(path: Path) -> list[Path]:
-    """A file, or the files below a folder."""
-    return sorted(below for below in path.rglob("*") if below.is_file()) if path.is_dir() else [path]
-
-
-def _file_states(path: Path) -> _FileStates:
-    states = ((str(file.relative_to(path)), file.stat()) for file in _files(path))
-    return tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
-
-
-def _folder_digests(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): file_digest(path) for path in _files(folder) if path.name != MANIFEST}

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo import progress
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, stored_artifact
+from grpo.artifacts import Artifact, ArtifactStore, stored_artifact
 from grpo.errors import ArtifactError, ConfigError, StorageError
+from grpo.storage.digests import MANIFEST
 from grpo.storage.documents import Document, is_document_name
 from grpo.storage.moved_stores import note_move
 from grpo.storage.objects import open_uri

@@ -202,8 +202,7 @@ def _estimates(plan: DryRun) -> Iterator[str]:
         f"{_size(memory.gradients)}, optimizer {_size(memory.optimizer)}, activations about "
         f"{_known_size(memory.activations)}, or, during rollouts, a KV cache of at most {_known_size(memory.cache)}"
     )
-    if (process := plan.process_memory) is not None:
-        yield process.describe(_size)
+    yield from (part.describe(_size) for part in (plan.process_memory, plan.servers) if part is not None)
 
 
 def model_line(plan: ModelPlan) -> str:

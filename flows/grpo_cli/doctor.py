@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import psutil
 from fsspec.implementations.local import LocalFileSystem
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import DISTRIBUTION, GRPOError, install_command
+from grpo.learner.estimates.servers_memory import free_memory
 from grpo.storage.files import nearest_existing
 from grpo_cli.command import QUICKSTART
 from grpo_cli.display import model_line
@@ -172,25 +172,12 @@ def _check_gpus() -> Iterator[CheckResult]:
 
 def _check_memory() -> CheckResult:
     """Free memory of the machine, or of its container."""
-    memory = psutil.virtual_memory()
-    total, free = memory.total, memory.available
-    limit, used = (_kernel_number(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None and limit < total:
-        total, free = limit, min(free, limit - used)
+    free, total = free_memory()
     detail = f"{free / _GIB:.1f} of {total / _GIB:.1f} GiB free, {os.cpu_count()} cores"
     if free >= _LITTLE_MEMORY:
         return CheckResult(area="machine", name="memory", state="ok", detail=detail)
     remedy = "End other programs, or lower training.microbatch_tokens. --dry-run estimates a run's memory"
     return CheckResult(area="machine", name="memory", state="warning", detail=detail, remedy=remedy)
-
-
-def _kernel_number(file: Path) -> int | None:
-    """The number in a file of the kernel. None if the file is missing or has `max`."""
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _check_disks(home: Path, store: str) -> Iterator[CheckResult]:

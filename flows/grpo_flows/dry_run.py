@@ -16,6 +16,7 @@ from grpo.identity.code import external_digests
 from grpo.learner.estimates.memory import MemoryEstimate, memory_estimate
 from grpo.learner.estimates.model_sizes import ModelSizes
 from grpo.learner.estimates.process_memory import ProcessMemory, process_memory
+from grpo.learner.estimates.servers_memory import ServersMemory, servers_memory
 from grpo.learner.estimates.time import estimate_seconds, measured_flops
 from grpo.policy.context import describe_context
 from grpo.policy.weights.sources import ModelPlan, model_plan
@@ -100,6 +101,8 @@ class DryRun(Plan):
     memory: MemoryEstimate
     process_memory: ProcessMemory | None = None
     """Memory of each process of an update, if it runs in several."""
+    servers: ServersMemory | None = None
+    """Memory of each rollout server, if the run starts them."""
     seconds: float
     """Estimated time of what is not in the cache, from the mean of the completion tokens if it is known, and otherwise
     from their upper bound."""
@@ -172,6 +175,7 @@ def dry_run(config: PipelineConfig) -> DryRun:
         process_memory=process_memory(memory, sizes, config.training, dtype=config.policy.dtype, teacher=teacher)
         if config.training.workers > 1
         else None,
+        servers=_servers(config, sizes, episodes),
         seconds=_seconds(config, stages, episodes, memory, tokens=mean or _max_completion_tokens(config)),
         reads=_reads(config, lookup),
     )
@@ -229,12 +233,20 @@ def _memory(
     return memory_estimate(
         sizes,
         config.training,
-        episodes=_in_flight(config, episodes),
+        # vLLM has its own bound, and servers their own memory
+        episodes=_in_flight(config, episodes) if config.rollout.backend == "transformers" else 0,
         max_context=config.rollout.max_context,
         dtype=config.policy.dtype,
         teacher=teacher,
         checks_earlier_version=config.rollout.mode == "continuous" and config.rollout.backend == "servers",
     )
+
+
+def _servers(config: PipelineConfig, sizes: ModelSizes, episodes: Episodes) -> ServersMemory | None:
+    started, concurrent = config.rollout.started_servers, _in_flight(config, episodes)
+    if started is None:
+        return None
+    return servers_memory(sizes, started.count, episodes=concurrent, max_context=config.rollout.max_context)
 
 
 def _follow(config: PipelineConfig) -> tuple[SplitResult | None, tuple[str, ...]]:
@@ -286,14 +298,11 @@ def _stages_before_grpo(config: PipelineConfig) -> list[str]:
 
 
 def _in_flight(config: PipelineConfig, episodes: Episodes) -> int:
-    """Upper bound on the concurrent episodes of this process. vLLM has its own bound, and servers their own memory."""
-    rollout = config.rollout
-    if rollout.backend != "transformers":
-        return 0
-    windows = rollout.max_staleness + 1 if rollout.mode == "continuous" else 1
-    train = windows * episodes.train // config.training.iterations
-    most = max(train, (episodes.heldout or 0) // _heldout_rollouts(config))
-    return min(most, rollout.concurrency * min(rollout.shards, rollout.workers))
+    """Upper bound on the concurrent episodes of all processes that generate."""
+    return config.rollout.concurrent_episodes(
+        train=episodes.train // config.training.iterations,
+        heldout=(episodes.heldout or 0) // _heldout_rollouts(config),
+    )
 
 
 def _served(config: PipelineConfig) -> int:

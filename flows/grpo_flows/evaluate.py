@@ -19,8 +19,8 @@ from grpo.storage.home import home
 from grpo_flows.pipeline import Scenarios, base_policy, prepare_scenarios
 from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
+from grpo_local.rollout_servers import run_executor
 from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
-from grpo_tasks.execution.executor import stage_executor
 from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.model_addresses import REGISTERED, stored_checkpoint
 from grpo_tasks.registry import registry
@@ -47,7 +47,7 @@ def evaluate(
     config = select_scenarios(config, scenarios_file, num_episodes)
     model = evaluated_model(config, model)
     preflight.check_evaluation(config, model, whole=scenarios_file is not None)
-    with stage_executor(config.rollout):
+    with run_executor(config.rollout):
         model, data, evaluated = measure(config, model, whole=scenarios_file is not None)
     document = EvaluationDocument(
         name=config.name,

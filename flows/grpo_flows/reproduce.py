@@ -20,7 +20,7 @@ from grpo.scenarios.sources import content_hash
 from grpo.storage.home import home
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies, training_steps
 from grpo_local import preflight
-from grpo_tasks.execution.executor import stage_executor
+from grpo_local.rollout_servers import run_executor
 from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.registry import registry
 from grpo_tasks.run_checkpoints import RunCheckpoints
@@ -73,7 +73,7 @@ def retrain_aside(config: PipelineConfig) -> Provenance:
     """Train a config, and return the provenance of the result."""
     config = preflight.check(config, purpose="trial")
     inputs = RunInputs.of(config)
-    with stage_executor(config.rollout) as executor:
+    with run_executor(config.rollout) as executor:
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         starts = starting_policies(config, base_policy(config.policy, config.store))
         steps = list(training_steps(config, data.split, starts[-1], RunCheckpoints(config, starts[-1])))

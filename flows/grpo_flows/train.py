@@ -55,8 +55,9 @@ from grpo_flows.pipeline import (
 )
 from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight, settings
+from grpo_local.rollout_servers import run_executor
 from grpo_tasks.evaluate import evaluate
-from grpo_tasks.execution.executor import StageExecutor, stage_executor
+from grpo_tasks.execution.executor import StageExecutor
 from grpo_tasks.execution.retries import patient
 from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.gate import gate
@@ -104,7 +105,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
     """
     started_at = settings.started_at()
     config = preflight.check(apply_overrides(config, overrides))
-    with stage_executor(config.rollout, config.compute) as executor:
+    with run_executor(config.rollout, config.compute) as executor:
         config = with_written_data(config)
         run = RunInputs.of(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)

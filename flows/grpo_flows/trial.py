@@ -14,7 +14,7 @@ from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations
 from grpo_flows.pipeline import base_policy, prepare_scenarios, starting_policies, training_steps
 from grpo_flows.steps.rollouts import collect_heldout
 from grpo_local import preflight
-from grpo_tasks.execution.executor import stage_executor
+from grpo_local.rollout_servers import run_executor
 from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.validation_split import validation_split
 from grpo_tasks.write_served import with_written_data
@@ -37,7 +37,7 @@ def trial(
 
     """
     config = preflight.check(plan.trial(values), purpose="trial")
-    with stage_executor(config.rollout) as executor:
+    with run_executor(config.rollout) as executor:
         config = with_written_data(config)
         data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
         base = starting_policies(config, base_policy(config.policy, config.store))[-1]

@@ -46,6 +46,8 @@ _STARTED = 22 - 3
 """Field 22 of /proc/PID/stat, in ticks since the boot, counted after the name, because the name may have blanks. The
 first field after the name is field 3."""
 _KILL_TIMEOUT_S = 30.0
+WITH_PARENT = "grpo_local.with_parent"
+"""Module that runs another module until the parent ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,10 @@ class Service:
     start_timeout_s: float = _START_TIMEOUT_S
     stop_timeout_s: float = _STOP_TIMEOUT_S
     """Time between SIGTERM and SIGKILL."""
+    log_file: Path | None = None
+    """Its log, if it is not next to its record."""
+    ends_with_parent: bool = False
+    """End it when the process that started it has ended, even if that was killed."""
 
     @property
     def url(self) -> str:
@@ -81,7 +87,7 @@ class Service:
     @property
     def log(self) -> Path:
         """Its log file."""
-        return self._file("log")
+        return self.log_file or self._file("log")
 
     def process(self) -> psutil.Process | None:
         """The recorded process, if it lives."""
@@ -125,10 +131,10 @@ class Service:
         environment = {**os.environ, **self.environment, _MARK: self._mark}
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", *self.arguments],
+                [sys.executable, "-m", *([WITH_PARENT] if self.ends_with_parent else []), *self.arguments],
                 stdout=output,
                 stderr=output,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if self.ends_with_parent else subprocess.DEVNULL,
                 start_new_session=True,
                 env={name: value for name, value in environment.items() if value is not None},
             )
@@ -156,15 +162,23 @@ class Service:
         while (url := self.address(self.started_path)) is None:
             if self.process() is None:
                 self._refuse_taken_port()  # by a program that started at the same time
-                last = self._end_of_log()
-                full = storage_error(RuntimeError(last), str(self.home))
-                line = last.strip().rpartition("\n")[2][:_LINE] or "its log is empty"
-                raise full or ConfigError(f"{self.name} ended at its start: {line}. See {self.log}")
+                full = storage_error(RuntimeError(self._end_of_log()), str(self.home))
+                raise full or ConfigError(f"{self.name} ended at its start: {self.last_line()}. See {self.log}")
             if time.monotonic() > deadline:
                 self.stop()
                 raise TimeoutError(f"{self.name} did not answer within {self.start_timeout_s:.0f} s. See {self.log}")
             time.sleep(0.1)
         return url
+
+    def last_line(self) -> str:
+        """The last line of its log, shortened, or `its log is empty`."""
+        return self._end_of_log().strip().rpartition("\n")[2][:_LINE] or "its log is empty"
+
+    def describe_end(self) -> str:
+        """Reason why the process that this one has started last has ended: its signal, or the last line of its log."""
+        child = _children.get(int(json.loads(self._file("json").read_text(encoding="utf-8"))["pid"]))
+        code = None if child is None else child.poll()
+        return f"{signal.Signals(-code).name} has ended it" if code is not None and code < 0 else self.last_line()
 
     def _end_of_log(self) -> str:
         """The last bytes of its log, which have the error that ended it."""
@@ -185,6 +199,8 @@ class Service:
                 os.killpg(process.pid, signal.SIGKILL)  # also children that outlived it
             self._wait_for_end(_STOP_TIMEOUT_S)
         kill_all(self._marked)
+        if process is not None and (child := _children.get(process.pid)) is not None and child.stdin is not None:
+            child.stdin.close()  # only now, because it is a second signal for a process that ends
         self._file("json").unlink(missing_ok=True)
 
     @contextmanager
@@ -288,6 +304,22 @@ def port_is_free(host: str, port: int) -> bool:
     """True if nothing listens on this port."""
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) != 0
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that no other program is given while the block runs, and that a service can listen on.
+
+    The block has a socket that is bound to the port and does not listen. On Linux a second socket can then listen on
+    the port if it has SO_REUSEADDR, as servers have. Other systems do not allow this, so there the port is only chosen.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = int(holder.getsockname()[1])
+        if sys.platform != "linux":
+            holder.close()
+        yield port
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from grpo.storage.error_lines import log_to_stderr, one_line
+from grpo.storage.error_lines import log_to_stderr
 from grpo_local import settings
 from grpo_local.deployments import POOLS
+from grpo_local.restarts import restart_if_dead, supervise_once
 from grpo_local.servers import mlflow_server, mlflow_service, prefect_server, prefect_service
-from grpo_local.service import Service
 from grpo_local.service_logs import rotate_logs
 from grpo_local.serving import supervised_server
 from grpo_local.stack import worker_name, worker_service
@@ -39,24 +39,6 @@ def supervise(home: Path) -> None:
         while True:
             supervise_once(checks)
             time.sleep(_PAUSE_S)
-
-
-def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
-    """Run every check once. If one raises, the error is logged and the other checks still run."""
-    for name, check in checks.items():
-        try:
-            check()
-        except Exception as error:
-            logger.error("%s: %s", name, one_line(error))
-
-
-def restart_if_dead(server: Service, *, wait: bool = False) -> None:
-    """Restart a dead server, and with `wait` wait until it answers."""
-    if server.process() is None:
-        logger.warning("%s is started again. Its log is %s", server.name, server.log)
-        server.start()
-        if wait:
-            server.wait()
 
 
 def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> None:

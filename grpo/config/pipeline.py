@@ -204,6 +204,17 @@ class PipelineConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _started_servers_are_reached(self) -> Self:
+        sent = self.compute.gpu_stages
+        if self.rollout.started_servers is not None and sent is not None and "rollout" in sent.stages:
+            raise ValueError(
+                f"rollout.servers with a count starts servers that answer only on the machine of the run, and rollouts "
+                f"go to deployment {sent.deployment}. Take rollout out of compute.gpu_stages.stages, or list servers "
+                "that its machines reach"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _nodes_share_a_folder(self) -> Self:
         if self.training.nodes > 1 and "://" in self.store.removeprefix("file://"):
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from grpo.config.base import LEAST_TEMPERATURE, AppliesWhen, Placement, Settings
 from grpo.config.curriculum import CurriculumSettings
@@ -72,6 +72,40 @@ def _server_address(address: str) -> str:
 
 Runner = Literal["threads", "dask", "ray"]
 ServerAddress = Annotated[str, AfterValidator(_server_address)]
+MOST_SERVERS = 64
+"""Most rollout servers that a run starts."""
+
+
+class StartedServers(Settings):
+    """Rollout servers that the run starts on its own machine and stops at its end."""
+
+    count: int = Field(ge=1, le=MOST_SERVERS)
+    """Number of servers. Each holds two versions of the policy, and a share of the conversations."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of a forward pass of each server on the CPU. None divides the cores of the machine by the number of
+    servers."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """CUDA device of each server, as the run counts devices. If left out, every server uses the first one, if there is
+    one."""
+
+    @model_validator(mode="after")
+    def _each_server_has_a_device(self) -> Self:
+        if self.devices and len(self.devices) != self.count:
+            raise ValueError(
+                f"devices names {len(self.devices)} devices for {self.count} servers. Name one for each server"
+            )
+        return self
+
+
+def _kind_of_servers(servers: object) -> str:
+    return "started" if isinstance(servers, dict | StartedServers) else "addresses"
+
+
+RolloutServers = Annotated[
+    Annotated[tuple[ServerAddress, ...], Tag("addresses")] | Annotated[StartedServers, Tag("started")],
+    Discriminator(_kind_of_servers),
+]
+"""Addresses of servers that run already, or the number of servers that the run starts."""
 
 
 class RolloutSettings(EpisodeSettings):
@@ -79,9 +113,10 @@ class RolloutSettings(EpisodeSettings):
 
     backend: Literal["transformers", "vllm", "servers"] = "transformers"
     """Inference backend: the model in this process, a vLLM engine that its weights are loaded into, or `servers`."""
-    servers: Annotated[tuple[ServerAddress, ...], AppliesWhen("backend", ("servers",)), Placement()] = ()
-    """Addresses of `grpo serve` with the setting rollouts, such as http://10.0.0.7:8000. Each gets the weights of a
-    rollout, and its replies are checked. GRPO_ROLLOUT_KEY has the key."""
+    servers: Annotated[RolloutServers, AppliesWhen("backend", ("servers",)), Placement()] = ()
+    """Addresses of `grpo serve` with the setting rollouts, such as http://10.0.0.7:8000, for which GRPO_ROLLOUT_KEY has
+    the key, or `{count: 2}` for servers that the run starts itself. Each gets the weights of a rollout, and its replies
+    are checked."""
     hedge_s: Annotated[float, AppliesWhen("backend", ("servers",)), Placement()] = Field(default=30.0, gt=0)
     """Time after which a turn that a server has not answered is also asked of another server."""
     gpu_memory_utilization: Annotated[float, AppliesWhen("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)
@@ -118,12 +153,37 @@ class RolloutSettings(EpisodeSettings):
     """Updates that the oldest token of an episode may lag behind the policy that trains on it. Older episodes are
     dropped. 0 gives the same policy as the mode stages."""
 
+    @property
+    def started_servers(self) -> StartedServers | None:
+        """The servers that the run starts. None if it starts none."""
+        return self.servers if isinstance(self.servers, StartedServers) else None
+
+    def concurrent_episodes(self, *, train: int, heldout: int) -> int:
+        """Upper bound on the episodes that are generated at once.
+
+        `train` are the episodes of an iteration, and `heldout` the held-out episodes of one policy.
+        """
+        windows = self.max_staleness + 1 if self.mode == "continuous" else 1
+        return min(max(windows * train, heldout), self.concurrency * min(self.shards, self.workers))
+
     @model_validator(mode="after")
     def _servers_are_named_once(self) -> Self:
+        if isinstance(self.servers, StartedServers):
+            return self
         if self.backend == "servers" and not self.servers:
-            raise ValueError("backend servers needs servers, for example [http://10.0.0.7:8000]")
+            raise ValueError("backend servers needs servers, for example {count: 2} or [http://10.0.0.7:8000]")
         if len(set(self.servers)) < len(self.servers):
             raise ValueError(f"servers: {', '.join(self.servers)} names a server twice. Name each server once")
+        return self
+
+    @model_validator(mode="after")
+    def _started_servers_are_reached(self) -> Self:
+        cluster = self.dask_address or self.ray_address
+        if self.started_servers is not None and cluster is not None:
+            raise ValueError(
+                f"servers with a count answer only on the machine of the run, and shards of the cluster {cluster} may "
+                "run on others. Leave the address out, or list servers that all machines reach"
+            )
         return self
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, store_of
+from grpo.artifacts import Artifact, ArtifactStore, store_of
 from grpo.errors import NoEffect, PolicyError
 from grpo.learner.critic import CRITIC
 from grpo.learner.learner import Learner
@@ -31,6 +31,7 @@ from grpo.policy.transformers.exactness import PathCheck
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.policy.transformers.sharding import distribute_like
+from grpo.storage.digests import MANIFEST
 
 OPTIMIZER, STATE = "optimizer.safetensors", "learner.json"
 OPTIMIZER_SHARDS = "optimizer"

@@ -10,7 +10,7 @@ from grpo.config.rollout import RolloutSettings
 from grpo.errors import PolicyError
 from grpo.learner.checkpoints import load_policy, read_state, weight_files
 from grpo.learner.server_check import turn_fault
-from grpo.policy.servers.policy import ServersPolicy
+from grpo.policy.servers.policy import ServersPolicy, server_urls
 from grpo.policy.servers.protocol import WeightsRequest
 from grpo.policy.servers.server import HeldFile, Weights
 from grpo.policy.transformers.model import TransformersPolicy
@@ -71,7 +71,7 @@ def make_servers_policy(
         paths |= {digest: base / name for name, digest in base_files.items()}
     policy = load_policy(artifacts, checkpoint)
     return ServersPolicy(
-        settings.servers,
+        server_urls(settings.servers),
         Weights(
             request=WeightsRequest(version=state.policy_hash, files=files, base=base_files),
             files={digest: HeldFile(path) for digest, path in paths.items()},

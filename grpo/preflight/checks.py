@@ -36,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="the chat template can be used", test=models.template, imports=True),
     Check(name="the training settings fit the model", test=models.training, purposes=TRAINING, imports=True),
     Check(name="the teacher reads the tokens of the policy", test=models.teacher, purposes=TRAINING, imports=True),
+    Check(name="rollout servers of the run have room", test=models.started_servers, imports=True),
     Check(name="the nodes can meet", test=models.nodes, purposes=TRAINING, imports=True),
     Check(name="the context is within the model's", test=models.context, imports=True),
     Check(name="demonstrations and pairs can be read", test=data.tuning, purposes=TRAINING, imports=True),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo.artifacts import ArtifactStore
-from grpo.errors import ConfigError, DataError, GRPOError, StorageError
+from grpo.errors import CapacityError, ConfigError, DataError, GRPOError, StorageError
 from grpo.policy.catalog import is_weights
 from grpo.policy.weights.sources import model_description, model_plan
 from grpo.preflight.facts import Facts
@@ -49,10 +49,55 @@ def backend(facts: Facts) -> Iterator[Exception]:
         yield error
     if config.rollout.backend == "vllm":
         import grpo.policy.vllm  # noqa: F401 - raises if the package is missing
-    if config.rollout.backend == "servers":
+    if config.rollout.backend == "servers" and config.rollout.started_servers is None:
         from grpo.policy.servers.policy import server_key
 
         server_key()
+
+
+def started_servers(facts: Facts) -> Iterator[Exception]:
+    """Find the devices of the rollout servers that the run starts, and room for them next to the training."""
+    settings = facts.given.rollout.started_servers
+    if settings is None:
+        return
+    import torch
+
+    from grpo.learner.estimates.memory import memory_estimate
+    from grpo.learner.estimates.servers_memory import free_memory, servers_memory
+
+    has_gpu, count = torch.cuda.is_available(), torch.cuda.device_count()
+    if missing := [device for device in settings.devices if device >= count]:
+        yield CapacityError(
+            f"rollout.servers.devices names {', '.join(map(str, missing))}, and this machine has {count} CUDA devices. "
+            "Name others, or leave devices out"
+        )
+        return
+    rollout, sizes = facts.given.rollout, facts.sizes()
+    train = rollout.scenarios * rollout.group_size
+    concurrent = rollout.concurrent_episodes(train=train, heldout=len(facts.heldout()) * facts.given.evaluation.samples)
+    memory = servers_memory(sizes, settings.count, episodes=concurrent, max_context=rollout.max_context)
+    training = memory_estimate(
+        sizes,
+        facts.given.training,
+        episodes=0,
+        max_context=rollout.max_context,
+        teacher=facts.teacher_sizes(),
+        checks_earlier_version=rollout.mode == "continuous",
+    ).peak
+    devices = settings.devices or (0,) * settings.count
+    for device in sorted(set(devices)) if has_gpu else (0,):
+        servers = devices.count(device) if has_gpu else settings.count
+        free = torch.cuda.mem_get_info(device)[0] if has_gpu else free_memory()[0]
+        trains = device == 0  # the run uses the first device
+        needed = servers * memory.peak + trains * training
+        if needed > free:
+            place = f"CUDA device {device}" if has_gpu else "this machine"
+            yield CapacityError(
+                f"rollout.servers.count {settings.count}: {place} has {free / _GIB:.2f} GiB free, and {servers} "
+                f"servers with {memory.peak / _GIB:.2f} GiB each need {needed / _GIB:.2f} GiB"
+                f"{' with the training' if trains else ''}. Lower the count or rollout.concurrency, or list servers on "
+                "other machines"
+            )
 
 
 def nodes(facts: Facts) -> Iterator[Exception]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoConfig, AutoTokenizer
 
-from grpo.artifacts import MANIFEST, store_of
+from grpo.artifacts import store_of
 from grpo.errors import ConfigError
 from grpo.policy.context import UNBOUNDED, context_limit
 from grpo.policy.transformers.adapters import CONFIG
@@ -23,6 +23,7 @@ from grpo.registry.markdown import escaped
 from grpo.registry.model_card import limits, result, task_and_data
 from grpo.registry.serving import tool_parser, vllm_command
 from grpo.registry.store import Registry
+from grpo.storage.digests import MANIFEST
 from grpo.storage.documents import Document
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def dpo(
     from grpo.learner.offline.preference_tuning import tune_on_preferences
 
     artifacts = ArtifactStore(store)
-    with artifacts.new_folder("checkpoint") as new:
+    with artifacts.new_folder("checkpoint", like=base) as new:
         tuned = tune_on_preferences(
             artifacts.path(base),
             new.path,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from grpo.artifacts import MANIFEST, Artifact
+from grpo.artifacts import Artifact
+from grpo.storage.digests import MANIFEST
 
 REGISTERED = "models:/"
 

@@ -32,7 +32,7 @@ def sft(
     from grpo.learner.offline.fine_tuning import fine_tune
 
     artifacts = ArtifactStore(store)
-    with artifacts.new_folder("checkpoint") as new:
+    with artifacts.new_folder("checkpoint", like=base) as new:
         policy, count, losses = fine_tune(
             artifacts.path(base),
             new.path,

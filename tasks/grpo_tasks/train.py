@@ -58,7 +58,7 @@ def train(
     from grpo.learner.update import update as update_policy
 
     artifacts = ArtifactStore(store)
-    with artifacts.new_folder("checkpoint") as new:
+    with artifacts.new_folder("checkpoint", like=parent) as new:
         result = update_policy(
             [artifacts.path(rollout) for rollout in scored],
             artifacts.path(parent),

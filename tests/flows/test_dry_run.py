@@ -63,6 +63,15 @@ def test_a_finished_run_is_cached_except_for_the_comparison(ran: dict[str, Any])
     assert {stage.rest for stage in plan.stages} == {"", "unknown: depends on the current champion"}
 
 
+def test_the_plan_has_the_memory_of_the_servers_that_the_run_starts(ran: dict[str, Any]):
+    """Each holds two versions of 1,262,880 weights with 4 bytes. Without a count there are none."""
+    servers = _plan(ran, rollout={"backend": "servers", "servers": {"count": 2}}).servers
+    assert (servers.servers, servers.weights) == (2, 2 * 1_262_880 * 4)
+    assert servers.cache > 0
+    assert servers.describe(str).startswith("rollout servers: the run starts 2 on this machine when the first rollout")
+    assert _plan(ran).servers is None
+
+
 def test_what_the_plan_calls_cached_is_what_the_run_finds(ran: dict[str, Any], home: Path):
     """With another learning rate the first rollout and its scores are hits, and no update; the run agrees."""
     from grpo_flows.train import train

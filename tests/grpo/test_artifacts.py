@@ -16,8 +16,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path
+from grpo.artifacts import Artifact, ArtifactStore, local_path
 from grpo.errors import ArtifactError, RemovedError, StorageError
+from grpo.storage.digests import MANIFEST
 from grpo.storage.fetched import user_temp_folder
 from grpo.storage.files import file_digest, write_atomically
 from tests.places import ROOT
@@ -250,7 +251,7 @@ def test_what_changes_after_it_was_read_is_noticed_by_its_modification_time(
     os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns))
     assert store.path(artifact) == ArtifactStore(store.root).path(artifact) == path
     with monkeypatch.context() as patch:
-        patch.setattr("grpo.artifacts._verified", {})  # as in another process
+        patch.setattr("grpo.storage.digests._known", {})  # as in another process
         with pytest.raises(ArtifactError, match="damaged"):
             store.path(artifact)
     os.utime(changed, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
@@ -262,10 +263,10 @@ def test_what_this_process_has_written_is_not_read_again(store: ArtifactStore, m
     """Its digest is known; a copy that was there before is compared."""
     artifact = _folder(store)
     read: list[Path] = []
-    monkeypatch.setattr("grpo.artifacts.file_digest", lambda path: read.append(path) or file_digest(path))
+    monkeypatch.setattr("grpo.storage.digests.file_digest", lambda path: read.append(path) or file_digest(path))
     ArtifactStore(store.root).path(artifact)
     assert not read
-    monkeypatch.setattr("grpo.artifacts._verified", {})
+    monkeypatch.setattr("grpo.storage.digests._known", {})
     ArtifactStore(store.root).path(artifact)
     assert read
 

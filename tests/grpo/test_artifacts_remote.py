@@ -24,7 +24,7 @@ import s3fs
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.numpy import save_file
 
-from grpo.artifacts import MANIFEST, Artifact, ArtifactStore, local_path
+from grpo.artifacts import Artifact, ArtifactStore, local_path
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.scenarios import FileSource
 from grpo.errors import ArtifactError, ConfigError, StorageError
@@ -32,9 +32,10 @@ from grpo.policy.weights.sources import model_files
 from grpo.scenario import Scenario
 from grpo.scenarios.sources import content_hash, read_records
 from grpo.scenarios.table import write_scenarios
+from grpo.storage.digests import MANIFEST
 from grpo.storage.fetched import user_temp_folder
 from grpo.storage.objects import ObjectFolder, open_uri
-from tests.object_store import object_store
+from tests.object_store import CountingFileSystem, counting_store, object_store
 
 STORE = "s3://grpo/artifacts"
 
@@ -177,6 +178,70 @@ def test_an_artifact_that_was_never_stored_is_missing(store: ArtifactStore):
     """Nothing at the address: the error names it."""
     with pytest.raises(ArtifactError, match=r"note s3://grpo/artifacts/note/0.txt is missing"):
         store.path(Artifact(uri=f"{STORE}/note/0.txt", sha256="0", kind="note"))
+
+
+@pytest.fixture
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return ArtifactStore(counting_store())
+
+
+def _sent() -> list[str]:
+    return [name.rpartition("/")[2] for name in CountingFileSystem.sent]
+
+
+def _version(store: ArtifactStore, weights: str, *, like: Artifact | None = None) -> Artifact:
+    with store.new_folder("checkpoint", like=like) as new:
+        (new.path / "tokenizer.json").write_text("words")
+        (new.path / "weights").write_text(weights)
+    return new.artifact
+
+
+def test_files_that_an_earlier_folder_has_are_copied_by_the_store(counting: ArtifactStore):
+    """Weights and manifest of the second version are sent, and its tokenizer is not."""
+    first = _version(counting, "1")
+    CountingFileSystem.sent.clear()
+    second = _version(counting, "2", like=first)
+    assert _sent() == ["weights", MANIFEST]
+    assert [name.rpartition("/")[2] for name in CountingFileSystem.copied] == ["tokenizer.json"]
+    assert (counting.path(second) / "tokenizer.json").read_text() == "words"
+    assert counting.path(first) != counting.path(second)
+
+
+def test_s3_copies_a_file_of_an_earlier_folder(store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another machine reads it, and it is still there when the first folder is removed."""
+    first = _version(store, "1")
+    second = _version(store, "2", like=first)
+    store.remove(first)
+    folder = _another_machine(tmp_path / "there", monkeypatch).path(second)
+    assert [(folder / name).read_text() for name in ("tokenizer.json", "weights")] == ["words", "2"]
+
+
+def test_files_of_a_folder_that_was_changed_are_sent(counting: ArtifactStore):
+    """A changed object would damage the copy as well."""
+    first = _version(counting, "1")
+    CountingFileSystem(use_listings_cache=False).pipe_file(f"{first.uri}/tokenizer.json", b"other")
+    CountingFileSystem.sent.clear()
+    second = _version(counting, "2", like=first)
+    assert _sent() == ["tokenizer.json", "weights", MANIFEST]
+    assert not CountingFileSystem.copied
+    counting.verify(second)
+
+
+def test_files_of_a_folder_that_was_removed_are_sent(counting: ArtifactStore):
+    """Retention may have removed it."""
+    first = _version(counting, "1")
+    counting.remove(first)
+    assert (counting.path(_version(counting, "2", like=first)) / "tokenizer.json").read_text() == "words"
+    assert not CountingFileSystem.copied
+
+
+def test_content_that_is_stored_already_is_not_sent(counting: ArtifactStore):
+    """A file and a folder."""
+    before = _text(counting, "x"), _version(counting, "1")
+    CountingFileSystem.sent.clear()
+    assert (_text(counting, "x"), _version(counting, "1")) == before
+    assert not CountingFileSystem.sent
 
 
 def test_damage_is_mended_by_the_next_writer(store: ArtifactStore):

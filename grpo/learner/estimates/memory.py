@@ -94,7 +94,6 @@ def memory_estimate(
     shared = training.lora is not None
     copies = (1 if shared else 2) + (training.importance_sampling_cap is not None)
     taught = 0 if teacher is None else _weights((teacher.parameters, 0), dtype=dtype, adapters=False)
-    activations, cache = _layers_memory(sizes.config, training, episodes=episodes, max_context=max_context)
     return MemoryEstimate(
         parameters=counts[0],
         trained=counts[1],
@@ -104,8 +103,8 @@ def memory_estimate(
         checked=_weights(counts, dtype=dtype, adapters=shared) if checks_earlier_version else 0,
         gradients=counts[1] * _FLOAT32,
         optimizer=moments * _FLOAT32,
-        activations=activations,
-        cache=cache,
+        activations=_activations(sizes.config, training),
+        cache=kv_cache_bytes(sizes.config, episodes=episodes, max_context=max_context),
     )
 
 
@@ -119,23 +118,36 @@ def _weights(counts: tuple[int, int], *, dtype: Dtype, adapters: bool) -> int:
     return parameters * (_FLOAT32 + _BFLOAT16)
 
 
-def _layers_memory(
-    model: ModelConfig, training: TrainingSettings, *, episodes: int, max_context: int
-) -> tuple[int, int] | tuple[None, None]:
-    """Activations and KV cache of all layers, if the config has the sizes of attention and gated MLPs."""
+def kv_cache_bytes(model: ModelConfig, *, episodes: int, max_context: int) -> int | None:
+    """KV cache of episodes at their full length. None if the layers are not attention and gated MLPs."""
     config: Any = model.get_text_config()
+    if not _has_sizes(config):
+        return None
+    longest = min(max_context, config.max_position_embeddings)
+    return episodes * longest * int(config.num_hidden_layers) * _kv_size(config) * _FLOAT32
+
+
+def _has_sizes(config: Any) -> bool:
     sizes = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings")
-    if any(not isinstance(getattr(config, size, None), int) for size in sizes):
-        return None, None
+    return all(isinstance(getattr(config, size, None), int) for size in sizes)
+
+
+def _kv_size(config: Any) -> int:
+    """Elements of the keys and values of a layer for a token."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_size = 2 * width * (getattr(config, "num_key_value_heads", heads) or heads)
-    kept = _STATES * config.hidden_size + _GATED * config.intermediate_size + _KEYS_AND_VALUES * kv_size
+    return 2 * int(width) * int(getattr(config, "num_key_value_heads", heads) or heads)
+
+
+def _activations(model: ModelConfig, training: TrainingSettings) -> int | None:
+    """Activations of a pass, if the config has the sizes of attention and gated MLPs."""
+    config: Any = model.get_text_config()
+    if not _has_sizes(config):
+        return None
+    kept = _STATES * config.hidden_size + _GATED * config.intermediate_size + _KEYS_AND_VALUES * _kv_size(config)
     if training.gradient_checkpointing:
         layers_kept = config.num_hidden_layers * config.hidden_size + kept
     else:
         layers_kept = config.num_hidden_layers * kept
     compression = 1 if training.precision == "fp32" else 2
-    longest = min(max_context, config.max_position_embeddings)
-    activations = int(training.microbatch_tokens * layers_kept * _FLOAT32 / compression)
-    return activations, episodes * longest * config.num_hidden_layers * kv_size * _FLOAT32
+    return int(training.microbatch_tokens * layers_kept * _FLOAT32 / compression)

@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 
 from transformers import PreTrainedTokenizerBase
 
+from grpo.config.rollout import StartedServers
 from grpo.errors import ConfigError, PolicyError
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.servers.protocol import TurnReply, TurnRequest
@@ -30,6 +31,9 @@ from grpo.trajectories import PolicySpan
 
 KEY = "GRPO_ROLLOUT_KEY"
 """Environment variable of the key for all servers."""
+STARTED = "GRPO_ROLLOUT_SERVERS"
+"""Environment variable with the addresses of the servers that the run has started, separated by blanks. Processes that
+the run starts inherit it, and it is neither in the config nor in an identity."""
 
 
 class ServersPolicy:
@@ -299,6 +303,20 @@ class _Pool:
 
 def _has_ended_well(task: asyncio.Task[None]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
+
+
+def server_urls(servers: tuple[str, ...] | StartedServers) -> tuple[str, ...]:
+    """Addresses of the servers. Raises `PolicyError` if the run has to start them and has not done so."""
+    if not isinstance(servers, StartedServers):
+        return servers
+    urls = os.environ.get(STARTED, "").split()
+    if len(urls) != servers.count:
+        raise PolicyError(
+            f"rollout.servers.count {servers.count}: this process has {len(urls)} servers of its run. They are started "
+            "by grpo train, retrain, tune, evaluate and reproduce. Elsewhere start them yourself and list their "
+            "addresses"
+        )
+    return tuple(urls)
 
 
 def server_key() -> str:

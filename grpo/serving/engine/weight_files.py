@@ -1,4 +1,4 @@
-"""Files of models that clients upload, by their sha256, in a temporary folder.
+"""Files of models that clients upload, by their sha256, in a folder that the next server removes if this one is killed.
 
 Their bytes in all are bounded. If a file does not fit, the files that were used longest ago are removed first. After a
 version is loaded, it does not need its files any more.
@@ -12,12 +12,13 @@ import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from grpo.policy.servers.protocol import WeightsRequest
 from grpo.policy.weights.sources import ModelFiles
 from grpo.serving.protocol.api_errors import APIError, invalid_request, overloaded
+from grpo.storage.fetched import user_temp_folder
 from grpo.storage.locks import scratch_path
 
 _CHUNK_S = 60.0
@@ -31,15 +32,16 @@ class WeightFiles:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._temporary = tempfile.TemporaryDirectory(prefix="grpo-rollout-")
-        self._folder = Path(self._temporary.name)
+        self._place = ExitStack()
+        self._folder = self._place.enter_context(scratch_path(user_temp_folder() / "rollout-weights"))
+        self._folder.mkdir(mode=0o700)
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Bytes of each complete file, the file that was used longest ago first."""
         self._arriving_bytes = self._arriving = 0
 
     def close(self) -> None:
         """Remove all files."""
-        self._temporary.cleanup()
+        self._place.close()
 
     def missing(self, request: WeightsRequest) -> tuple[str, ...]:
         """Digests of a request that were not uploaded or were removed. The other files count as used now."""

@@ -27,6 +27,8 @@ from grpo_tasks.execution.task_runners import one_thread, shard_runner
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=StageResult)
+Prepare = Callable[[Sequence[Call[Any]]], None]
+"""Called with the calls of a stage before they run, for example to start the servers that they need."""
 
 
 @dataclass(slots=True)
@@ -53,11 +55,12 @@ class InProcessExecutor:
 class StageExecutor:
     """Runs stages, and counts cached runs, the time of computed ones, and the time that the flow waited."""
 
-    def __init__(self, runner: TaskRunner[Any], remote: RemoteStages) -> None:
+    def __init__(self, runner: TaskRunner[Any], remote: RemoteStages, prepare: Prepare | None = None) -> None:
         self.reads: dict[str, str | None] = {}
         """Files, folders and variables that a user's code has read so far, with their digests."""
         self._runner = runner
         self._remote = remote
+        self._prepare = prepare
         self._timings: dict[str, _Timing] = {}
 
     def run(self, calls: Sequence[Call[R]]) -> list[R]:
@@ -65,6 +68,8 @@ class StageExecutor:
 
         On a cluster one call is sent as well, except of a stage that another machine runs: this process waits for it.
         """
+        if self._prepare is not None:
+            self._prepare(calls)
         stage, started = calls[0].stage, time.perf_counter()
         task = self._announce(stage, len(calls))
         is_here = isinstance(self._runner, ThreadPoolTaskRunner) or self._remote.sends(stage)
@@ -123,7 +128,10 @@ class StageExecutor:
 
 @contextmanager
 def stage_executor(
-    rollout: RolloutSettings | None = None, compute: ComputeSettings | None = None
+    rollout: RolloutSettings | None = None,
+    compute: ComputeSettings | None = None,
+    *,
+    prepare: Prepare | None = None,
 ) -> Iterator[StageExecutor]:
     """Run the stages that the block calls: shards on the task runner of `rollout`, GPU stages as `compute` says.
 
@@ -132,7 +140,7 @@ def stage_executor(
     """
     entered = one_thread() if rollout is None else shard_runner(rollout)
     with private_files(), stoppable(), entered as runner, RemoteStages(compute or ComputeSettings()) as remote:
-        executor = StageExecutor(runner, remote)
+        executor = StageExecutor(runner, remote, prepare)
         with executed_by(executor):
             yield executor
 

@@ -15,7 +15,7 @@ import pytest
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.tuning import TuneConfig
-from grpo.errors import ConfigError, PolicyError, StorageError
+from grpo.errors import CapacityError, ConfigError, PolicyError, StorageError
 from grpo.preflight.outcomes import settled
 from grpo.scenario import Expected
 from grpo_local import preflight
@@ -289,3 +289,35 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     preflight.check(_config(home))
     assert list(home.iterdir()) == []
     assert list(temporary.glob("grpo-preflight-*")) == []
+
+
+STARTED = {"backend": "servers", "servers": {"count": 3}}
+
+
+def _room(folder: Path, free: float, monkeypatch: pytest.MonkeyPatch, **servers: Any) -> None:
+    """Check a run that starts three servers on a machine with so much free memory."""
+    monkeypatch.setattr("grpo.learner.estimates.servers_memory.free_memory", lambda: (int(free), 2**40))
+    started = {**STARTED, "servers": {**STARTED["servers"], **servers}}  # type: ignore[dict-item]
+    preflight.check(_config(folder, rollout=started, training={"microbatch_tokens": 1024}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_servers_of_a_run_need_room_next_to_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The message has all numbers. 11 MiB less than what three servers need is enough for one: a version has 5 MiB."""
+    with pytest.raises(CapacityError) as refused:
+        _room(tmp_path, 0, monkeypatch)
+    start, _, rest = str(refused.value).partition(" GiB each need ")
+    assert start.startswith("rollout.servers.count 3: this machine has 0.00 GiB free, and 3 servers with 0.0")
+    needed, _, remedy = rest.partition(" GiB ")
+    assert remedy == ("with the training. Lower the count or rollout.concurrency, or list servers on other machines")
+    free = (float(needed) - 0.011) * 2**30
+    with pytest.raises(CapacityError):
+        _room(tmp_path, free, monkeypatch)
+    _room(tmp_path, free, monkeypatch, count=1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_device_that_the_machine_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """There is none here."""
+    with pytest.raises(CapacityError, match=r"rollout.servers.devices names 0, 1, 5, and this machine has 0 CUDA dev"):
+        _room(tmp_path, 2**31, monkeypatch, devices=[0, 1, 5])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -23,6 +24,7 @@ from grpo_local.service import (
     process_identity,
     processes_with_variable,
     recorded_services,
+    reserved_port,
 )
 from tests.places import ROOT
 
@@ -197,6 +199,54 @@ def test_a_killed_user_does_not_keep_it_running(service: Service, tmp_path: Path
     assert service.address()
     assert service.stop_if_unused()
     assert service.process() is None
+
+
+CHILD = """
+import sys, time
+from dataclasses import replace
+from pathlib import Path
+from tests.flows.local.test_service import files
+service = replace(files(Path(sys.argv[1]), int(sys.argv[2])), ends_with_parent=True)
+service.start()
+print(service.wait(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_service_that_ends_with_its_parent_ends_when_that_is_killed(service: Service, tmp_path: Path):
+    """It gets SIGTERM. Without the setting it would go on."""
+    command = [sys.executable, "-c", CHILD, str(tmp_path), str(service.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline().strip() == service.url
+        process = service.process()
+        assert process is not None
+        os.kill(parent.pid, signal.SIGKILL)
+    gone, _ = psutil.wait_procs([process], timeout=300)
+    assert gone
+
+
+def test_a_service_that_ends_with_its_parent_is_stopped_as_others(service: Service):
+    """Its pipe is closed after its end."""
+    tied = replace(service, ends_with_parent=True)
+    tied.start()
+    tied.wait()
+    process = tied.process()
+    tied.stop()
+    assert process is not None
+    assert not process.is_running()
+
+
+def test_a_reserved_port_is_given_to_no_other_program_and_can_be_served_on(tmp_path: Path):
+    """A service listens on it, also a second time. Another socket cannot."""
+    with reserved_port() as port:
+        service = files(tmp_path, port)
+        for _ in range(2):
+            service.start()
+            assert service.wait() == f"http://127.0.0.1:{port}"
+            service.stop()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
 
 
 DEAF = """

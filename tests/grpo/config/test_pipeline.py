@@ -67,7 +67,29 @@ def test_a_run_that_vllm_cannot_play_is_refused(tmp_path: Path, sections: dict[s
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"rollout": {"servers": []}}, r"backend servers needs servers, for example \[http://10.0.0.7:8000\]"),
+        ({"rollout": {"servers": []}}, r"needs servers, for example {count: 2} or \[http://10.0.0.7:8000\]"),
+        (
+            {"rollout": {"servers": {"count": 0}}},
+            r"servers.started.count\n  Input should be greater than or equal to 1",
+        ),
+        ({"rollout": {"servers": {"count": 65}}}, "less than or equal to 64"),
+        ({"rollout": {"servers": {"threads": 2}}}, r"servers.started.count\n  Field required"),
+        (
+            {"rollout": {"servers": {"count": 3, "devices": [0, 1]}}},
+            "devices names 2 devices for 3 servers. Name one for each server",
+        ),
+        (
+            {"rollout": {"servers": {"count": 2}, "runner": "dask", "dask_address": "tcp://10.0.0.7:8786"}},
+            "answer only on the machine of the run, and shards of the cluster tcp://10.0.0.7:8786 may run on others",
+        ),
+        (
+            {"rollout": {"servers": {"count": 2}}, "compute": {"gpu_stages": {"stages": ["rollout"]}}},
+            "answer only on the machine of the run, and rollouts go to deployment stage/gpu",
+        ),
+        (
+            {"rollout": {"backend": "transformers", "servers": {"count": 2}}},
+            "servers is not read with backend transformers. Leave it out, or set backend to servers",
+        ),
         ({"rollout": {"servers": ["http://a:8000", "http://a:8000/"]}}, "names a server twice"),
         ({"rollout": {"servers": ["http://key@a:8000"]}}, r"of the form http\(s\)://host\[:port\], without a key"),
         ({"rollout": {"servers": ["a:8000"]}}, r"of the form http\(s\)://host"),

@@ -3,7 +3,7 @@
     {"input": "2 + 2?", "expected": "4"}                                    Braintrust, Langfuse (expectedOutput)
     {"input": [{"role": "user", "content": "2 + 2?"}], "ideal": ["4", "four"]}            OpenAI evals
     {"inputs": {"question": "2 + 2?"}, "outputs": {"answer": "4"}}          LangSmith, Phoenix
-    {"fields": {"instruction": "2 + 2?", "response": "4"}}                  Argilla: names {input: fields.instruction, …}
+    {"fields": {"instruction": "2 + 2?", "response": "4"}}         Argilla, names {input: fields.instruction}
 
 The input is the user's text, a list of messages, a list of texts of which the user says the first, an object with
 `messages`, or an object with a question. The output is a text, a message, a completion, or an object with an answer.

@@ -54,7 +54,8 @@ def is_reply_tree(data: Mapping[str, Any]) -> bool:
 
 def best_branch_of(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
     """Messages in OpenAI's format along the best replies, and whether the tree has other replies."""
-    node, messages, has_others = data[ROOT], [], False
+    messages: list[dict[str, Any]] = []
+    node, has_others = data[ROOT], False
     while node is not None and len(messages) <= MAX_MESSAGES:
         if not isinstance(node, Mapping) or not isinstance(node.get("text"), str):
             raise ValueError(f"broken tree: a message without a text, after {len(messages)} messages")

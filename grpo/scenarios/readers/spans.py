@@ -1,4 +1,4 @@
-"""Chats in exports of spans: Braintrust's logs, Weave's calls, and spans with OpenInference's attributes (Phoenix, Arize).
+"""Chats in exports of spans: Braintrust's logs, Weave's calls, and spans with OpenInference's attributes.
 
     braintrust      root_span_id, created, span_attributes.type "llm", input, output, metadata.tools
     weave           trace_id, thread_id, started_at, op_name, inputs {"messages": […], "tools": […]}, output
@@ -6,7 +6,7 @@
 
 The file is JSON lines or a JSON list with one span each. Spans of one session or thread, or else of one trace, are a
 chat. Spans of a model are read. If none of them has messages, the input and output of the root spans are read instead.
-OpenInference's attributes may be one key with dots, or objects. Not covered: scores, feedback, costs and pictures.
+OpenInference's attributes, which Phoenix and Arize export, may be one key with dots, or objects. Not covered: scores, feedback, costs and pictures.
 """
 
 from __future__ import annotations

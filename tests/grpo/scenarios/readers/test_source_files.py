@@ -69,7 +69,7 @@ def test_utf16_that_is_cut_in_a_character_is_an_error(tmp_path: Path) -> None:
     """One byte less than the whole text."""
     path = tmp_path / "chats.jsonl"
     path.write_bytes(LINES.encode("utf-16")[:-1])
-    with pytest.raises(DataError, match="is damaged: .*truncated data"):
+    with pytest.raises(DataError, match=r"is damaged: .*truncated data"):
         list(read_objects(path))
 
 

@@ -6,7 +6,8 @@
 
 The file is JSON lines or a JSON list with one span each. Spans of one session or thread, or else of one trace, are a
 chat. Spans of a model are read. If none of them has messages, the input and output of the root spans are read instead.
-OpenInference's attributes, which Phoenix and Arize export, may be one key with dots, or objects. Not covered: scores, feedback, costs and pictures.
+OpenInference's attributes, which Phoenix and Arize export, may be one key with dots, or objects. Not covered: scores,
+feedback, costs and pictures.
 """
 
 from __future__ import annotations

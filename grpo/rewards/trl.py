@@ -30,6 +30,7 @@ from typing import Any
 from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
 from grpo.messages import Message
 from grpo.object_state import load_state
+from grpo.rewards.parameters import refuse_other_contract
 from grpo.rewards.returned import as_number
 from grpo.rewards.reward import Episode, GroupReward, RewardResult, errors_at, naming_columns
 from grpo.scenarios.columns import accepted, columns, require_columns
@@ -60,6 +61,7 @@ class TRLReward(GroupReward):
         self.probed = bool(getattr(inner, "probed", False))  # type: ignore[misc]
         self._place = f"{reference} ({_file(inner)})"
         parameters = inspect.signature(self._function).parameters
+        refuse_other_contract([name for name in parameters if name not in self._bound], self._place)
         self.needed_columns = [
             name
             for name, p in parameters.items()

@@ -117,7 +117,7 @@ class Speed(Enum):
     FAST = "fast"
 
 
-def order(
+def order(  # noqa: D417
     items: list[Item],
     place: Place,
     when: date,
@@ -132,7 +132,7 @@ def order(
         when: The day of the
             delivery.
         note: Not this, because the annotation has a text.
-    """  # noqa: D417
+    """
 
 
 def test_arguments_are_of_the_types_that_the_function_names():

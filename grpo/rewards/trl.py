@@ -69,6 +69,8 @@ class TRLReward(GroupReward):
             and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             and name not in _ARGUMENTS | self._bound
         ]
+        if "turns" in self.needed_columns and not _ARGUMENTS & parameters.keys():
+            raise ConfigError(f"{self._place} takes turns, as functions of this package do. Set kind: python")
         state = parameters.get("trainer_state")
         if state is not None and state.default is state.empty:
             raise ConfigError(

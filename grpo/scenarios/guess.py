@@ -176,8 +176,8 @@ def _format(path: Path) -> str:
     known = ", ".join((*_TABLES, *_JSON))
     raise DataError(
         f"{path}: scenarios and chats are read from files that end in {known}, or that are JSON, also compressed by "
-        "gzip, bzip2, xz or Zstandard. Write anything else as JSON lines with a list of messages in each line, see "
-        "docs/logs.md"
+        "gzip, bzip2, xz or Zstandard. Save a workbook as CSV, and write anything else as JSON lines with a list of "
+        "messages in each line, see docs/logs.md"
     )
 
 

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from grpo.config.tuning import HPOConfig
     from grpo.environments.conversation import ConversationEnvironment
     from grpo.environments.environment import Environment, EnvironmentState, SingleTurnEnvironment, StepResult
+    from grpo.environments.gym import GymEnvironment
     from grpo.environments.presets import CONVERSATION_CONFIGS
     from grpo.environments.simulator import SimulatedEnvironment, Simulator
     from grpo.environments.task import TaskEnvironment
     from grpo.environments.tool_calling import ToolCallingEnvironment
+    from grpo.environments.trl import TRLEnvironment
     from grpo.errors import (
         ConfigError,
         DataError,
@@ -88,10 +90,12 @@ _NAMES = {
     "grpo.config.tuning": "HPOConfig",
     "grpo.environments.conversation": "ConversationEnvironment",
     "grpo.environments.environment": "Environment EnvironmentState SingleTurnEnvironment StepResult",
+    "grpo.environments.gym": "GymEnvironment",
     "grpo.environments.presets": "CONVERSATION_CONFIGS",
     "grpo.environments.simulator": "SimulatedEnvironment Simulator",
     "grpo.environments.task": "TaskEnvironment",
     "grpo.environments.tool_calling": "ToolCallingEnvironment",
+    "grpo.environments.trl": "TRLEnvironment",
     "grpo.errors": "ConfigError DataError GRPOError NoEffect NoLearningSignal NotApplicable PolicyError Unscored",
     "grpo.evaluation.evidence": "Evidence",
     "grpo.evaluation.schema": "GateCheck",

@@ -194,6 +194,9 @@ class Scenario(_Record):
                 raise ValueError(
                     f"tool {number} has no name: {str(tool)[:100]}. A tool is {{name, description, parameters}}"
                 )
+            schema = next((key for key in ("inputSchema", "input_schema") if key in tool), None)
+            if schema is not None and "parameters" not in tool:
+                raise ValueError(f"tool {tool['name']} has its parameters under {schema}. Write them under parameters")
             if not isinstance(tool.get("parameters", {}), dict) or not isinstance(tool.get("description", ""), str):
                 raise ValueError(f"tool {tool['name']}: description is a text, and parameters are a JSON schema")
             turn = tool.get("from_turn", 0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Hashable, Mapping
 from datetime import date
-from typing import Any, cast
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]
-from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
 from grpo.errors import ConfigError
 from grpo.messages import Tool
@@ -25,9 +27,12 @@ def tool_from_function(
 
         def refund(order: str, amount: int = 0): "Pay back."   →   refund(order string, amount integer?)
 
+    The description of a parameter comes from its annotation, `Annotated[str, "its number"]` or pydantic's `Field`, or
+    from its line under `Args:` in the docstring.
+
     Raises `ConfigError` if the signature gives no schema, or if the parameters are not a JSON schema.
     """
-    schema = _read_signature(name, function) if parameters is None else dict(parameters)
+    schema = _described(_read_signature(name, function), function) if parameters is None else dict(parameters)
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
@@ -50,6 +55,78 @@ def argument_error(tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         place = ".".join(map(str, error.absolute_path))
         return f"{tool.name}: {f'{place}: ' if place else ''}{error.message}"
     return None
+
+
+def typed_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a call in the types of the function's annotations: models, dataclasses, enums, dates, sets.
+
+        def order(item: Item, when: date)   {"item": {"name": "lamp"}, "when": "2026-11-20"}
+                                          → {"item": Item(name="lamp"), "when": date(2026, 11, 20)}
+
+    Values of JSON's own types stay as they are. Raises `ValueError` with the first value that its type refuses.
+    """
+    typed = dict(arguments)
+    if not isinstance(function, Hashable):  # an object of a class with a comparison of its own
+        return typed
+    for name, adapter in _adapters(inspect.unwrap(function)).items():
+        if name not in typed:
+            continue
+        try:
+            typed[name] = adapter.validate_python(typed[name])
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            place = ".".join(map(str, (name, *problem["loc"])))
+            raise ValueError(f"{place}: {problem['msg']}") from error
+    return typed
+
+
+@functools.lru_cache(maxsize=1024)
+def _adapters(function: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
+    """Adapters of the parameters with types that JSON does not have."""
+    return {name: TypeAdapter(kind) for name, kind in _annotations(function).items() if not _is_json(kind)}
+
+
+def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations of the parameters, without the result. Empty if one of them exists only for type checkers."""
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}
+    return {name: hint for name, hint in hints.items() if name != "return"}
+
+
+def _is_json(kind: Any) -> bool:
+    """Is a value of this type the same in JSON?"""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _is_json(inner[0])
+    if origin in (Union, types.UnionType, list, dict, Mapping):
+        return all(map(_is_json, inner))
+    return origin is Literal or kind in (str, int, float, bool, None, type(None), list, dict, Any) or is_typeddict(kind)
+
+
+def _described(schema: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Schema with the descriptions of the function's parameters, where it has none."""
+    texts = _lines_of_parameters(inspect.getdoc(function) or "")
+    for name, hint in _annotations(function).items():
+        notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+        if text := next((note for note in notes if isinstance(note, str)), None):
+            texts[name] = text
+    properties = schema.get("properties", {})
+    described = {
+        name: {**part, "description": texts[name]} if name in texts and "description" not in part else part
+        for name, part in properties.items()
+    }
+    return {**schema, "properties": described} if properties else schema
+
+
+def _lines_of_parameters(docstring: str) -> dict[str, str]:
+    """Descriptions of parameters under `Args:` of a docstring in Google's form."""
+    if "Args:" not in docstring:
+        return {}
+    from transformers.utils.chat_template_utils import parse_google_format_docstring  # takes seconds to import
+
+    return {name: " ".join(text.split()) for name, text in (parse_google_format_docstring(docstring)[1] or {}).items()}
 
 
 def equal_values(first: Any, second: Any) -> bool:

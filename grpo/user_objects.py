@@ -94,7 +94,7 @@ def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: An
             raise
         raise ConfigError(f"{reference} cannot be made with options {dict(options)}: {describe(error)}") from error
     if not isinstance(made, kind):
-        raise ConfigError(f"{reference} makes {type(made).__name__}. Derive it from {kind.__name__}")
+        raise ConfigError(f"{reference} makes {type(made).__name__}. {_derive(kind, made)}")
     return made
 
 
@@ -107,8 +107,17 @@ def check_options(
     """
     target = _maker(reference, kind)
     if isinstance(target, type) and not issubclass(target, kind):
-        raise ConfigError(f"{reference} is not a {kind.__name__}. Derive it from {kind.__name__}")
+        raise ConfigError(f"{reference} is not a {kind.__name__}. {_derive(kind, target)}")
     _arguments(reference, target, options, given=given, named=named)
+
+
+def _derive(kind: type, given: object) -> str:
+    """Remedy for a class that is not a `kind`."""
+    remedy = f"Derive it from {kind.__name__}"
+    if kind.__name__ == "Environment" and hasattr(given, "reset"):
+        other = "gym, for classes with reset and step" if hasattr(given, "step") else "trl, for classes with tools"
+        return f"{remedy}, or set kind: {other}"
+    return remedy
 
 
 def _maker(reference: str, kind: type) -> Callable[..., Any]:

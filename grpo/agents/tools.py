@@ -25,7 +25,7 @@ from typing import Any, Literal
 from grpo.errors import ConfigError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.strict_json import NotStrictJSON, encode
-from grpo.tools import argument_error, tool_from_function
+from grpo.tools import argument_error, tool_from_function, typed_arguments
 from grpo.user_failures import current_scenario, describe, is_exception, on_one_line, source_line, user_code
 
 logger = logging.getLogger(__name__)
@@ -123,9 +123,13 @@ async def call_function(
 ) -> Any:
     """Call a tool's function with the `given` values and the model's arguments. A sync function runs on a thread.
 
-    Raises `ToolError` if the function does, and `FunctionFailed` for a timeout and for any other exception. The first
-    exception of each line of code is logged with its place.
+    Raises `ToolError` if the function does or its types refuse an argument, and `FunctionFailed` for a timeout and for
+    any other exception. The first exception of each line of code is logged with its place.
     """
+    try:
+        arguments = typed_arguments(function, arguments)
+    except ValueError as problem:
+        raise ToolError(f"{name}: {problem}") from problem
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:

@@ -9,13 +9,14 @@ from pydantic import Field, StringConstraints, model_validator
 from grpo.config.base import Settings
 
 LoggedUsers = Literal["script", "goal"]
-ChatFormatName = Literal["openai_messages", "sharegpt", "alpaca", "prompt_completion"]
+ChatFormatName = Literal["openai_messages", "sharegpt", "alpaca", "prompt_completion", "input_output"]
 _MESSAGE_KEYS = ("role", "content", "tool_calls", "system", "tools", "id")
 KEYS: dict[ChatFormatName, tuple[str, ...]] = {
     "openai_messages": _MESSAGE_KEYS,
     "sharegpt": _MESSAGE_KEYS,
     "alpaca": ("instruction", "input", "output", "system", "history", "id"),
     "prompt_completion": ("prompt", "completion", "system", "tools", "id"),
+    "input_output": ("input", "output", "expected", "role", "content", "tool_calls", "system", "tools", "id"),
 }
 """Keys of the records of each format that `names` can rename."""
 Tag = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -32,7 +33,8 @@ class ChatSettings(Settings):
     column: Key | None = None
     """Key or column of the list of messages. None takes `messages` or `conversations`."""
     names: dict[Key, Key] = Field(default_factory=dict)
-    """Names of other keys in these records, `{role: speaker, content: text}`. The common ones need no entry."""
+    """Names of other keys in these records, `{role: speaker, content: text}`. The common ones need no entry. In
+    input_output, dots lead into objects: `{input: fields.question}`."""
     tags: Tags = Field(default_factory=dict)
     """Meaning of names of speakers, `{customer: user, bot: assistant}`: system, user, assistant, tool (a result), call
     (a tool call as JSON) or ignore. The common ones need no entry."""
@@ -52,6 +54,8 @@ class ChatSettings(Settings):
             raise ValueError(f"names has {unknown[0]}, but {self.format} has only {', '.join(known)} to name")
         if self.format in ("alpaca", "prompt_completion") and (self.column or self.tags):
             raise ValueError(f"column and tags are not read with {self.format}. Name its keys in names")
+        if self.format == "input_output" and self.column:
+            raise ValueError("column is not read with input_output. Name its keys in names, such as input")
         return self
 
 
@@ -59,7 +63,8 @@ class ChatColumns(ChatSettings):
     """Chats in the rows of a table."""
 
     kind: ChatFormatName = "openai_messages"
-    """Format of the chats: OpenAI's chat messages, ShareGPT, Alpaca, or a prompt with its completion."""
+    """Format of the chats: OpenAI's chat messages, ShareGPT, Alpaca, a prompt with its completion, or an input with
+    its output."""
 
     @property
     def format(self) -> ChatFormatName:

@@ -139,6 +139,22 @@ class TRLEnvironmentSettings(UserObject):
     reward."""
 
 
+class GymEnvironmentSettings(UserObject):
+    """Class in Gymnasium's form: `reset` and `step` with texts as observations and actions."""
+
+    group = "grpo.environments"
+    kind: Literal["gym"]
+    """A class with `reset` and `step` as Gymnasium, Gym and OpenEnv's clients have them, or a function that returns an
+    instance."""
+    system_prompt: str = ""
+    """System prompt of the environment."""
+    max_turns: int = Field(default=20, ge=1)
+    """Agent turns after which an episode is cut off. The environment may end it earlier."""
+    success_reward: SuccessReward = None
+    """An episode is a success if the sum of its rewards is at least this. `info["is_success"]` comes first. None leaves
+    success open, for gates with metric reward."""
+
+
 class VerifiersSettings(Settings):
     """Taskset of the package `verifiers`, with its tools and rewards. Its scenarios are the source of the same id."""
 
@@ -231,6 +247,7 @@ EnvironmentSettings = Annotated[
     | TriageSettings
     | PythonEnvironmentSettings
     | TRLEnvironmentSettings
+    | GymEnvironmentSettings
     | VerifiersSettings
     | GymnasiumTextSettings
     | ReasoningGymSettings

@@ -15,6 +15,8 @@ from grpo.config.tasksets import taskset_reference
 
 ScenarioField = Annotated[str, StringConstraints(pattern=r"^[a-z_]+(\.[a-z_]+)?$")]
 """Name of a field of a scenario, such as `id` or `metadata.category`."""
+RecordsPlace = Annotated[str, StringConstraints(pattern=r"^[^.]+(\.[^.]+)*$", max_length=200)]
+"""Keys that lead to a list in a JSON document, with dots between them."""
 _BESIDE_A_CHAT = ("id", "topic", "domain", "split", "metadata")
 """Fields of a scenario that columns may give if a chat gives the others."""
 
@@ -48,6 +50,15 @@ class FileSource(_TableSource):
     """Format of the file. arrow is Arrow's IPC format or Feather."""
     path: LocalPath
     """File to read, or a table in an object store (`s3://bucket/store/mixture/3fa1….parquet#sha256`)."""
+    records: RecordsPlace | None = None
+    """Place of the list of records in a JSON document, with dots: `data.rows`. None for a list, or one under
+    `scenarios`."""
+
+    @model_validator(mode="after")
+    def _records_of_a_document(self) -> Self:
+        if self.records is not None and self.kind != "json":
+            raise ValueError(f"records is read with kind json, not with {self.kind}. Leave it out")
+        return self
 
 
 class CsvSource(_TableSource, CsvFormat):
@@ -107,9 +118,12 @@ class ChatSource(ChatSettings):
     """
 
     kind: ChatFormatName
-    """Format of the records: OpenAI's chat messages, ShareGPT, Alpaca, or a prompt with its completion."""
+    """Format of the records: OpenAI's chat messages, ShareGPT, Alpaca, a prompt with its completion, or an input with
+    its output, as exports of data sets and evaluations have."""
     path: LocalPath
     """File to read."""
+    records: RecordsPlace | None = None
+    """Place of the list of records in a JSON document, with dots: `results.results`. None for JSON lines or a list."""
     requests: LocalPath | None = None
     """Input file of a batch, if `path` is its output. Requests and replies are joined by `custom_id`."""
 
@@ -150,8 +164,9 @@ class TraceSource(Settings):
     become a replay.
     """
 
-    kind: Literal["langsmith", "langfuse"]
-    """Format of the file: an export of LangSmith or Langfuse."""
+    kind: Literal["langsmith", "langfuse", "braintrust", "weave", "openinference"]
+    """Format of the file: an export of LangSmith, Langfuse, Braintrust or Weave, or spans with the attributes of
+    OpenInference, as Phoenix and Arize export them."""
     path: LocalPath
     """File to read."""
     users: LoggedUsers = "script"

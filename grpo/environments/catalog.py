@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from grpo.config.environments import (
     EnvironmentSettings,
+    GymEnvironmentSettings,
     GymnasiumTextSettings,
     PythonEnvironmentSettings,
     ReasoningGymSettings,
@@ -24,6 +25,7 @@ from grpo.config.environments import (
 )
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import Environment
+from grpo.environments.gym import GymEnvironment
 from grpo.environments.replay import ReplayEnvironment
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.environments.task import TaskEnvironment
@@ -61,8 +63,9 @@ def make_environment(settings: EnvironmentSettings) -> Environment:
     """Create the environment of these settings. Raises `ConfigError` for one of the user's that cannot be made."""
     if isinstance(settings, PythonEnvironmentSettings):
         return create(settings.reference, settings.options, Environment)  # type: ignore[type-abstract]
-    if isinstance(settings, TRLEnvironmentSettings):
-        return TRLEnvironment(
+    if isinstance(settings, TRLEnvironmentSettings | GymEnvironmentSettings):
+        adapter = GymEnvironment if isinstance(settings, GymEnvironmentSettings) else TRLEnvironment
+        return adapter(
             lambda: create(settings.reference, settings.options, object),
             system_prompt=settings.system_prompt,
             max_turns=settings.max_turns,

@@ -35,8 +35,13 @@ class World:
 def describe_function(function: Function) -> Tool:
     """Describe a function as a tool, without its argument for the state.
 
-    Raises `ConfigError` for an argument without an annotation.
+    Raises `ConfigError` for an argument without an annotation, and for what is not a function.
     """
+    if not callable(function):
+        raise ConfigError(
+            f"a tool is a {type(function).__name__}, not a function. Give functions (state, arguments…) that return "
+            "the state and the result. A tool of another library is called inside such a function"
+        )
     state, *parameters = inspect.signature(function).parameters.values()
     bare = next((parameter.name for parameter in parameters if parameter.annotation is parameter.empty), None)
     if bare is not None:

@@ -14,7 +14,7 @@ from grpo.notebook.adjuster import Adjuster, Adjustment
 from grpo.notebook.callbacks import Callback
 from grpo.notebook.config import TrainingConfig, TrainingProfile
 from grpo.notebook.trainer import MultiTurnGRPOTrainer
-from grpo.rewards.reward import RewardFunction
+from grpo.rewards.reward import RewardFunction, Scorer
 from grpo.trajectories import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class AutoTrainer:
         self,
         agent: MultiTurnAgent,
         environment: Environment,
-        reward_fn: RewardFunction,
+        reward_fn: RewardFunction | Scorer,
         *,
         callbacks: Sequence[Callback] = (),
         **overrides: Any,

@@ -13,7 +13,7 @@ from grpo.errors import ConfigError
 from grpo.notebook.callbacks import flat_metrics
 from grpo.notebook.config import TrainingConfig
 from grpo.notebook.trainer import MultiTurnGRPOTrainer
-from grpo.rewards.reward import RewardFunction
+from grpo.rewards.reward import RewardFunction, Scorer
 from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
 
@@ -28,7 +28,7 @@ class ComputationalGRPOEngine:
         self,
         agent: MultiTurnAgent,
         environment: Environment,
-        reward_fn: RewardFunction,
+        reward_fn: RewardFunction | Scorer,
         *,
         num_workers: int | None = None,
         buffer_size: int = 100,

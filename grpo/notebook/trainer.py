@@ -32,7 +32,7 @@ from grpo.policy.transformers.model import TransformersPolicy
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
 from grpo.rewards.judge.assertions import AssertionJudge
-from grpo.rewards.reward import RewardFunction, check_columns
+from grpo.rewards.reward import RewardFunction, Scorer, as_reward, check_columns
 from grpo.rewards.rollout_summary import summarize
 from grpo.rewards.score import score_rollout
 from grpo.rollout.collect import collect, schedule
@@ -56,14 +56,15 @@ class MultiTurnGRPOTrainer:
 
     `scenarios` default to the environment's scenarios. `eval_scenarios` are held out. If `folder` is given, checkpoints
     are written there, and the same call resumes an interrupted training. `judge` is the LLM judge of the scenarios'
-    assertions. In a notebook, `live` shows a progress bar and the curves of reward and success.
+    assertions. In a notebook, `live` shows a progress bar and the curves of reward and success. `reward_fn` may be a
+    plain function of the turns.
     """
 
     def __init__(
         self,
         agent: MultiTurnAgent,
         environment: Environment,
-        reward_fn: RewardFunction,
+        reward_fn: RewardFunction | Scorer,
         config: TrainingConfig | None = None,
         *,
         scenarios: Sequence[Scenario] | None = None,
@@ -73,7 +74,9 @@ class MultiTurnGRPOTrainer:
         judge: AssertionJudge | None = None,
         live: bool = True,
     ) -> None:
-        self.agent, self.environment, self.reward_fn, self.judge = agent, environment, reward_fn, judge
+        _check_kinds(agent, environment)
+        self.agent, self.environment, self.judge = agent, environment, judge
+        self.reward_fn = as_reward(reward_fn)
         self.config = config or TrainingConfig()
         self.scenarios = {s.id: s for s in (environment.scenarios if scenarios is None else scenarios)}
         if not self.scenarios:
@@ -329,17 +332,32 @@ class MultiTurnGRPOTrainer:
             function(*arguments)
 
 
+def _check_kinds(agent: object, environment: object) -> None:
+    """Raise `ConfigError` for an agent or an environment of another kind."""
+    if not isinstance(agent, MultiTurnAgent):
+        raise ConfigError(
+            f"the agent is a {type(agent).__name__}. Give a MultiTurnAgent, such as "
+            "MultiTurnAgent.from_model('path/of/a/model')"
+        )
+    if not isinstance(environment, Environment):
+        raise ConfigError(
+            f"the environment is a {type(environment).__name__}. Give an Environment. A class with reset and step in "
+            "Gymnasium's form is wrapped by GymEnvironment(the class), one of TRL's by TRLEnvironment(the class)"
+        )
+
+
 class SingleTurnGRPOTrainer(MultiTurnGRPOTrainer):
     """Trainer that ends each episode after one reply of the agent."""
 
     def __init__(self, agent: MultiTurnAgent, environment: Environment, *arguments: Any, **options: Any) -> None:
+        _check_kinds(agent, environment)
         super().__init__(agent, SingleTurnEnvironment(environment), *arguments, **options)
 
 
 async def train(
     agent: MultiTurnAgent,
     environment: Environment,
-    reward_fn: RewardFunction,
+    reward_fn: RewardFunction | Scorer,
     *,
     profile: str = "balanced",
     auto_adjust: bool = False,

@@ -27,7 +27,7 @@ from grpo.notebook.config import TrainingConfig
 from grpo.notebook.diagnostics import IterationRecord
 from grpo.notebook.trainer import MultiTurnGRPOTrainer
 from grpo.policy.transformers.model import TransformersPolicy, weights_hash
-from grpo.rewards.reward import RewardFunction
+from grpo.rewards.reward import RewardFunction, Scorer
 from grpo.scenario import Scenario
 from grpo.tuning.study import IntermediateEvaluation, evaluation_iterations, open_study, search
 from grpo.tuning.study_summary import StudySummary, summarize_study
@@ -41,7 +41,7 @@ _VALIDATION_PART = 4  # one scenario of four is held out by default
 async def quick_hpo(
     agent: MultiTurnAgent,
     environment: Environment,
-    reward_fn: RewardFunction,
+    reward_fn: RewardFunction | Scorer,
     base_config: TrainingConfig | None = None,
     *,
     n_trials: int | None = None,
@@ -87,7 +87,7 @@ class _TrialRunner:
         self,
         agent: MultiTurnAgent,
         environment: Environment,
-        reward_fn: RewardFunction,
+        reward_fn: RewardFunction | Scorer,
         base: TrainingConfig,
         intermediate_evals: int,
         train: Sequence[Scenario],

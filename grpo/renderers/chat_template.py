@@ -81,8 +81,22 @@ class Renderer:
         self.stop_id = self._stop_id_of(variant.ends.reply)
         self._template = ChatTemplate(tokenizer, variant.source, self.tools)
         self._encoder = text_encoder(tokenizer, controls)
+        self._check_tools()
         self._bridge = lru_cache(maxsize=_CACHED)(self._render_bridge)
         self._check_bridges()
+
+    def _check_tools(self) -> None:
+        """Raise `PolicyError` that names the tool if the template fails on its schema."""
+        for tool in self.tools:
+            template = self._template.with_tools((tool,))
+            try:
+                template.render(tuple(map(shape_of, _AFTER)), True)
+            except TemplateFailure as failure:
+                cause = failure.__cause__
+                raise template.failure(
+                    f"fails on the schema of the tool {tool.name}: {type(cause).__name__}: {cause}. Simplify it: one "
+                    "type for each property, without anyOf and $ref"
+                ) from failure
 
     def _check_bridges(self) -> None:
         """Raise `PolicyError` if the template cannot go on after a kind of turn that occurs in rollouts.

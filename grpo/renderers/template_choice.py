@@ -55,6 +55,8 @@ _REASONING = {
     "enable_thinking = true": "reasoning in each turn",
 }
 """Switches that turn reasoning in templates off or on."""
+_WITHOUT_TOOLS = "{%- set tools = tools or [] %}"
+"""First line for a template that lists its tools also where there are none."""
 _SWITCHES = re.compile(r"(?:\{%- set \w+ = \w+ %\}\n?)*")
 _INSIDE = 'a\n\n b\r\n\t"c"  it\'s <d> & \\ é'
 """Text with characters inside that some templates change."""
@@ -96,7 +98,7 @@ class Variant:
     """A turn may have both content and calls."""
     most_calls: int
     unparsed_as_call: bool
-    """A result is rendered only after a call."""
+    """A result is rendered, and the conversation goes on, only after a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def _choose(request: _Request, prefix: str = "") -> Variant:
     source, controls, declared = request.source, request.controls, request.declared
     template = ChatTemplate(request.tokenizer, source, (EXAMPLE,) if FOR_TOOLS in source else ())
     check_date(template.with_source(prefix + source))
+    _check_without_tools(template)
     parts = template.with_source(with_forms(source, frozenset({"parts"})))
     basic = parts if not template.renders(USER, keys=("0c",)) and parts.renders(USER, keys=("0c",)) else template
     for shapes in ((USER,), (USER, REPLY, USER)):
@@ -149,6 +152,19 @@ def _choose(request: _Request, prefix: str = "") -> Variant:
             return variant
         variants.append(variant)
     return next((variant for variant in variants if variant.fault is None), variants[0])
+
+
+def _check_without_tools(template: ChatTemplate) -> None:
+    """Raise `PolicyError` with the line to add if the template fails only because there are no tools."""
+    try:
+        template.render((USER,), True)
+    except TemplateFailure as failure:
+        try:
+            template.with_source(_WITHOUT_TOOLS + template.source).render((USER,), True)
+        except TemplateFailure:
+            return  # for another reason, which the next rendering shows
+        fault = f"fails without tools, because it lists them. Begin it with {_WITHOUT_TOOLS}"
+        raise template.failure(fault) from failure
 
 
 def remedies(source: str) -> dict[str, str]:
@@ -348,7 +364,7 @@ def _inspect(
         as_generated=as_generated,
         content_with_calls=both,
         most_calls=8 if template.renders(USER, _TWO_CALLS, RESULT, keys=("1n0", "1n1", "2c")) else 1,
-        unparsed_as_call=not template.renders(USER, REPLY, RESULT, keys=("2c",)),
+        unparsed_as_call=not template.renders(USER, REPLY, RESULT, REPLY, USER, REPLY, keys=("2c", "3c", "4c")),
     )
 
 

@@ -17,6 +17,8 @@ from grpo.rewards.reward import (
     GroupReward,
     RewardFunction,
     RewardResult,
+    Scorer,
+    as_reward,
     checked_results,
     checked_weight,
     reward_code,
@@ -31,7 +33,7 @@ class Objective(TypedDict):
     weight: float
 
 
-WeightedReward: TypeAlias = RewardFunction | tuple[RewardFunction, float] | Objective
+WeightedReward: TypeAlias = RewardFunction | Scorer | tuple[RewardFunction | Scorer, float] | Objective
 """A reward with its own weight, a pair with a weight that takes precedence, or a mapping that also gives a name."""
 
 
@@ -133,10 +135,12 @@ class CompositeReward(GroupReward):
 
 
 def _component(reward: WeightedReward) -> Objective:
-    if isinstance(reward, RewardFunction):
-        return Objective(name=reward.name, reward=reward, weight=reward.weight)
+    if isinstance(reward, RewardFunction) or callable(reward):
+        single = as_reward(reward)
+        return Objective(name=single.name, reward=single, weight=single.weight)
     if isinstance(reward, tuple):
-        reward = Objective(name=reward[0].name, reward=reward[0], weight=reward[1])
+        single = as_reward(reward[0])
+        reward = Objective(name=single.name, reward=single, weight=reward[1])
     if wrong := reward.keys() ^ Objective.__annotations__.keys():
         raise ConfigError(f"objective {reward!r:.80}: {sorted(wrong)} missing or unknown. Give name, reward, weight")
     checked_weight(reward["weight"], reward["name"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,26 @@ from grpo.scenarios.columns import columns, require_columns
 _CONTEXT = ("context", "ctx")
 _TRL = frozenset({"prompts", "completions", "completion_ids"})
 """Arguments of TRL's reward functions, which are called once for a group."""
+_LAST = "next(turn.content for turn in reversed(turns) if turn.role == 'assistant')"
+_WRAPPERS = {
+    "verl's compute_score": (
+        ("data_source", "solution_str"),
+        {"solution_str", "ground_truth"},
+        f"def reward(turns, ground_truth): return compute_score('', {_LAST}, ground_truth)",
+    ),
+    "OpenRLHF's reward_func": (
+        ("queries",),
+        {"queries", "labels"},
+        f"def reward(turns, label): return float(reward_func([{_LAST}], [turns[0].content], [label])[0])",
+    ),
+    "the rewards of verifiers' rubrics": (
+        ("prompt", "completion"),
+        {"completion", "answer"},
+        f"def reward(turns, answer): return rubric_reward(completion={_LAST}, answer=answer)",
+    ),
+}
+"""Contracts of other libraries: names of the first argument, the arguments that tell the contract, and a function that
+calls it with columns of a scenario."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +63,7 @@ class Parameters:
             parameters = list(inspect.signature(function).parameters.values())
         except ValueError:  # some builtins have no signature
             return cls()
+        refuse_other_contract([parameter.name for parameter in parameters], name)
         if taken := _TRL & {parameter.name for parameter in parameters}:
             raise ConfigError(
                 f"reward {name} takes {', '.join(sorted(taken))}, as functions of TRL do. Set kind: trl, or take the "
@@ -72,6 +93,16 @@ class Parameters:
         if self.by_position:
             return (context,), named
         return (), {**named, **({self.context: context} if self.context else {})}
+
+
+def refuse_other_contract(names: Sequence[str], reward: str) -> None:
+    """Raise `ConfigError` with the function to write if the parameters are those of another library's rewards."""
+    for contract, (firsts, arguments, wrapper) in _WRAPPERS.items():
+        if arguments <= {*names} and names[0] in firsts:
+            raise ConfigError(
+                f"reward {reward} takes {', '.join(sorted(arguments))}, as {contract} does. Set kind: python and name "
+                f"a function that calls it, such as: {wrapper}"
+            )
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:

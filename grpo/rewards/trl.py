@@ -30,6 +30,7 @@ from typing import Any
 from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
 from grpo.messages import Message
 from grpo.object_state import load_state
+from grpo.rewards.parameters import refuse_other_contract
 from grpo.rewards.returned import as_number
 from grpo.rewards.reward import Episode, GroupReward, RewardResult, errors_at, naming_columns
 from grpo.scenarios.columns import accepted, columns, require_columns
@@ -60,6 +61,7 @@ class TRLReward(GroupReward):
         self.probed = bool(getattr(inner, "probed", False))  # type: ignore[misc]
         self._place = f"{reference} ({_file(inner)})"
         parameters = inspect.signature(self._function).parameters
+        refuse_other_contract([name for name in parameters if name not in self._bound], self._place)
         self.needed_columns = [
             name
             for name, p in parameters.items()
@@ -67,6 +69,8 @@ class TRLReward(GroupReward):
             and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             and name not in _ARGUMENTS | self._bound
         ]
+        if "turns" in self.needed_columns and not _ARGUMENTS & parameters.keys():
+            raise ConfigError(f"{self._place} takes turns, as functions of this package do. Set kind: python")
         state = parameters.get("trainer_state")
         if state is not None and state.default is state.empty:
             raise ConfigError(

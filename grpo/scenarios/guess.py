@@ -1,8 +1,8 @@
 """Guess the settings of a source from its file.
 
 The names of its keys or columns give candidates. The first records are read with each candidate, and the candidate that
-gives the most scenarios is shown. This is only a look before a run: in a run nothing is guessed, because its config
-states the kind.
+gives the most scenarios is shown, or a kind of traces if it reads the file. This is only a look before a run: in a run
+nothing is guessed, because its config states the kind.
 """
 
 from __future__ import annotations
@@ -16,25 +16,40 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from grpo.config.scenarios import Source
+from grpo.config.chats import KEYS
+from grpo.config.scenarios import Source, TraceSource
 from grpo.data_errors import error_text, excerpt
 from grpo.errors import DataError, GRPOError
 from grpo.parquet_rows import ParquetRows
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 from grpo.scenarios.readers.arrow_file import ArrowFile
 from grpo.scenarios.readers.csv_file import read_rows
+from grpo.scenarios.readers.exchanges import ANSWERS, EXPECTED, QUESTIONS, parsed, value_at
 from grpo.scenarios.readers.help_desks import PAGES
+from grpo.scenarios.readers.json_file import document_items
 from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
+from grpo.scenarios.records import SourceRecord
 
 _SOURCE: TypeAdapter[Source] = TypeAdapter(Source)
+_HEAD = 4096  # bytes that are searched for the first character of a file
 _TRIED = 200  # records that are read with each candidate
 _LOOKED_AT = 20  # records that are searched for their keys
-_TABLES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}
-_JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".gz": "jsonl", ".json": "json"}
+_TABLES = {
+    **dict.fromkeys((".csv", ".tsv", ".tab"), "csv"),
+    ".parquet": "parquet",
+    **dict.fromkeys((".arrow", ".feather"), "arrow"),
+}
+_JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
 _ROLES = ("role", "from", "speaker", "sender", "author", "sender_type", "author_role")
 _CONTENTS = ("content", "value", "text", "utterance", "message", "body")
-_PARTS_OF_CHATS = ("history", "chat_history", "context_messages")
-"""Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
+_PARTS_OF_CHATS = ("history", "chat_history", "context_messages", "input", "inputs", "output", "outputs")
+"""Lists with the earlier messages of a chat. The question or the reply is elsewhere in the record."""
+_INPUTS = ("input", "inputs", "attributes.llm.input_messages", "prompt.raw", "arguments.gen_args_0.arg_0", "data")
+_OUTPUTS = ("output", "outputs", "attributes.llm.output_messages", "response.output")
+_RECORD_LISTS = ("records", "rows", "items", "examples", "samples", "results", "data", "conversations", "simulations")
+_WRAPPERS = ("fields", "item", "data", "doc", "example")
+"""Objects that hold the input of a record and what belongs to it, as Argilla, OpenAI's evals and Label Studio have."""
 _SPEAKER_KINDS = ("author_role", "author_type", "sender_type", "role", "speaker", "message_type")
 """Columns that tell which side wrote a message, so that a row is a message and not a scenario."""
 _LISTS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat")
@@ -53,9 +68,10 @@ _SPEAKERS = (
 )
 _TEXTS = ("body", "plain_body", "body_text", "message", "message_text", "content", "text")
 _ORDERS = ("created_at", "timestamp", "created", "time", "date")
-_QUESTIONS = ("instruction", "question", "query", "prompt", "utterance", "text", "message", "body")
+_QUESTIONS = ("instruction", "question", "query", "prompt", "utterance", "text", "message", "body", "turns")
 _QUESTIONS_LAST = ("description", "ticket_description", "subject")
 _ANSWERS = ("output", "answer", "response", "reply", "completion")
+_CHATS_AND_QUESTIONS = ("messages", "chat", "conversation", "dialogue", *QUESTIONS)
 _CONTEXTS = ("system", "system_prompt", "preamble", "context")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _IDS = ("id", "ticket", "ticket_id")
@@ -70,6 +86,16 @@ def guess_source(path: Path) -> Source:
     if not candidates:
         names = _names(path)
         shown = excerpt(", ".join(names), 300) or "nothing"
+        if {"conversation_a", "conversation_b"} <= {*names}:
+            raise DataError(
+                f"{path}: each record has two chats to compare, and a scenario is one. Read those of one side with "
+                "kind: openai_messages and column: conversation_a"
+            )
+        if {"parent_id", "message_id"} <= {*names}:
+            raise DataError(
+                f"{path}: each row is one message of a tree with several replies to one message. Read the file of "
+                "trees instead, with kind: openai_messages"
+            )
         if _are_messages(names):
             raise DataError(
                 f"{path}: each row is one message, and no column with a known name tells to which conversation it "
@@ -92,7 +118,8 @@ def guess_source(path: Path) -> Source:
     if not scores:
         shown = excerpt("; ".join(dict.fromkeys(reasons)), 1000)
         raise DataError(f"{path} cannot be read as it is: {shown}. See docs/logs.md")
-    return max(scores, key=lambda score: score[0])[1]
+    # several spans are one chat, so that a trace has fewer scenarios than a reader of single records finds
+    return max(scores, key=lambda score: (score[0] > 0 and isinstance(score[1], TraceSource), score[0]))[1]
 
 
 def unread_columns(source: Source, path: Path) -> list[str]:
@@ -119,21 +146,46 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
         tables: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
         return [{"kind": "huggingface", **place, **table} for table in tables]
     names = _names(path)
-    if (kind := _TABLES.get(path.suffix)) is not None:
+    if (kind := _format(path)) not in ("jsonl", "json"):
         return [{"kind": kind, **place, **table} for table in _tables(names, path)]
-    kind = _JSON[path.suffix]
+    place |= {} if (inside := _place_of_records(path)) is None else {"records": inside}
+    pages = () if inside is None else _keys(read_objects(path))
     return [
-        *({"kind": chat, **place, **more} for chat, more in _chats(names)),
+        *({"kind": desk, "path": str(path)} for desk, keys in PAGES.items() if {*keys} & {*pages}),
+        *({"kind": chat, **place, **more} for chat, more in _chats(names) if inside is None or chat in KEYS),
         *({"kind": "openai_messages", **place, **more} for more in _lists_by_shape(path)),
         *({"kind": kind, **place, **table} for table in _tables(names, path)),
+        *({"kind": "input_output", **place, **more} for more in _exchanges(path)),
     ]
+
+
+def _format(path: Path) -> str:
+    """Format of a file by its name, or if the name has no known suffix, by its first character.
+
+    Raises `DataError` if the file is in no known format.
+    """
+    suffix = data_suffix(path)
+    if suffix in _TABLES:
+        return _TABLES[suffix]
+    if suffix in _JSON:
+        return _JSON[suffix]
+    with open_json(path) as file:
+        head = file.read(_HEAD).lstrip()
+    if head.startswith((b"{", b"[")):
+        return "json" if next(read_objects(path)).data is None or head.startswith(b"[") else "jsonl"
+    known = ", ".join((*_TABLES, *_JSON))
+    raise DataError(
+        f"{path}: scenarios and chats are read from files that end in {known}, or that are JSON, also compressed by "
+        "gzip, bzip2, xz or Zstandard. Save a workbook as CSV, and write anything else as JSON lines with a list of "
+        "messages in each line, see docs/logs.md"
+    )
 
 
 def _names(path: Path) -> list[str]:
     """Keys of the first records, or columns. Raises `DataError` if the file is in no known format."""
     if path.is_dir():
         return []
-    kind = _TABLES.get(path.suffix)
+    kind = _format(path)
     if kind == "parquet":
         return ParquetRows(path).names
     if kind == "arrow":
@@ -141,17 +193,72 @@ def _names(path: Path) -> list[str]:
     if kind == "csv":
         rows = islice(read_rows(path, required=()), _LOOKED_AT)
         return list(dict.fromkeys(name for row in rows for name in row.cells))
-    if path.suffix in _JSON:
-        return list(dict.fromkeys(name for data in _first_records(path) for name in data))
-    known = ", ".join((*_TABLES, *_JSON))
-    raise DataError(
-        f"{path}: scenarios and chats are read from files that end in {known}. Save a workbook as CSV, and write "
-        "anything else as JSON lines with a list of messages in each line, see docs/logs.md"
-    )
+    return _keys(read_objects(path, _place_of_records(path)))
+
+
+def _keys(records: Iterator[SourceRecord]) -> list[str]:
+    """Keys of the first records. Raises `DataError` with the reason of the first one if none of them can be read."""
+    return list(dict.fromkeys(name for data in _readable(records) for name in data))
+
+
+def _readable(records: Iterator[SourceRecord]) -> list[dict[str, Any]]:
+    first = list(islice(records, _LOOKED_AT))
+    readable = [record.data for record in first if record.data is not None]
+    if first and not readable:
+        raise DataError(f"{first[0].source}:{first[0].line} {first[0].problem}. Fix the file")
+    return readable
 
 
 def _first_records(path: Path) -> list[dict[str, Any]]:
-    return [record.data for record in islice(read_objects(path), _LOOKED_AT) if record.data is not None]
+    return _readable(read_objects(path, _place_of_records(path)))
+
+
+def _place_of_records(path: Path) -> str | None:
+    """Place of the list of records in a JSON document that is an object and not a record itself, or None.
+
+    It is the only list of objects, or the only one with a usual name.
+    """
+    first = next(read_objects(path), None) if _format(path) == "json" else None
+    if first is None or first.data is None or any(kind not in PAGES for kind, _ in _chats(list(first.data))):
+        return None
+    document = read_document(path)
+    if not isinstance(document, dict) or document_items(path, document, None) is not None:
+        return None
+    places = list(_lists_of_objects(document))
+    named = [place for place in places if place.rpartition(".")[2] in _RECORD_LISTS]
+    return next((group[0] for group in (places, named) if len(group) == 1), None)
+
+
+def _lists_of_objects(document: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Places of lists of objects that are not empty, in objects within objects. Lists of messages are left out."""
+    for key, item in document.items():
+        if isinstance(item, dict):
+            yield from _lists_of_objects(item, f"{place}{key}.")
+        elif isinstance(item, list) and item and all(isinstance(entry, dict) for entry in item) and not _shape(item):
+            yield f"{place}{key}"
+
+
+def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
+    """Names of the input, the output and the expected output of the first record, at its top or in an object."""
+    record = next(iter(_first_records(path)), {})
+    for prefix in ("", *(f"{name}." for name in _WRAPPERS if isinstance(record.get(name), dict))):
+        known = (_INPUTS, _OUTPUTS) if not prefix else (_CHATS_AND_QUESTIONS, ANSWERS)
+        inputs, outputs = ([name for name in names if _is_there(record, f"{prefix}{name}")] for names in known)
+        expected = [f"{prefix}{name}" for name in EXPECTED if _is_there(record, f"{prefix}{name}")]
+        expected += [name for name in EXPECTED if prefix and _is_there(record, name)]
+        if not inputs:
+            continue
+        names = {"input": f"{prefix}{inputs[0]}", **({"expected": expected[0]} if expected else {})}
+        others = [f"{prefix}{name}" for name in outputs if name != inputs[0] and f"{prefix}{name}" not in expected]
+        if others:
+            names["output"] = others[0]
+        names |= _shape(parsed(value_at(record, names["input"]))) or {}
+        names = {field: name for field, name in names.items() if field != name}
+        yield {"names": names} if names else {}
+
+
+def _is_there(record: Mapping[str, Any], place: str) -> bool:
+    return parsed(value_at(record, place)) not in (None, "", [], {})
 
 
 def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
@@ -164,7 +271,8 @@ def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
     message are all that the list has, another part of the record belongs to the chat.
     """
     record = next(iter(_first_records(path)), {})
-    shapes = [(key, names) for key, value in record.items() if (names := _shape(value)) and key not in _PARTS_OF_CHATS]
+    parts = _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ()
+    shapes = [(key, names) for key, value in record.items() if (names := _shape(value)) and key not in parts]
     if len(shapes) == 1:
         ((key, names),) = shapes
         yield {"column": key, "names": {field: name for field, name in names.items() if field != name}}
@@ -193,10 +301,18 @@ def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "chatwoot", {}
     if "run_type" in names:
         yield "langsmith", {}
+    if {"span_attributes", "root_span_id"} <= {*names}:
+        yield "braintrust", {}
+    if "op_name" in names:
+        yield "weave", {}
+    if any(name == "attributes" or name.startswith("attributes.") for name in names):
+        yield "openinference", {}
     if {"traces", "observations", "trace_id", "traceId", "sessionId", "session_id"} & {*names}:
         yield "langfuse", {}
     if "conversations" in names:
         yield "sharegpt", {}
+    if {"message_tree_id", "prompt"} <= {*names}:
+        yield "openai_messages", {}
     if {*_LISTS, "request", "request_body", "body", "mapping", "contents"} & {*names}:
         yield "openai_messages", {}
     if "instruction" in names or ("history" in names and _first(names, _QUESTIONS)):
@@ -216,10 +332,14 @@ def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
     """Settings of tables with these columns: scenarios, chats, messages, and questions with answers."""
     if "id" in names and any(name in names for name in ("user_responses", "goal", "user_0")):
         yield {}
-    if path.suffix in _TABLES:
+    if _format(path) not in ("jsonl", "json"):
         for kind, more in _chats(names):
-            if kind in ("openai_messages", "sharegpt", "alpaca", "prompt_completion"):
+            if kind in KEYS:
                 yield {"chat": {"kind": kind, **more}}
+        if "input" in names and _first(names, (*EXPECTED, "output")):
+            expected = _first(names, EXPECTED)
+            renamed = {} if expected in (None, "expected") else {"expected": expected}
+            yield {"chat": {"kind": "input_output", **({"names": renamed} if renamed else {})}}
     group, speaker, text = (_first(names, known) for known in (_GROUPS, _SPEAKERS, _TEXTS))
     if group and speaker and text:
         order = _first(names, _ORDERS)

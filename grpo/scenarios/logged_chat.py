@@ -73,6 +73,8 @@ class LoggedChat:
     """Tools of a scenario: `{"name", "description", "parameters"}`."""
     ends_with_expected_call: bool = False
     """True for a file to learn from, in which the last message may be the call to make. False for a log."""
+    references: tuple[str, ...] = ()
+    """Further replies to the last user turn that are right as well."""
     ignored: tuple[str, ...] = ()
     """Fields outside of messages that were not read, each with the reason."""
 
@@ -108,7 +110,7 @@ def chat_fields(chat: LoggedChat, *, users: LoggedUsers) -> dict[str, Any]:
     calls = [(call["name"], call["arguments"]) for call in (*recorded, *expected) if call["name"] not in declared]
     tools = [*chat.tools, *infer_tool_schemas(calls)]
     learned = [(role, text if message.weight else "") for message, (role, text) in zip(spoken, lines, strict=True)]
-    replies = [reply for reply in user_turns_and_replies(learned, "user")[1] if reply.strip()]
+    replies = [reply for reply in (*user_turns_and_replies(learned, "user")[1], *chat.references) if reply.strip()]
     return {
         **user,
         "domain": "tool_use" if tools else "general",

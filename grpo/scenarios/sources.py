@@ -10,6 +10,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from grpo.scenarios.readers.langfuse import read_langfuse
 from grpo.scenarios.readers.langsmith import read_langsmith
 from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served, served_digest, served_records, served_snapshot
+from grpo.scenarios.readers.spans import read_spans
 from grpo.scenarios.readers.table_rows import interpret, read_table_cells, read_table_file
 from grpo.scenarios.records import SourceRecord
 from grpo.storage.files import files_below
@@ -183,7 +185,7 @@ def _tau2_files(source: Tau2Source, root: Path) -> list[Path]:
 
 
 def _read_trace(source: TraceSource, path: Path) -> Iterator[SourceRecord]:
-    read = {"langsmith": read_langsmith, "langfuse": read_langfuse}[source.kind]
+    read = {"langsmith": read_langsmith, "langfuse": read_langfuse}.get(source.kind, partial(read_spans, source.kind))
     return read(path, users=source.users)
 
 

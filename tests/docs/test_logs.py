@@ -45,7 +45,7 @@ def test_the_ingestion_prints_what_the_page_shows(ingested: tuple[str, list[Scen
 def test_every_scenario_of_the_page_can_be_replayed(ingested: tuple[str, list[Scenario]]):
     """And the calls of its first one have the results that the page shows."""
     _, scenarios = ingested
-    assert len(scenarios) == 8
+    assert len(scenarios) == 9
     assert find_unplayable(load_config(Path("logs.yaml")).environment, scenarios, max_fraction=0.0) == {}
     (error,) = re.findall(r"```json\n(\{\"error\".*?)```", PAGE, flags=re.DOTALL)
 
@@ -68,4 +68,4 @@ def test_nothing_that_the_page_trains_on_is_refused():
     result = CliRunner().invoke(app, ["train", "logs.yaml", "--dry-run"])
     assert result.exit_code == 0, result.output
     (counts,) = re.findall(r"scenarios: (\d) to train on, (\d) held out", result.output)
-    assert sum(map(int, counts)) == 8
+    assert sum(map(int, counts)) == 9

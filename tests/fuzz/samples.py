@@ -262,12 +262,33 @@ _TICKETS = {
 }
 
 
+def _span(number: int, turn: int) -> dict[str, Any]:
+    """A call of a model with the keys of Braintrust, of Weave and of OpenInference."""
+    messages = [{"role": "user", "content": f"Lamp {number}, turn {turn}?"}]
+    reply = {"role": "assistant", "content": f"Yes, {turn}."}
+    return {
+        "id": f"r{number}-{turn}", "root_span_id": f"t{number}", "trace_id": f"t{number}", "span_kind": "LLM",
+        "created": f"2026-11-20T09:0{turn}:00", "input": messages, "output": [{"message": reply}],
+        "span_attributes": {"type": "llm"}, "inputs": {"messages": messages},
+        "attributes": {
+            "llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": f"Lamp {turn}?",
+            "llm.output_messages": [{"message": reply}],
+        },
+    }  # fmt: skip
+
+
 def _chat_file(kind: str) -> str:
     return "chats.json" if kind == "sharegpt" else "chats.jsonl"
 
 
 def _chat(kind: str) -> Callable[[Path], Source]:
-    model = TraceSource if kind in ("langsmith", "langfuse") else HelpDeskSource if kind in _TICKETS else ChatSource
+    model = (
+        TraceSource
+        if kind in ("langsmith", "langfuse", "braintrust", "weave", "openinference")
+        else HelpDeskSource
+        if kind in _TICKETS
+        else ChatSource
+    )
     return lambda folder: model.model_validate({"kind": kind, "path": str(folder / _chat_file(kind))})
 
 
@@ -326,6 +347,20 @@ def _made() -> list[Sample]:
         ("sharegpt", Document(value=[_sharegpt_chat(k) for k in range(4)]), 1),
         ("alpaca", Lines(items=[{"instruction": f"Say {k}.", "input": "", "output": f"{k}"} for k in range(4)]), 1),
         ("prompt_completion", Lines(items=[{"prompt": f"Say {k}.", "completion": f"{k}"} for k in range(4)]), 1),
+        (
+            "input_output",
+            Lines(
+                items=[
+                    {"input": {"messages": [{"role": "user", "content": f"{k}?"}]}, "expected": [f"{k}", "no"]}
+                    for k in range(4)
+                ]
+            ),
+            1,
+        ),
+        *(
+            (kind, Lines(items=[_span(k, turn) for k in range(4) for turn in range(2)]), 2)
+            for kind in ("braintrust", "weave", "openinference")
+        ),
         ("langsmith", Lines(items=[_langsmith_run(k, turn) for k in range(4) for turn in range(2)]), 2),
         ("langfuse", Lines(items=[_langfuse_row(k, turn) for k in range(4) for turn in range(2)]), 2),
         *((kind, Lines(items=[{**ticket, "id": str(k)} for k in range(4)]), 1) for kind, ticket in _TICKETS.items()),

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from enum import Enum
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 from grpo.errors import ConfigError
 from grpo.messages import Tool
-from grpo.tools import argument_error, equal_values, tool_from_function
+from grpo.tools import argument_error, equal_values, tool_from_function, typed_arguments
 
 
 def refund(order: str, amount: int = 0, tags: list[str] | None = None) -> None:
@@ -97,3 +100,64 @@ def test_arguments_are_equal_by_their_values(first: Any, second: Any, equal: boo
     """As in JSON: one number in two spellings, keys in any order; a text is not a number, and 1 is not true."""
     assert equal_values(first, second) is equal
     assert equal_values(second, first) is equal
+
+
+class Item(BaseModel):
+    name: str
+    count: int = Field(default=1, description="how many")
+
+
+@dataclass
+class Place:
+    street: str
+    city: str = "Oslo"
+
+
+class Speed(Enum):
+    FAST = "fast"
+
+
+def order(  # noqa: D417
+    items: list[Item],
+    place: Place,
+    when: date,
+    speed: Speed = Speed.FAST,
+    note: Annotated[str, "a word to the driver"] = "",
+    mode: Literal["a", "b"] = "a",
+    most: int | None = None,
+) -> None:
+    """Order.
+
+    Args:
+        when: The day of the
+            delivery.
+        note: Not this, because the annotation has a text.
+    """
+
+
+def test_arguments_are_of_the_types_that_the_function_names():
+    """Models, dataclasses, dates and enums, from the values of JSON; the others stay as they are."""
+    given = {
+        "items": [{"name": "lamp"}], "place": {"street": "Mill"}, "when": "2026-11-20", "speed": "fast", "most": None,
+    }  # fmt: skip
+    assert typed_arguments(order, given) == {
+        "items": [Item(name="lamp", count=1)],
+        "place": Place(street="Mill", city="Oslo"),
+        "when": date(2026, 11, 20),
+        "speed": Speed.FAST,
+        "most": None,
+    }
+
+
+def test_a_value_that_its_type_refuses_is_named():
+    """With its place."""
+    with pytest.raises(ValueError, match=r"^when: Input should be a valid date"):
+        typed_arguments(order, {"when": "soon"})
+
+
+def test_parameters_are_described_by_their_annotation_or_by_the_docstring():
+    """The annotation comes first."""
+    properties = tool_from_function("order", order).parameters["properties"]
+    assert properties["note"]["description"] == "a word to the driver"
+    assert properties["when"]["description"] == "The day of the delivery."
+    assert "description" not in properties["mode"]

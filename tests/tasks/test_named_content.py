@@ -69,6 +69,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "PythonAgentSettings": {"kind": "python", "object": "named_code:make"},
     "PythonEnvironmentSettings": {"kind": "python", "object": "named_code:make"},
     "TRLEnvironmentSettings": {"kind": "trl", "object": "named_code:make"},
+    "GymEnvironmentSettings": {"kind": "gym", "object": "named_code:make"},
     "GeneratedDemonstrations": {"kind": "python", "object": "named_code:make"},
     "PythonGate": {"kind": "python", "object": "named_code:make"},
     "RewardComponent": {"kind": "python", "object": "named_code:make", "weight": 1.0},

@@ -8,6 +8,7 @@
     sharegpt            {"conversations": [{"from": "human", "value": "Where is order 7?"}, …], "system": …, "tools": …}
     alpaca              {"instruction": "Translate.", "input": "Hallo", "output": "Hello", "history": [["…", "…"]]}
     prompt_completion   {"prompt": "2 + 2?", "completion": "4"}, or lists of messages
+    input_output        {"input": "2 + 2?", "expected": "4"}, see `grpo.scenarios.readers.exchanges`
 
 Everything but the messages may be absent. The first two formats differ only in the key under which the messages are
 looked up first. Keys and tags of one format are also known in the other. A record without an id is named by its file,
@@ -25,13 +26,23 @@ from typing import Any
 from pydantic_core import from_json
 
 from grpo.artifacts import local_path
-from grpo.config.chats import ChatFormatName, ChatSettings
+from grpo.config.chats import ChatColumns, ChatFormatName, ChatSettings
 from grpo.config.scenarios import ChatSource
-from grpo.data_errors import excerpt, try_call
+from grpo.data_errors import try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
 from grpo.scenarios.readers.api_dialects import rewrite_record, rewrite_reply
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
-from grpo.scenarios.readers.message_tree import END, TREE, branch_of
+from grpo.scenarios.readers.exchanges import read_exchange
+from grpo.scenarios.readers.message_tree import (
+    END,
+    OTHER_BRANCHES,
+    ROOT,
+    TREE,
+    best_branch_of,
+    branch_of,
+    is_reply_tree,
+)
+from grpo.scenarios.readers.openai_batches import join_batch
 from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
 from grpo.scenarios.readers.record_file import read_objects
@@ -47,42 +58,10 @@ _PLACE_KEYS = ("id", "metadata", "custom_id")
 
 def read_chats(source: ChatSource, path: Path) -> Iterator[SourceRecord]:
     """Read one chat per record. If a chat is broken, its record has a problem."""
-    records = read_objects(path)
+    records = read_objects(path, source.records)
     if source.requests is not None:
-        records = _joined(records, _requests(local_path(source.requests)))
+        records = join_batch(records, local_path(source.requests))
     yield from convert_chats(records, path, source)
-
-
-def _requests(path: Path) -> dict[str, Any]:
-    """Requests of a batch's input by `custom_id`. They fit into memory, because OpenAI allows 50,000 per batch."""
-    records = (record.data for record in read_objects(path) if record.data is not None)
-    return {str(data["custom_id"]): data.get("body") for data in records if "custom_id" in data}
-
-
-def _joined(records: Iterable[SourceRecord], requests: Mapping[str, Any]) -> Iterator[SourceRecord]:
-    """Output records of a batch with the requests that they answer."""
-    for record in records:
-        data = record.data
-        if data is None:
-            yield record
-        elif not isinstance(requests.get(str(data.get("custom_id"))), dict):
-            problem = f"reply without a request: custom_id {excerpt(data.get('custom_id'), 80)} is not in the input"
-            yield replace(record, data=None, raw=record.raw or excerpt(data), problem=problem)
-        elif (failure := _failure(data)) is not None:
-            yield replace(record, data=None, raw=record.raw or excerpt(data), problem=failure)
-        else:
-            request = requests[str(data["custom_id"])]
-            kept = {"id": data["custom_id"], "request": request, "response": data["response"]["body"]}
-            yield replace(record, data=kept)
-
-
-def _failure(data: Mapping[str, Any]) -> str | None:
-    """Reason why an output of a batch has no reply."""
-    response = data.get("response")
-    if not isinstance(response, dict) or not isinstance(response.get("body"), dict):
-        return f"failed request: {excerpt(data.get('error'), 200)}"
-    status = response.get("status_code", 200)
-    return None if status == 200 else f"failed request: status {excerpt(status, 20)}"
 
 
 def convert_chats(records: Iterable[SourceRecord], path: Path, settings: ChatSettings) -> Iterator[SourceRecord]:
@@ -136,6 +115,10 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     if settings.column is None and TREE in data:
         given = {key: value for key, value in data.items() if key not in (TREE, END)}
         data = {**given, "messages": branch_of(data)}
+    if settings.column is None and is_reply_tree(data):
+        messages, has_others = best_branch_of(data)
+        data = {**{key: value for key, value in data.items() if key != ROOT}, "messages": messages}
+        ignored += [OTHER_BRANCHES] if has_others else []
     list_key = _list_key(data, settings)
     if list_key is None:
         chat = _logged_chat(data, settings)
@@ -308,6 +291,16 @@ def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     return LoggedChat(messages=parsed, tools=tools, ends_with_expected_call=True, ignored=tuple(ignored))
 
 
+def _exchange_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
+    exchange = read_exchange(data, settings.names)
+    own = {name: key for name, key in settings.names.items() if name in ("role", "content", "tool_calls")}
+    chat = _messages_chat(exchange.record, ChatColumns(names=own, tags=settings.tags))
+    others = {key: value for key, value in data.items() if key not in exchange.read}
+    table = {name: reason for name, reason in RECORD.items() if reason} | dict.fromkeys(_PLACE_KEYS, "")
+    ignored = (*exchange.ignored, *left_out(_but(table, *settings.names.values()), others, "record", ""))
+    return replace(chat, references=exchange.references, ignored=(*chat.ignored, *ignored))
+
+
 def _written_messages(value: Any) -> Any:
     """Messages that a text holds as JSON. Any other text stays unchanged, also if it is other JSON."""
     parsed = try_call(lambda: _parsed(value, "prompt"))
@@ -328,6 +321,7 @@ _READERS: dict[ChatFormatName, Callable[[dict[str, Any], ChatSettings], LoggedCh
     "sharegpt": _messages_chat,
     "alpaca": _alpaca_chat,
     "prompt_completion": _prompt_chat,
+    "input_output": _exchange_chat,
 }
 
 

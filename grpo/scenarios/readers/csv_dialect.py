@@ -1,8 +1,8 @@
 """Encoding, delimiter and first line of a delimited file, if they are certain.
 
     encoding     the setting, or a byte order mark, or UTF-8
-    delimiter    the setting, or a first line `sep=;`, or tabs in `.tsv`, or the only one that splits the header, or the
-                 only one that splits it into the wanted columns
+    delimiter    the setting, or a first line `sep=;`, or tabs in `.tsv` and `.tab`, or the only one that splits the
+                 header, or the only one that splits it into the wanted columns
     header       the first line that is not blank
 
 If one of them is not certain, an error names the setting to write, because to read a file wrongly costs more than to
@@ -22,17 +22,9 @@ from pathlib import Path
 from grpo.config.csv_format import CsvFormat
 from grpo.errors import DataError
 from grpo.scenarios.readers.csv_rows import read_texts
-from grpo.scenarios.readers.source_files import open_text
+from grpo.scenarios.readers.source_files import MARKS, data_suffix, open_text
 
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
-_MARKS = (
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-"""Byte order marks. UTF-32 comes before UTF-16, because its marks begin like the marks of UTF-16."""
 _HEAD = 65_536  # bytes that hold the header
 _SEPARATOR = re.compile(r'"?sep=(.)"?[\r\n]*\Z', re.IGNORECASE)
 UNDECODED = re.compile(r"[\udc80-\udcff]")
@@ -77,7 +69,7 @@ def find_dialect(path: Path, settings: CsvFormat, required: Collection[str]) -> 
 
 
 def _encoding(path: Path, head: bytes, settings: CsvFormat) -> str:
-    mark = next((encoding for mark, encoding in _MARKS if head.startswith(mark)), None)
+    mark = next((encoding for mark, encoding in MARKS if head.startswith(mark)), None)
     if settings.encoding is not None:
         given = codecs.lookup(settings.encoding).name
         if mark is not None and not given.startswith(mark.removesuffix("-sig")):
@@ -90,7 +82,7 @@ def _encoding(path: Path, head: bytes, settings: CsvFormat) -> str:
 
 def _delimiter(path: Path, text: str, required: Collection[str]) -> str:
     """The only delimiter that fits the header, or a comma if the header has one column."""
-    if path.suffix == ".tsv":
+    if data_suffix(path) in (".tsv", ".tab"):
         return "\t"
     headers = {delimiter: _cells(text, delimiter) for delimiter in _DELIMITERS}
     splitting = {delimiter: cells for delimiter, cells in headers.items() if len(cells) > 1}

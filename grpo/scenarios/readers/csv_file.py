@@ -16,7 +16,7 @@ from grpo.errors import DataError
 from grpo.scenarios.readers.csv_dialect import UNDECODED, find_dialect
 from grpo.scenarios.readers.csv_rows import RowText, read_texts
 from grpo.scenarios.readers.row_fields import to_fields
-from grpo.scenarios.readers.source_files import open_source
+from grpo.scenarios.readers.source_files import open_text
 from grpo.scenarios.records import SourceRecord, convert_record
 
 _USER = re.compile(r"user_(\d+)")
@@ -70,7 +70,7 @@ def read_rows(
     """
     dialect = find_dialect(path, settings, required)
     encoding, delimiter = dialect.encoding, dialect.delimiter
-    with io.TextIOWrapper(open_source(path), encoding=encoding, errors="surrogateescape", newline="") as file:
+    with io.TextIOWrapper(open_text(path), encoding=encoding, errors="surrogateescape", newline="") as file:
         for _ in range(dialect.skipped):
             file.readline()
         header: list[str] | None = None

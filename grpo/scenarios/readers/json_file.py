@@ -1,9 +1,13 @@
-"""JSON: lines with one record each, or a document with a list of records."""
+"""JSON: lines with one record each, or a document with a list of records.
+
+[{…}, {…}]                                        the list
+{"scenarios": [{…}]}                              the list under `scenarios`
+{"results": {"rows": [{…}]}}                      the list that the setting `records` names: results.rows
+{"columns": ["a", "b"], "data": [[1, 2], …]}      a table, as W&B and pandas (`orient="split"`) write it
+"""
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,22 +17,57 @@ from pydantic_core import from_json
 
 from grpo.data_errors import LONGEST_LINE, excerpt
 from grpo.errors import DataError
-from grpo.scenarios.readers.source_files import open_source, open_text, read_document
+from grpo.scenarios.readers.source_files import open_json, read_document
 from grpo.scenarios.records import SourceRecord
 
-_BOM = b"\xef\xbb\xbf"
+_SHOWN = 300  # characters of a list of keys
 
 
-def read_json(path: Path) -> Iterator[SourceRecord]:
-    """Read the records of a JSON document of bounded size: a list, or an object with a list under `scenarios`.
+def read_json(path: Path, records: str | None = None) -> Iterator[SourceRecord]:
+    """Read the records of a JSON document of bounded size. `records` is the place of their list, with dots.
 
     A record's `line` is its number. Raises `DataError` if the document is broken or has no list of records.
     """
-    document = read_document(path)
-    items = document.get("scenarios") if isinstance(document, dict) else document
-    if not isinstance(items, list):
-        raise DataError(f'{path} holds no records. Expected a list, or an object with a list under "scenarios"')
+    items = document_items(path, read_document(path), records)
+    if items is None:
+        raise DataError(
+            f'{path} holds no records. Expected a list, or an object with a list under "scenarios". The list of '
+            "another key is named by the source's records"
+        )
     yield from item_records(path, items)
+
+
+def document_items(path: Path, document: Any, records: str | None) -> list[Any] | None:
+    """Records of a document, see the module. None if `records` is None and the document is none of these.
+
+    Raises `DataError` if there is no list at `records`.
+    """
+    if records is not None:
+        return _list_at(path, document, records)
+    if isinstance(document, list):
+        return document
+    if not isinstance(document, dict):
+        return None
+    columns, rows = document.get("columns"), document.get("data")
+    if isinstance(columns, list) and isinstance(rows, list) and _is_table(columns, rows):
+        return [dict(zip(columns, row, strict=True)) if len(row) == len(columns) else row for row in rows]
+    return document["scenarios"] if isinstance(document.get("scenarios"), list) else None
+
+
+def _is_table(columns: list[Any], rows: list[Any]) -> bool:
+    return all(isinstance(name, str) for name in columns) and all(isinstance(row, list) for row in rows)
+
+
+def _list_at(path: Path, document: Any, records: str) -> list[Any]:
+    value = document
+    for key in records.split("."):
+        present = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
+        if not isinstance(value, dict) or key not in value:
+            raise DataError(f"{path} has no {key} of records: {records}. There is {excerpt(present, _SHOWN)}")
+        value = value[key]
+    if not isinstance(value, list):
+        raise DataError(f"{path}: records: {records} is not a list, but a {type(value).__name__}")
+    return value
 
 
 def item_records(path: Path, items: Sequence[Any]) -> Iterator[SourceRecord]:
@@ -44,27 +83,16 @@ def item_records(path: Path, items: Sequence[Any]) -> Iterator[SourceRecord]:
 def read_jsonl(path: Path) -> Iterator[SourceRecord]:
     """Read a JSON-lines file. If a line is not a JSON object in UTF-8, its record has a problem.
 
-    Blank lines are skipped. A byte order mark and CRLF are tolerated. If the file's name ends in `.gz`, it is
-    decompressed with gzip.
+    Blank lines are skipped. A byte order mark and CRLF are tolerated. A compressed file is unpacked.
 
     Raises `DataError` if the file is missing, or if it is compressed and damaged.
     """
-    if path.suffix != ".gz":
-        with open_text(path) as text:
-            yield from _records(str(path), text)
-        return
-    with open_source(path) as file:
-        try:
-            with gzip.open(file) as content:
-                yield from _records(str(path), content)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path} is damaged: {error}. Fetch it again") from error
+    with open_json(path) as file:
+        yield from _records(str(path), file)
 
 
-def _records(source: str, file: IO[bytes] | gzip.GzipFile) -> Iterator[SourceRecord]:
+def _records(source: str, file: IO[bytes]) -> Iterator[SourceRecord]:
     for number, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), start=1):
-        if number == 1:
-            line = line.removeprefix(_BOM)
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
             _skip_line(file)
             yield SourceRecord(source=source, line=number, data=None, raw=_decode(line), problem="over-long line")
@@ -89,7 +117,7 @@ def _record(source: str, number: int, line: bytes) -> SourceRecord:
     return SourceRecord(source=source, line=number, data=data, raw=raw)
 
 
-def _skip_line(file: IO[bytes] | gzip.GzipFile) -> None:
+def _skip_line(file: IO[bytes]) -> None:
     while (rest := file.readline(LONGEST_LINE)) and not rest.endswith(b"\n"):
         pass
 

@@ -56,6 +56,8 @@ class LoggedRun:
     tools: Any = None
     is_model: bool = True
     """False for the input and output of a whole trace, which are read only if no call of a model has messages."""
+    ignored: tuple[str, ...] = ()
+    """Parts of the input and the output that were not read, each with the reason."""
 
 
 def read_runs(
@@ -112,9 +114,13 @@ def _rows(runs: Sequence[LoggedRun]) -> list[tuple[str, float, bool, str | None]
 
 
 def _row(run: LoggedRun) -> tuple[str, float, bool, str | None]:
-    content = None if run.messages is None else json.dumps({"messages": run.messages, "tools": run.tools})
+    content = None if run.messages is None else _content(run)
     time = 0.0 if run.time in (None, "") else instant(run.time)
     return excerpt(run.chat, _ID_CHARS), time, run.is_model, content
+
+
+def _content(run: LoggedRun) -> str:
+    return json.dumps({"messages": run.messages, "tools": run.tools, "ignored": run.ignored})
 
 
 def _fields(database: sqlite3.Connection, source: str, users: LoggedUsers, data: dict[str, Any]) -> Converted:
@@ -131,6 +137,7 @@ def _fields(database: sqlite3.Connection, source: str, users: LoggedUsers, data:
     ignored: list[str] = []
     for (content,) in contents:
         run = from_json(content)
+        ignored += run["ignored"]
         tools |= {tool["name"]: tool for tool in parse_tools(run["tools"], ignored)}
         prompt, spoken = _split(parse_messages(run["messages"]))
         if system is not None and prompt != system:

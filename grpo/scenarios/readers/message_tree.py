@@ -1,8 +1,14 @@
-"""Messages of a chat that is stored as a tree, e.g. in ChatGPT's export of an account's data.
+"""Messages of a chat that is stored as a tree: in ChatGPT's export of an account's data, and in OpenAssistant's trees.
 
     {"id": "x", "current_node": "d", "mapping": {
         "b": {"parent": "a", "children": ["c", "d"], "message": {"author": {"role": "user"}, "content": {
             "content_type": "text", "parts": ["Where is my parcel?"]}}}, …}}
+
+    {"message_tree_id": "m1", "prompt": {"role": "prompter", "text": "Where is my parcel?", "replies": [
+        {"role": "assistant", "text": "It is lost.", "rank": 0, "replies": [ … ]}, {…, "rank": 1, …}]}}
+
+OpenAssistant's trees have several replies to one message. The best one by its rank is read, or the first one if none
+has a rank.
 
 If a reply was generated again, the tree has a second branch. The branch that ends at `current_node` is read, because
 the user saw it last. Empty messages, and messages that the user does not see, are left out. Anything but text is an
@@ -18,6 +24,8 @@ from grpo.data_errors import excerpt
 from grpo.scenarios.logged_chat import MAX_MESSAGES
 
 TREE, END = "mapping", "current_node"
+ROOT, REPLIES = "prompt", "replies"
+OTHER_BRANCHES = "record.prompt: other replies of the tree, of which the best by its rank is read"
 _SHOWN = 80  # characters of a value in a reason
 
 
@@ -37,6 +45,30 @@ def branch_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
         if place is None:
             return messages[::-1]
     raise ValueError(f"over-long chat: over {MAX_MESSAGES} messages")
+
+
+def is_reply_tree(data: Mapping[str, Any]) -> bool:
+    """Is this record a tree of OpenAssistant?"""
+    return isinstance(data.get(ROOT), Mapping) and isinstance(data[ROOT].get(REPLIES), list)
+
+
+def best_branch_of(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:
+    """Messages in OpenAI's format along the best replies, and whether the tree has other replies."""
+    messages: list[dict[str, Any]] = []
+    node, has_others = data[ROOT], False
+    while node is not None and len(messages) <= MAX_MESSAGES:
+        if not isinstance(node, Mapping) or not isinstance(node.get("text"), str):
+            raise ValueError(f"broken tree: a message without a text, after {len(messages)} messages")
+        messages.append({"role": node.get("role"), "content": node["text"]})
+        replies = node.get(REPLIES) or []
+        has_others = has_others or len(replies) > 1
+        node = min(replies, key=_rank, default=None)
+    return messages, has_others
+
+
+def _rank(reply: Any) -> float:
+    rank = reply.get("rank") if isinstance(reply, Mapping) else None
+    return rank if isinstance(rank, (int, float)) else float("inf")
 
 
 def _message(message: Any) -> dict[str, Any] | None:

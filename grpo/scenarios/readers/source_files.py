@@ -1,24 +1,85 @@
-"""Opening of source files, and their size limits."""
+"""Opening of source files: compression, encodings and size limits.
+
+Compression is recognized by the first bytes of a file, because people rename files: gzip, bzip2, xz and Zstandard.
+JSON may be in UTF-8, or in UTF-16 or UTF-32 if that is certain: from a byte order mark, or because the first character
+of a JSON text is one of ASCII. The encoding of delimited text is found by `grpo.scenarios.readers.csv_dialect`.
+"""
 
 from __future__ import annotations
 
+import bz2
+import codecs
+import gzip
 import io
+import lzma
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import pyarrow as pa
 from pydantic_core import from_json
 
 from grpo.errors import DataError
 
 LARGEST_DOCUMENT = 64 * 2**20  # bytes, because parsed JSON takes about ten times as much memory
 _FORMATS = {
-    b"PK\x03\x04": "an Excel workbook or another archive. Save the sheet as CSV UTF-8",
+    b"PK\x03\x04": "an Excel workbook or another archive. Save the sheet as CSV UTF-8, or unpack the archive",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook. Save the sheet as CSV UTF-8",
     b"PAR1": "Parquet. Read it with kind parquet",
     b"ARROW1": "Arrow. Read it with kind arrow",
-    b"\x1f\x8b": "compressed. Unpack it, or name JSON lines .jsonl.gz",
 }
 """Formats by the first bytes of their files."""
+_UNPACKERS: dict[bytes, Callable[[io.BufferedReader], Any]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"),
+}
+"""What unpacks a compressed file, by the file's first bytes."""
+_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowInvalid, UnicodeDecodeError)
+_PACKED = (".gz", ".gzip", ".bz2", ".xz", ".zst", ".zstd")
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""Byte order marks. UTF-32 comes before UTF-16, because its marks begin like the marks of UTF-16."""
+_UTF_16 = {b"{\x00": "utf-16-le", b"[\x00": "utf-16-le", b"\x00{": "utf-16-be", b"\x00[": "utf-16-be"}
+"""First bytes of JSON in UTF-16 without a byte order mark."""
+
+
+class _Decoded(io.RawIOBase):
+    """Bytes that are made while they are read. If the file below is damaged, raises `DataError`."""
+
+    def __init__(self, path: Path, file: IO[bytes], read: Callable[[int], bytes]):
+        super().__init__()
+        self._path, self._file, self._read = path, file, read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            content = self._read(len(buffer))
+        except _DAMAGE as error:
+            raise DataError(f"{self._path} is damaged: {error}. Fetch it again") from error
+        buffer[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def data_suffix(path: Path) -> str:
+    """Suffix that names the format, in lower case, without the suffix of a compression: `.json` of `A.JSON.gz`."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in _PACKED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
 
 
 def open_source(path: Path) -> io.BufferedReader:
@@ -32,9 +93,16 @@ def open_source(path: Path) -> io.BufferedReader:
 
 
 def open_text(path: Path) -> io.BufferedReader:
-    """Open a source of text. Raises `DataError` if it cannot be opened, or has another format."""
+    """Open a source of text, and unpack it if it is compressed.
+
+    Raises `DataError` if it cannot be opened or has another format, and while it is read if it is damaged.
+    """
     file = open_source(path)
     head = file.peek(8)
+    unpack = next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
+    if unpack is not None:
+        file = io.BufferedReader(_Decoded(path, file, unpack(file).read))
+        head = file.peek(8)
     for magic, name in _FORMATS.items():
         if head.startswith(magic):
             file.close()
@@ -42,9 +110,33 @@ def open_text(path: Path) -> io.BufferedReader:
     return file
 
 
+def open_json(path: Path) -> io.BufferedReader:
+    """Open a source of JSON as UTF-8, see the module. Raises `DataError` like `open_text`."""
+    file = open_text(path)
+    head = file.peek(4)
+    if head.startswith(codecs.BOM_UTF8):
+        file.read(len(codecs.BOM_UTF8))
+        return file
+    mark = next((encoding for mark, encoding in MARKS if head.startswith(mark)), None)
+    encoding = mark or _UTF_16.get(head[:2])
+    if encoding is None:
+        return file
+    decoder = codecs.getincrementaldecoder(encoding)()
+
+    def read(size: int) -> bytes:
+        """Up to `size` bytes of UTF-8. A character has at least one byte in the file, and at most four in UTF-8."""
+        text, chunk = "", b"-"
+        while chunk and not text:
+            chunk = file.read(max(1, size // 4))
+            text = decoder.decode(chunk, final=not chunk)
+        return text.encode()
+
+    return io.BufferedReader(_Decoded(path, file, read))
+
+
 def read_document(path: Path) -> Any:
     """Read a whole JSON file. Raises `DataError` if it is missing, too large or broken."""
-    with open_text(path) as file:
+    with open_json(path) as file:
         content = file.read(LARGEST_DOCUMENT + 1)
     if len(content) > LARGEST_DOCUMENT:
         raise DataError(
@@ -52,7 +144,7 @@ def read_document(path: Path) -> Any:
             "Write one record a line and read it with kind jsonl"
         )
     try:
-        return from_json(content.removeprefix(b"\xef\xbb\xbf"), allow_inf_nan=False)
+        return from_json(content, allow_inf_nan=False)
     except ValueError as error:
         raise DataError(
             f"{path} is not a JSON document: {error}. Fix it, or write one record a line (jsonl)"

@@ -24,6 +24,9 @@ from grpo.scenarios.readers.message_rows import read_message_rows
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.records import SourceRecord, convert_record
 
+_FIRST_KEYS = {"alpaca": "instruction", "prompt_completion": "prompt"}
+"""Key that every record of a format has."""
+
 TableSource = FileSource | CsvSource | HuggingFaceSource | HubDataSource
 
 
@@ -41,7 +44,7 @@ def read_table_file(source: TableSource, kind: str, path: Path, csv: CsvFormat =
         return ArrowFile(path).read()
     if kind == "csv":
         return read_csv(path, csv)
-    return (read_jsonl if kind == "jsonl" else read_json)(path)
+    return _read_json(source, kind, path)
 
 
 def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat = DETECTED) -> Iterator[SourceRecord]:
@@ -57,7 +60,11 @@ def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat 
         return file.read(cells=True)
     if kind == "csv":
         return read_cells(path, csv, required=wanted)
-    return (read_jsonl if kind == "jsonl" else read_json)(path)
+    return _read_json(source, kind, path)
+
+
+def _read_json(source: TableSource, kind: str, path: Path) -> Iterator[SourceRecord]:
+    return read_jsonl(path) if kind == "jsonl" else read_json(path, getattr(source, "records", None))
 
 
 def is_plain(source: TableSource) -> bool:
@@ -70,7 +77,7 @@ def wanted_columns(source: TableSource) -> list[str]:
     wanted = set(source.columns.values())
     if source.chat is not None:
         keys = source.chat.names
-        first = {"alpaca": "instruction", "prompt_completion": "prompt"}.get(source.chat.format)
+        first = _FIRST_KEYS.get(source.chat.format)
         wanted |= {keys.get(first, first)} if first else {source.chat.column} if source.chat.column else set()
     if source.messages is not None:
         rows = source.messages

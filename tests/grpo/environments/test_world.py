@@ -29,3 +29,9 @@ def test_an_argument_without_an_annotation_is_refused():
 
     with pytest.raises(ConfigError, match="tool close: argument ticket"):
         describe_function(close)
+
+
+def test_what_is_not_a_function_is_refused():
+    """Such as a tool object of another library, or the definition of a tool as a dict."""
+    with pytest.raises(ConfigError, match=r"a tool is a dict, not a function\. Give functions"):
+        describe_function({"name": "f"})  # type: ignore[arg-type]

@@ -377,3 +377,22 @@ def test_a_teacher_in_a_notebook_trains_where_rewards_are_equal(tiny_folder: Pat
     (whole, _), (part,) = ([each.update for each in done.monitor.records] for done in (trainer, hinted))
     assert (whole.taught_share, part.taught_share) == (1, 1)
     assert 0.3 * whole.tokens < part.tokens < whole.tokens  # the third scenario has no hint, and is left out
+
+
+def test_a_plain_function_is_a_reward_and_other_kinds_are_refused() -> None:
+    """A list, the path of a model and an environment of another library get a sentence before anything is loaded."""
+    agent = MultiTurnAgent(AgentConfig(model_name="stub://demo", stub_responses=["a"]))
+    environment = ConversationEnvironment(scenarios=SCENARIOS)
+
+    def brief(turns: Sequence[Message]) -> float:
+        return 1.0
+
+    assert MultiTurnGRPOTrainer(agent, environment, brief).reward_fn.name == "brief"
+    for arguments, reason in (
+        ((agent, environment, [brief]), "this is a list. Combine several in CompositeReward"),
+        (("a/model", environment, brief), "the agent is a str. Give a MultiTurnAgent"),
+        ((agent, object(), brief), "the environment is a object. Give an Environment"),
+    ):
+        for kind in (MultiTurnGRPOTrainer, SingleTurnGRPOTrainer):
+            with pytest.raises(ConfigError, match=reason):
+                kind(*arguments)  # type: ignore[arg-type]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from grpo.errors import DataError, PolicyError
 from grpo.learner.offline.read_back import check_read_back
-from grpo.messages import Message, ToolCall
+from grpo.messages import Message, Tool, ToolCall
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_grammar import ReplyShape
 from tests.grpo.renderers import published
@@ -142,3 +143,49 @@ def test_a_remedy_that_does_not_work_is_not_named():
     with pytest.raises(PolicyError) as refusal:
         _renderer(source)
     assert "turns as generated" not in str(refusal.value)
+
+
+ALTERNATING = """{{ bos_token }}{% set ns = namespace(index=0) %}{% for m in messages %}
+{%- if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}
+{%- if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
+{%- set ns.index = ns.index + 1 %}{% endif %}
+{%- if m.role == 'tool' %}{{ '[RESULT]' + m.content + '[/RESULT]' }}
+{%- elif m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}
+{%- else %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ '[CALL]' + c.function.name }}
+{{- '[ARGS]' + c.function.arguments | tojson }}{% endfor %}{{ eos_token }}{% endif %}{%- endfor %}"""
+"""Turns of the user and the agent alternate, as in Ministral 3. Only a turn with calls does not count."""
+LISTING = """{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+{%- for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|end|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+ONE_TYPE = (
+    "{% for tool in tools or [] %}{% for p in tool.function.parameters.properties.values() %}{{ 'type: ' + p.type }}"
+    "{% endfor %}{% endfor %}" + SINGLE
+)
+"""Prints the type of each property, of which there must be one."""
+
+
+def test_a_conversation_goes_on_after_the_result_of_a_malformed_call():
+    """A template that counts turns would refuse the next reply, if the malformed call were a plain text to it."""
+    renderer = Renderer(published.tokenizer(ALTERNATING), tools=(LOOK_UP,))
+    broken = Message(role="assistant", content="", malformed="not JSON")
+    chat = [user("order 7"), broken, result("not JSON"), reply("I see.")]
+    text = renderer.tokenizer.decode(renderer.build_continuation(chat, [user("and now?")]))
+    assert text == "[INST]and now?[/INST]"
+
+
+def test_a_template_that_lists_tools_without_any_is_refused_with_the_line_to_add():
+    """`tools` is None where there are none; with the line the renderer is made."""
+    line = "{%- set tools = tools or [] %}"
+    refusal = re.escape(f"fails without tools, because it lists them. Begin it with {line}")
+    with pytest.raises(PolicyError, match=refusal):
+        Renderer(published.tokenizer(LISTING))
+    for tools in ((), (LOOK_UP,)):
+        assert Renderer(published.tokenizer(line + LISTING), tools=tools).build_prompt([user("hello")])
+
+
+def test_a_tool_whose_schema_the_template_cannot_print_is_named():
+    """The template expects one type for each property; the tool beside it is not to blame."""
+    either = Tool(name="either", description="", parameters={"properties": {"x": {"type": ["string", "null"]}}})
+    with pytest.raises(PolicyError, match=r"on the schema of the tool either: TypeError.*one type for each property"):
+        Renderer(published.tokenizer(ONE_TYPE), tools=(LOOK_UP, either))
+    assert Renderer(published.tokenizer(ONE_TYPE), tools=(LOOK_UP,)).build_prompt([user("hello")])

@@ -194,3 +194,17 @@ def test_a_reward_without_a_name_has_that_of_its_class():
 
     result = scored(CompositeReward([BusinessMetricReward()]), "Hi", "Hello")
     assert result.breakdown == {"business_metric": 0.85}
+
+
+def test_a_plain_function_is_a_component() -> None:
+    """Alone, or with its weight: .5 of 1 and 1 of .25 are .75."""
+
+    def one(turns: object) -> float:
+        return 1.0
+
+    def quarter(turns: object) -> float:
+        return 0.25
+
+    reward = CompositeReward([(one, 0.5), quarter])
+    assert reward.weights == {"one": 0.5, "quarter": 1.0}
+    assert reward.combine({"one": 1.0, "quarter": 0.25}) == 0.75

@@ -245,6 +245,42 @@ def test_a_function_of_trl_is_told_its_kind():
         FunctionReward(accuracy)
 
 
+def compute_score(data_source: Any, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return float(ground_truth in solution_str)
+
+
+def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> torch.Tensor:
+    return torch.tensor([float(label in query) for query, label in zip(queries, labels, strict=True)])
+
+
+def rubric_reward(completion: str, answer: str) -> float:
+    return float(answer in completion)
+
+
+@pytest.mark.parametrize(
+    ("function", "contract", "column"),
+    [
+        (compute_score, "verl's compute_score", "ground_truth"),
+        (reward_func, "OpenRLHF's reward_func", "label"),
+        (rubric_reward, "the rewards of verifiers' rubrics", "answer"),
+    ],
+)
+def test_a_reward_of_another_library_is_refused_with_the_function_to_write(
+    function: Callable[..., Any], contract: str, column: str
+) -> None:
+    """The function of the message is one of kind python, and scores the agent's last reply: 2 is in "x 2", 3 is not."""
+    with pytest.raises(ConfigError, match=f"as {contract} does") as refusal:
+        FunctionReward(function)
+    names: dict[str, Any] = {function.__name__: function}
+    exec(str(refusal.value).partition("such as: ")[2], names)
+    turns = [Message(role="user", content="1 + 1?"), Message(role="assistant", content="x 2")]
+    for answer, expected in (("2", 1.0), ("3", 0.0)):
+        scenario = Scenario(id="s", user_responses=("1 + 1?",), world={column: answer})
+        context = RewardContext(scenario_id="s", category="sums", stop="terminated", scenario=scenario)
+        result = FunctionReward(names["reward"]).compute_reward(turns, context)
+        assert asyncio.run(result).score == expected  # type: ignore[arg-type]
+
+
 def test_a_reward_without_a_scenario_says_so():
     """In a notebook a trajectory may have none."""
     episode = Episode(turns=(), context=RewardContext(scenario_id="s", category="c", stop="terminated"))

@@ -35,6 +35,9 @@ def shortest(completions):
     lengths = [len(c[0]["content"]) for c in completions]
     return [float(length == min(lengths)) for length in lengths]
 
+def native(turns, context):
+    return 1.0
+
 async def accuracy(completions, answer, scale: float = 1.0):
     return [scale * (c[-1]["content"] == a) for c, a in zip(completions, answer)]
 
@@ -249,6 +252,12 @@ def test_a_function_that_needs_the_trainer_is_refused():
     """Before a run: rewards are computed without one."""
     with pytest.raises(ConfigError, match=r"trl_rewards:scheduled \(.*\) needs trainer_state"):
         make_reward([component("scheduled")])
+
+
+def test_a_function_of_the_turns_is_told_its_kind():
+    """Turns are not a column that a scenario could have."""
+    with pytest.raises(ConfigError, match=r"trl_rewards:native \(.*\) takes turns, .* Set kind: python"):
+        make_reward([component("native")])
 
 
 def test_a_function_is_probed_where_it_asks_for_it(monkeypatch: pytest.MonkeyPatch):

@@ -287,3 +287,11 @@ def test_an_expected_call_that_cannot_be_compared_is_quarantined(tmp_path: Path,
     )
     _, (row,) = run(tmp_path, write(tmp_path / "s.jsonl", good, broken))
     assert (row["line"], row["reason"][: len(reason)]) == (2, reason)
+
+
+@pytest.mark.parametrize("key", ["inputSchema", "input_schema"])
+def test_parameters_of_a_tool_under_another_name_are_not_lost(tmp_path: Path, key: str) -> None:
+    """As MCP and Anthropic write them: without the reason the agent would read a tool without parameters."""
+    good, broken = {"id": "a", "goal": "x"}, {"id": "b", "goal": "y", "tools": [{"name": "f", key: {}}]}
+    _, (row,) = run(tmp_path, write(tmp_path / "s.jsonl", good, broken))
+    assert f"tool f has its parameters under {key}. Write them under parameters" in row["reason"]

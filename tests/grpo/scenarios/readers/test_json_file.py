@@ -104,9 +104,9 @@ def test_a_gzipped_file_is_read_through(tmp_path: Path) -> None:
     assert [(record.line, record.data) for record in read_jsonl(path)] == [(1, {"id": "a"}), (3, {"id": "b"})]
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: b"x" + content])
+@pytest.mark.parametrize("damage", [lambda content: content[:-9], lambda content: content[:5]])
 def test_a_damaged_gzip_file_is_an_error(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    """Cut short, or not compressed at all."""
+    """Cut short, in its text or in its header."""
     path = tmp_path / "source.jsonl.gz"
     path.write_bytes(damage(gzip.compress(b'{"id": "a"}\n')))
     with pytest.raises(DataError, match=r"source\.jsonl\.gz is damaged"):
@@ -146,3 +146,22 @@ def test_a_document_over_the_size_limit_is_an_error(tmp_path: Path) -> None:
         file.truncate(LARGEST_DOCUMENT + 1)
     with pytest.raises(DataError, match=r"more than 64 MiB.* kind jsonl"):
         list(read_json(path))
+
+
+def test_the_list_of_records_may_be_named(tmp_path: Path) -> None:
+    """`records` leads through objects; without a list at its end the error says what is there."""
+    path = tmp_path / "source.json"
+    path.write_text('{"results": {"rows": [{"id": "a"}], "count": 1}}')
+    assert [record.data for record in read_json(path, "results.rows")] == [{"id": "a"}]
+    with pytest.raises(DataError, match=r"no lines of records: results\.lines. There is rows, count"):
+        list(read_json(path, "results.lines"))
+    with pytest.raises(DataError, match=r"records: results\.count is not a list, but a int"):
+        list(read_json(path, "results.count"))
+
+
+def test_a_table_of_columns_and_rows_is_read(tmp_path: Path) -> None:
+    """As W&B and pandas (`orient="split"`) write it. A row of another length has a problem."""
+    path = tmp_path / "source.json"
+    path.write_text('{"columns": ["id", "n"], "data": [["a", 1], ["b"]]}')
+    good, short = read_json(path)
+    assert (good.data, short.data, short.problem) == ({"id": "a", "n": 1}, None, "not an object: list")

@@ -1,0 +1,227 @@
+"""An input with its output, as exports of data sets, experiments and evaluations write it.
+
+    {"input": "2 + 2?", "expected": "4"}                                    Braintrust, Langfuse (expectedOutput)
+    {"input": [{"role": "user", "content": "2 + 2?"}], "ideal": ["4", "four"]}            OpenAI evals
+    {"inputs": {"question": "2 + 2?"}, "outputs": {"answer": "4"}}          LangSmith, Phoenix
+    {"fields": {"instruction": "2 + 2?", "response": "4"}}         Argilla, names {input: fields.instruction}
+
+The input is the user's text, a list of messages, a list of texts of which the user says the first, an object with
+`messages`, or an object with a question. The output is a text, a message, a completion, or an object with an answer.
+`expected` is what the output should be. If a record has it, it gives the references, and the output is left out because
+it is what some model replied. A record becomes messages and a response in OpenAI's format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
+
+from grpo.data_errors import excerpt
+from grpo.scenarios.readers.langchain_messages import openai_messages, reply_messages
+
+QUESTIONS = (
+    "question", "query", "input", "prompt", "instruction", "user_input", "user_query", "text", "message", "content",
+    "problem",
+)  # fmt: skip
+"""Names of a user's text in an object."""
+ANSWERS = (
+    "answer", "output", "response", "completion", "reply", "text", "content", "result", "value", "ideal", "expected",
+    "label",
+)  # fmt: skip
+"""Names of a reply in an object."""
+EXPECTED = (
+    "expected", "expected_output", "expectedOutput", "ideal", "reference", "reference_output", "reference_answer",
+    "target", "ground_truth", "correct_answer", "correct_label", "label",
+)  # fmt: skip
+"""Names of what the output should be, for a guess of the settings."""
+_SYSTEM = ("system", "system_prompt", "context")
+_CHATS = ("messages", "chat", "conversation", "history")
+_SHOWN = 80  # characters of a value in a reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Messages of an input, and the replies to it."""
+
+    record: dict[str, Any]
+    """Messages, tools, system prompt, and a response if there is one, see `grpo.scenarios.readers.chat_records`."""
+    references: tuple[str, ...]
+    """Further replies that are right as well."""
+    read: frozenset[str]
+    """Keys of the record that were read."""
+    ignored: tuple[str, ...]
+    """What was left out of the input and the output."""
+
+
+def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange:
+    """The exchange of a record. `names` are the keys of `input`, `output` and `expected`, with dots into objects.
+
+    Raises `ValueError` if the input is missing or cannot be read.
+    """
+    keys = {name: names.get(name, name) for name in ("input", "output", "expected", "tools", "system")}
+    given = value_at(data, keys["input"])
+    if given in (None, "", [], {}):
+        raise ValueError(f"no {keys['input']}: the record has {', '.join(data) or 'no field'}. Name it in names")
+    ignored: list[str] = []
+    record = _input(parsed(given), keys["input"], ignored)
+    for name in ("tools", "system"):
+        if (value := value_at(data, keys[name])) is not None:
+            record[name] = value
+    output, expected = (parsed(value_at(data, keys[name])) for name in ("output", "expected"))
+    references: tuple[str, ...] = ()
+    if expected not in (None, "", [], {}):
+        message, references = _expected(expected, keys["expected"], ignored)
+        record["messages"] = [*_without_reply(record["messages"], ignored), message]
+        if output not in (None, "", [], {}):
+            ignored.append(f"record.{keys['output']}: the reply of some model, because {keys['expected']} is given")
+    elif output not in (None, "", [], {}):
+        record["response"] = _output(output, keys["output"], ignored)
+    read = frozenset(key if key in data else key.partition(".")[0] for key in keys.values())
+    return Exchange(record=record, references=references, read=read, ignored=tuple(ignored))
+
+
+def value_at(data: Mapping[str, Any], place: str) -> Any:
+    """Value of a key, or at a place with dots: `a.b` is the key `a.b`, or else `b` of the object `a`. Or None."""
+    if place in data:
+        return data[place]
+    first, dot, rest = place.partition(".")
+    while dot:
+        inner = parsed(data.get(first))
+        if isinstance(inner, Mapping):
+            return value_at(inner, rest)
+        more, dot, rest = rest.partition(".")
+        first = f"{first}.{more}"
+    return None
+
+
+def parsed(value: Any) -> Any:
+    """A list or object, also if it is JSON in a text. Other values stay as they are."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return from_json(value, allow_inf_nan=False)
+    except ValueError:
+        return value
+
+
+def _input(value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"messages": [{"role": "user", "content": value}]}
+    if isinstance(value, list):
+        return {"messages": _messages(value, place)}
+    if not isinstance(value, Mapping):
+        return {"messages": [{"role": "user", "content": _text(value)}]}
+    if isinstance(value.get("role"), str):
+        return {"messages": [dict(value)]}
+    for key in _CHATS:
+        if isinstance(chat := parsed(value.get(key)), list) and chat:
+            kept = {name: value[name] for name in ("tools", "functions", "system") if value.get(name) is not None}
+            question = _first(value, QUESTIONS) if key != "messages" else None
+            asked = [] if question is None else [{"role": "user", "content": value[question]}]
+            ignored += _unread(value, place, (key, *kept, *((question,) if question else ())))
+            return {**kept, "messages": [*_messages(chat, f"{place}.{key}"), *asked]}
+    question = _first(value, QUESTIONS)
+    texts = [name for name, item in value.items() if isinstance(item, str) and item.strip()]
+    if question is None and len(texts) == 1 and texts[0] not in _SYSTEM:
+        question = texts[0]
+    if question is None:
+        shown = excerpt(", ".join(map(str, value)), _SHOWN)
+        raise ValueError(f"no question in {place}: it has {shown}. Name the user's text in names: input: {place}.NAME")
+    system = _first(value, _SYSTEM)
+    ignored += _unread(value, place, (question, *((system,) if system else ())))
+    messages = [{"role": "user", "content": value[question]}]
+    return {"messages": messages, **({"system": value[system]} if system else {})}
+
+
+def _messages(value: Sequence[Any], place: str) -> list[Any]:
+    """Messages in OpenAI's format. In a list of texts, the user and the agent speak in turn."""
+    if all(isinstance(item, str) for item in value):
+        return [{"role": "user" if k % 2 == 0 else "assistant", "content": text} for k, text in enumerate(value)]
+    messages = openai_messages(value)
+    if not all(isinstance(message, Mapping) for message in messages):
+        raise ValueError(f"{place} is neither a list of messages nor of texts")
+    return list(messages)
+
+
+def _output(value: Any, place: str, ignored: list[str]) -> Any:
+    """Response to messages: a completion, or a text."""
+    messages = _replies(value)
+    if len(messages) > 1:
+        raise ValueError(f"several messages in {place}: {len(messages)}. Read the record as openai_messages")
+    if messages:
+        return {"choices": [{"message": messages[0]}]}
+    return _answer(value, place, ignored)
+
+
+def _expected(value: Any, place: str, ignored: list[str]) -> tuple[Any, tuple[str, ...]]:
+    """Message that should be the reply, and the texts of others that are right as well."""
+    messages = _replies(value)
+    if len(messages) > 1:
+        raise ValueError(f"several messages in {place}: {len(messages)}. Name another key in names: expected")
+    if messages:
+        return messages[0], ()
+    texts = [_text(item) for item in value] if isinstance(value, list) else [_answer(value, place, ignored)]
+    return {"role": "assistant", "content": texts[0]}, tuple(texts[1:])
+
+
+def _replies(value: Any) -> list[Any]:
+    """Messages of a completion, of its choices, or of a message. Empty for a text and for an object with an answer."""
+    if isinstance(value, list):
+        if not all(isinstance(item, Mapping) for item in value):
+            return []
+        choices = all("message" in item for item in value)
+        return reply_messages({"choices": value}) if choices else reply_messages(value)
+    if isinstance(value, Mapping) and "role" not in value and value.get("tool_calls"):
+        value = {**value, "role": "assistant"}
+    return reply_messages(value)
+
+
+def _answer(value: Any, place: str, ignored: list[str]) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, Mapping):
+        return _text(value)
+    answer = _first(value, ANSWERS)
+    texts = [name for name, item in value.items() if isinstance(item, (str, int, float)) and item != ""]
+    if answer is None and len(texts) == 1:
+        answer = texts[0]
+    if answer is None:
+        shown = excerpt(", ".join(map(str, value)), _SHOWN)
+        raise ValueError(f"no answer in {place}: it has {shown}. Name it in names, with {place}.NAME")
+    ignored += _unread(value, place, (answer,))
+    return _text(value[answer])
+
+
+def _without_reply(messages: Sequence[Any], ignored: list[str]) -> list[Any]:
+    """The messages without a reply at their end, which some model gave."""
+    last = messages[-1]
+    if (
+        len(messages) > 1
+        and isinstance(last, Mapping)
+        and last.get("role") == "assistant"
+        and not last.get("tool_calls")
+    ):
+        ignored.append("message: the reply that the input ends with, because another one is expected")
+        return list(messages[:-1])
+    return list(messages)
+
+
+def _first(value: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """The first of these names with a text or a number."""
+    return next((name for name in names if isinstance(value.get(name), (str, int, float)) and value[name] != ""), None)
+
+
+def _unread(value: Mapping[str, Any], place: str, read: Sequence[str]) -> list[str]:
+    return [
+        f"{place}.{excerpt(name, 40)}: unknown"
+        for name, item in value.items()
+        if name not in read and item not in (None, "", [], {})
+    ]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,45 @@
+"""Output of an OpenAI batch, joined with its input by `custom_id`, because the output has only the replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from grpo.data_errors import excerpt
+from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.records import SourceRecord
+
+
+def join_batch(records: Iterable[SourceRecord], path: Path) -> Iterator[SourceRecord]:
+    """Output records of a batch with the requests that they answer, which are in the file `path`."""
+    requests = _requests(path)
+    for record in records:
+        data = record.data
+        if data is None:
+            yield record
+        elif not isinstance(requests.get(str(data.get("custom_id"))), dict):
+            problem = f"reply without a request: custom_id {excerpt(data.get('custom_id'), 80)} is not in the input"
+            yield replace(record, data=None, raw=record.raw or excerpt(data), problem=problem)
+        elif (failure := _failure(data)) is not None:
+            yield replace(record, data=None, raw=record.raw or excerpt(data), problem=failure)
+        else:
+            request = requests[str(data["custom_id"])]
+            kept = {"id": data["custom_id"], "request": request, "response": data["response"]["body"]}
+            yield replace(record, data=kept)
+
+
+def _requests(path: Path) -> dict[str, Any]:
+    """Requests of a batch's input by `custom_id`. They fit into memory, because OpenAI allows 50,000 per batch."""
+    records = (record.data for record in read_objects(path) if record.data is not None)
+    return {str(data["custom_id"]): data.get("body") for data in records if "custom_id" in data}
+
+
+def _failure(data: Mapping[str, Any]) -> str | None:
+    """Reason why an output of a batch has no reply."""
+    response = data.get("response")
+    if not isinstance(response, dict) or not isinstance(response.get("body"), dict):
+        return f"failed request: {excerpt(data.get('error'), 200)}"
+    status = response.get("status_code", 200)
+    return None if status == 200 else f"failed request: status {excerpt(status, 20)}"

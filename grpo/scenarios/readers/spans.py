@@ -1,0 +1,159 @@
+"""Chats in exports of spans: Braintrust's logs, Weave's calls, and spans with OpenInference's attributes.
+
+    braintrust      root_span_id, created, span_attributes.type "llm", input, output, metadata.tools
+    weave           trace_id, thread_id, started_at, op_name, inputs {"messages": […], "tools": […]}, output
+    openinference   context.trace_id, start_time, attributes.llm.input_messages.0.message.content, …
+
+The file is JSON lines or a JSON list with one span each. Spans of one session or thread, or else of one trace, are a
+chat. Spans of a model are read. If none of them has messages, the input and output of the root spans are read instead.
+OpenInference's attributes, which Phoenix and Arize export, may be one key with dots, or objects. Not covered: scores,
+feedback, costs and pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from grpo.config.chats import LoggedUsers
+from grpo.scenarios.readers.exchanges import parsed, read_exchange, value_at
+from grpo.scenarios.readers.logged_runs import LoggedRun, read_runs
+from grpo.scenarios.readers.openai_format import reply_of
+from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.records import SourceRecord
+
+Span = Mapping[str, Any]
+
+
+def read_spans(kind: str, path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
+    """Read one record per session, thread or trace. A line that is not a span becomes a record with a problem."""
+    return read_runs(read_objects(path), partial(_runs, _KINDS[kind]), source=kind, users=users)
+
+
+def _runs(read: Callable[[Span], LoggedRun], data: dict[str, Any]) -> Sequence[LoggedRun]:
+    return [read(data)]
+
+
+def _braintrust(span: Span) -> LoggedRun:
+    chat = _first(span, "metadata.session_id", "metadata.thread_id", "metadata.conversation_id", "root_span_id", "id")
+    is_root = not span.get("span_parents") and span.get("root_span_id") in (None, span.get("span_id"))
+    is_model = value_at(span, "span_attributes.type") == "llm"
+    time = _first(span, "metrics.start", "created")
+    exchange = {"input": span.get("input"), "output": span.get("output"), "tools": value_at(span, "metadata.tools")}
+    return _run(span, chat, time, exchange, is_model=is_model, is_root=is_root)
+
+
+def _weave(span: Span) -> LoggedRun:
+    chat, inputs = _first(span, "thread_id", "trace_id", "id"), parsed(span.get("inputs"))
+    is_model = isinstance(inputs, Mapping) and isinstance(inputs.get("messages"), list)
+    if isinstance(inputs, Mapping):  # `self` is the object that a method was called on
+        inputs = {name: value for name, value in inputs.items() if name != "self"}
+    exchange = {"input": inputs, "output": span.get("output")}
+    return _run(span, chat, span.get("started_at"), exchange, is_model=is_model, is_root=not span.get("parent_id"))
+
+
+def _openinference(span: Span) -> LoggedRun:
+    span = _nested(span)
+    attributes = span.get("attributes")
+    if not isinstance(attributes, Mapping):
+        raise ValueError(f"span without attributes: it has {', '.join(span) or 'no field'}")
+    chat = _first(span, "attributes.session.id", "context.trace_id", "trace_id", "context.span_id")
+    is_model = "LLM" in (span.get("span_kind"), value_at(attributes, "openinference.span.kind"))
+    is_root = not _first(span, "parent_id", "parent_span_id")
+    exchange = {
+        "input": _messages(value_at(attributes, "llm.input_messages")) or value_at(attributes, "input.value"),
+        "output": _messages(value_at(attributes, "llm.output_messages")) or value_at(attributes, "output.value"),
+        "tools": _tools(value_at(attributes, "llm.tools")),
+    }
+    return _run(span, chat, span.get("start_time"), exchange, is_model=is_model, is_root=is_root)
+
+
+def _run(span: Span, chat: Any, time: Any, exchange: Span, *, is_model: bool, is_root: bool) -> LoggedRun:
+    """A run with the messages and the reply of a span of a model, or of the root. Other spans have no messages."""
+    if not isinstance(chat, (str, int)) or not chat:
+        raise ValueError(f"span without a trace: it has {', '.join(span) or 'no field'}")
+    messages, tools, ignored = None, None, list[str]()
+    if (is_model or is_root) and exchange["input"] not in (None, "", [], {}):
+        logged = read_exchange(exchange, {})
+        record, ignored = logged.record, [*logged.ignored]
+        tools, response = record.get("tools"), record.get("response")
+        system = [{"role": "system", "content": record["system"]}] if record.get("system") else []
+        messages = [*system, *record["messages"], *([] if response is None else [_reply(response, ignored)])]
+    return LoggedRun(
+        chat=str(chat), time=time, messages=messages, tools=tools, is_model=is_model, ignored=tuple(ignored)
+    )
+
+
+def _reply(response: Any, ignored: list[str]) -> dict[str, Any]:
+    return {"role": "assistant", "content": response} if isinstance(response, str) else reply_of(response, ignored)
+
+
+def _first(span: Span, *places: str) -> Any:
+    return next((value for place in places if (value := value_at(span, place)) not in (None, "")), None)
+
+
+def _nested(value: Any) -> Any:
+    """Objects and lists of keys with dots: {"a.0.b": 1, "a.1.b": 2} → {"a": [{"b": 1}, {"b": 2}]}."""
+    if isinstance(value, list):
+        return [_nested(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    nested: dict[str, Any] = {}
+    for name, item in value.items():
+        *outer, last = name.split(".")
+        place = nested
+        for key in outer:
+            place = place.setdefault(key, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{name} is below a value that is not an object")
+        inner = _nested(item)
+        known = place.get(last)
+        place[last] = {**known, **inner} if isinstance(known, dict) and isinstance(inner, dict) else inner
+    return _with_lists(nested)
+
+
+def _with_lists(value: Any) -> Any:
+    """Objects with the keys 0, 1, … become lists."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _with_lists(item) for key, item in value.items()}
+    if inner and all(key.isdecimal() for key in inner):
+        return [inner[key] for key in sorted(inner, key=int)]
+    return inner
+
+
+def _messages(value: Any) -> list[Any]:
+    """Messages in OpenAI's format, from `{"message": {"role", "content", "tool_calls": [{"tool_call": {…}}]}}`."""
+    return [_message(_inside(item, "message")) for item in value] if isinstance(value, list) else []
+
+
+def _message(message: Any) -> Any:
+    if not isinstance(message, Mapping):
+        return message
+    fields = {name: item for name, item in message.items() if name not in ("contents", "tool_calls")}
+    if isinstance(calls := message.get("tool_calls"), list):
+        fields["tool_calls"] = [_inside(call, "tool_call") for call in calls]
+    if isinstance(parts := message.get("contents"), list):
+        fields["content"] = [_inside(part, "message_content") for part in parts]
+    return fields
+
+
+def _tools(value: Any) -> list[Any] | None:
+    """Tools from `{"tool": {"json_schema": "…"}}`."""
+    if not isinstance(value, list):
+        return None
+    tools = [_inside(item, "tool") for item in value]
+    return [parsed(tool.get("json_schema", tool)) if isinstance(tool, Mapping) else tool for tool in tools]
+
+
+def _inside(value: Any, name: str) -> Any:
+    return value[name] if isinstance(value, Mapping) and name in value else value
+
+
+_KINDS: dict[str, Callable[[Span], LoggedRun]] = {
+    "braintrust": _braintrust,
+    "weave": _weave,
+    "openinference": _openinference,
+}

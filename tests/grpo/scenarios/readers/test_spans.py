@@ -1,0 +1,103 @@
+"""Spans of Braintrust, Weave and OpenInference, joined to chats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.scenarios.guess import guess_source
+from grpo.scenarios.sources import read_records
+
+FIRST = [{"role": "user", "content": "My lamp is broken."}]
+SINCE = {"role": "assistant", "content": "Since when?"}
+SECOND = [*FIRST, SINCE, {"role": "user", "content": "Since May."}]
+NEW = {"role": "assistant", "content": "You get a new one."}
+
+
+def _braintrust(number: int, messages: list[Any], reply: Any) -> dict[str, Any]:
+    return {
+        "id": f"e{number}", "span_id": f"s{number}", "root_span_id": "lamp", "span_parents": ["lamp"],
+        "created": f"2026-11-20T09:0{number}:00Z", "input": messages, "output": [{"index": 0, "message": reply}],
+        "span_attributes": {"type": "llm"}, "metadata": {"model": "m"},
+    }  # fmt: skip
+
+
+def _weave(number: int, messages: list[Any], reply: Any) -> dict[str, Any]:
+    return {
+        "id": f"c{number}", "op_name": "weave:///e/p/op/openai.chat.completions.create:1", "trace_id": "lamp",
+        "parent_id": "root", "started_at": f"2026-11-20T09:0{number}:00Z",
+        "inputs": {"self": "<client>", "messages": messages}, "output": {"choices": [{"message": reply}]},
+    }  # fmt: skip
+
+
+def _openinference(number: int, messages: list[Any], reply: Any) -> dict[str, Any]:
+    sides = {"input": messages, "output": [reply]}
+    return {
+        "name": "ChatCompletion", "context.trace_id": "lamp", "context.span_id": f"s{number}", "parent_id": "root",
+        "start_time": f"2026-11-20T09:0{number}:00Z", "span_kind": "LLM",
+        **{
+            f"attributes.llm.{side}_messages.{k}.message.{key}": value
+            for side, items in sides.items() for k, message in enumerate(items) for key, value in message.items()
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("span", [_braintrust, _weave, _openinference])
+def test_the_calls_of_a_trace_are_one_chat(tmp_path: Path, span: Any) -> None:
+    """The second call repeats the first one; the file has them in the wrong order; a tool's span has no messages."""
+    tool = {**span(0, [], SINCE), "span_attributes": {"type": "tool"}, "span_kind": "TOOL", "inputs": {"order": "7"}}
+    path = tmp_path / "export.jsonl"
+    rows = [span(2, SECOND, NEW), tool, span(1, FIRST, SINCE)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = guess_source(path)
+    assert source.kind == span.__name__[1:]
+    (record,) = read_records(source)
+    assert record.data is not None, record.problem
+    assert record.data["id"] == "lamp"
+    assert record.data["user_responses"] == ["My lamp is broken.", "Since May."]
+    assert record.data["expected"]["responses"] == ["Since when?", "You get a new one."]
+
+
+def test_without_a_call_of_a_model_the_root_is_read(tmp_path: Path) -> None:
+    """Its input and output, and what was left out of them."""
+    root = {
+        "id": "c", "op_name": "predict", "trace_id": "t", "parent_id": None, "started_at": "2026-11-20T09:00:00Z",
+        "inputs": {"question": "Where is order 7?", "k": 3}, "output": "It is lost.",
+    }  # fmt: skip
+    path = tmp_path / "export.jsonl"
+    path.write_text(json.dumps(root) + "\n")
+    (record,) = read_records(guess_source(path))
+    assert record.data is not None, record.problem
+    assert (record.data["user_responses"], record.data["expected"]["responses"]) == (
+        ["Where is order 7?"], ["It is lost."],
+    )  # fmt: skip
+    assert record.ignored == ("input.k: unknown",)
+
+
+def test_calls_and_tools_of_openinference_are_read(tmp_path: Path) -> None:
+    """Objects within objects, each under its own name."""
+    call = {"tool_call": {"id": "c", "function": {"name": "look_up", "arguments": '{"order": "7"}'}}}
+    schema = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    messages = [
+        {"message": {"role": "user", "contents": [{"message_content": {"type": "text", "text": "Order 7?"}}]}},
+        {"message": {"role": "assistant", "tool_calls": [call]}},
+        {"message": {"role": "tool", "tool_call_id": "c", "content": "lost"}},
+    ]
+    attributes = {
+        "openinference": {"span": {"kind": "LLM"}},
+        "llm": {
+            "input_messages": messages, "output_messages": [{"message": SINCE}],
+            "tools": [{"tool": {"json_schema": json.dumps(schema)}}],
+        },
+    }  # fmt: skip
+    path = tmp_path / "export.jsonl"
+    path.write_text(json.dumps({"context": {"trace_id": "t"}, "attributes": attributes}) + "\n")
+    (record,) = read_records(guess_source(path))
+    assert record.data is not None, record.problem
+    assert record.data["world"]["recorded"] == [
+        {"name": "look_up", "arguments": {"order": "7"}, "turn": 0, "result": "lost"}
+    ]
+    assert [tool["name"] for tool in record.data["tools"]] == ["look_up"]

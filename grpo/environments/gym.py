@@ -39,8 +39,8 @@ _SUCCESSES = ("is_success", "success")
 class GymEnvironment(Environment):
     """Environment with an instance of a class in Gymnasium's form per episode.
 
-    An episode ends when `step` says so, and is cut off after `max_turns` turns of the agent. Its reward is the sum of
-    the rewards of all steps. Success is the last `info["is_success"]` or `info["success"]`. If there is none, an
+    An episode ends when `step` says so, and is cut off after `max_turns` turns of the agent. The reward of its outcome
+    is the sum of the rewards of all steps. The steps themselves have none, because it would count twice. Success is the last `info["is_success"]` or `info["success"]`. If there is none, an
     episode with at least `success_reward` is a success.
 
     Raises `ConfigError` if the class has no `reset` or `step`, or if `step` takes an action that is not a text.
@@ -91,12 +91,10 @@ class GymEnvironment(Environment):
         kept = {"instance": instance, "reward": state.metadata["reward"] + reward, "success": success}
         state = state.after(action, turn_count=state.turn_count + 1, metadata=kept)
         if ended or cut_off:
-            return StepResult(
-                state=state.after(done=True), response=None, reward=reward, terminated=ended, truncated=not ended
-            )
+            return StepResult(state=state.after(done=True), response=None, terminated=ended, truncated=not ended)
         cut = state.turn_count >= self.max_turns
         response = Message(role="user", content=self._text(observation, "step"))
-        return StepResult(state=state.after(response, done=cut), response=response, reward=reward, truncated=cut)
+        return StepResult(state=state.after(response, done=cut), response=response, truncated=cut)
 
     async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome:
         """Sum of the rewards, and the attributes of the instance. The instance is closed if it has `close`."""

@@ -116,6 +116,7 @@ def play(world: Environment, *replies: str) -> tuple[list[str], Outcome | None]:
         for reply in replies:
             result = await world.step(state, Message(role="assistant", content=reply))
             state = result.state
+            assert result.reward is None  # the outcome has the sum of all steps, and it would count twice
             ending = "terminated" if result.terminated else "truncated" if result.truncated else ""
             contents.append(ending or (result.response.content if result.response else ""))
         return contents, await world.conclude(state)

@@ -40,8 +40,9 @@ class GymEnvironment(Environment):
     """Environment with an instance of a class in Gymnasium's form per episode.
 
     An episode ends when `step` says so, and is cut off after `max_turns` turns of the agent. The reward of its outcome
-    is the sum of the rewards of all steps. The steps themselves have none, because it would count twice. Success is the last `info["is_success"]` or `info["success"]`. If there is none, an
-    episode with at least `success_reward` is a success.
+    is the sum of the rewards of all steps. The steps themselves have none, because it would count twice. Success is the
+    last `info["is_success"]` or `info["success"]`. If there is none, an episode with at least `success_reward` is a
+    success.
 
     Raises `ConfigError` if the class has no `reset` or `step`, or if `step` takes an action that is not a text.
     """

@@ -12,7 +12,7 @@ from grpo_cli.console import PlainConsole
 from grpo_cli.errors import with_exit_codes
 
 if TYPE_CHECKING:
-    from grpo.serving.access.callers import CallerLimits
+    from grpo.config.serving import CallerLimits
     from grpo.serving.access.keys import KeyStore
 
 keys = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -55,7 +55,7 @@ def create(
     Example: grpo keys create shop --scope chat --scope feedback --requests-per-minute 60
     """
     store = _store(file)
-    from grpo.serving.access.callers import CallerLimits
+    from grpo.config.serving import CallerLimits
 
     limits = CallerLimits(
         requests_per_minute=requests_per_minute,

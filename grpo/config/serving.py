@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from grpo.config.base import LocalPlace, ModelAddress, Settings
 
@@ -81,6 +81,23 @@ class RolloutServingSettings(Settings):
     """Most bytes of uploaded weights on disk."""
 
 
+class CallerLimits(Settings):
+    """Limits of one caller. None means unlimited."""
+
+    model_config = ConfigDict(strict=True)
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests admitted in any 60 seconds."""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Prompt and completion tokens of the requests admitted in any 60 seconds."""
+    parallel: int | None = Field(default=None, ge=1)
+    """Requests that run at once."""
+    tokens_per_day: int | None = Field(default=None, ge=1)
+    """Token budget of a day in UTC, which survives a restart."""
+    tokens_per_month: int | None = Field(default=None, ge=1)
+    """Token budget of a calendar month in UTC, which survives a restart."""
+
+
 class TokenSettings(Settings):
     """JSON Web Tokens of an issuer, which are accepted as well as API keys."""
 
@@ -94,6 +111,8 @@ class TokenSettings(Settings):
     """File with the public key (PEM) or the shared secret."""
     key_variable: str | None = None
     """Environment variable with that key."""
+    limits: CallerLimits = CallerLimits()
+    """Limits of each subject. API keys have limits of their own, see `grpo keys create`."""
 
     @model_validator(mode="after")
     def _has_one_key(self) -> Self:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from grpo.serving.access.callers import CallerLimits
+from grpo.config.serving import CallerLimits
 from grpo.serving.access.keys import KeyStore
 from tests.benchmarks.attack_load import KINDS, LIMITED, Answers
 from tests.benchmarks.page import Findings, Table

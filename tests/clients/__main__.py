@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from grpo.serving.access.callers import CallerLimits
+from grpo.config.serving import CallerLimits
 from grpo.serving.engine.versions import ServedModel
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 from tests.places import ROOT

@@ -16,10 +16,11 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
+from grpo.config.serving import CallerLimits
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
 from grpo.log.records import Feedback
-from grpo.serving.access.callers import SCOPES, CallerLimits
+from grpo.serving.access.callers import SCOPES
 from grpo.serving.requests.conversations import Joined
 from grpo.serving.requests.feedback import FeedbackRequest
 from grpo_cli.app import app

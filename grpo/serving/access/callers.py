@@ -6,27 +6,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from grpo.config.serving import CallerLimits
 
 Scope = Literal["chat", "feedback", "outcomes", "log", "metrics", "rollout", "admin"]
 SCOPES: tuple[Scope, ...] = ("chat", "feedback", "outcomes", "log", "metrics", "rollout", "admin")
-
-
-class CallerLimits(BaseModel):
-    """Limits of one caller. None means unlimited."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
-
-    requests_per_minute: int | None = Field(default=None, ge=1)
-    """Requests admitted in any 60 seconds."""
-    tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Prompt and completion tokens of the requests admitted in any 60 seconds."""
-    parallel: int | None = Field(default=None, ge=1)
-    """Requests that run at once."""
-    tokens_per_day: int | None = Field(default=None, ge=1)
-    """Token budget of a day in UTC, which survives a restart."""
-    tokens_per_month: int | None = Field(default=None, ge=1)
-    """Token budget of a calendar month in UTC, which survives a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import jwt
 
-from grpo.config.serving import TokenSettings
+from grpo.config.serving import CallerLimits, TokenSettings
 from grpo.errors import ConfigError
-from grpo.serving.access.callers import SCOPES, Caller, CallerLimits, sha256
+from grpo.serving.access.callers import SCOPES, Caller, sha256
 
 SHARED_SECRET = frozenset({"HS256", "HS384", "HS512"})
 PUBLIC_KEY = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
@@ -115,7 +115,11 @@ class TokenVerifier:
 def token_verifier(settings: TokenSettings) -> TokenVerifier:
     """Create the verifier from a server's settings. Raises `ConfigError` when `TokenVerifier` and `read_key` do."""
     return TokenVerifier(
-        read_key(settings), algorithms=settings.algorithms, issuer=settings.issuer, audience=settings.audience
+        read_key(settings),
+        algorithms=settings.algorithms,
+        issuer=settings.issuer,
+        audience=settings.audience,
+        limits=settings.limits,
     )
 
 

@@ -19,8 +19,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from grpo.config.serving import CallerLimits
 from grpo.errors import ConfigError
-from grpo.serving.access.callers import Caller, CallerLimits, Scope, sha256
+from grpo.serving.access.callers import Caller, Scope, sha256
 from grpo.storage.files import write_atomically
 from grpo.storage.locks import file_lock
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from grpo.serving.access.callers import Caller, CallerLimits
+from grpo.config.serving import CallerLimits
+from grpo.serving.access.callers import Caller
 from grpo.serving.access.usage import LocalUsage, Ticket, Usage, UsageStore, has_window
 from grpo.serving.protocol.api_errors import APIError
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 from uuid import UUID, uuid4
 
+from grpo.config.serving import CallerLimits
 from grpo.serving.access.budgets import TokenBudgets
-from grpo.serving.access.callers import Caller, CallerLimits
+from grpo.serving.access.callers import Caller
 
 WINDOW_S = 60.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from grpo.serving.access.callers import CallerLimits
+from grpo.config.serving import CallerLimits
 from grpo.serving.access.keys import KeyStore
 from grpo_cli.app import app
 from grpo_cli.errors import WRONG_INPUT

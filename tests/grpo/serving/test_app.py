@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import TokenTranscript
 from grpo.config.agent import AgentConfig
-from grpo.config.serving import EngineSettings, ServiceSettings
+from grpo.config.serving import CallerLimits, EngineSettings, ServiceSettings
 from grpo.errors import StorageError
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
@@ -33,7 +33,6 @@ from grpo.policy.policy import Sampling
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_format import HERMES
-from grpo.serving.access.callers import CallerLimits
 from grpo.serving.engine.engine import ProcessPolicy
 from grpo.serving.protocol.chat_response import Choice, Completion, event
 from tests import waiting

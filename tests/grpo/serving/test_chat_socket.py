@@ -12,8 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from grpo.config.serving import ServiceSettings
-from grpo.serving.access.callers import CallerLimits
+from grpo.config.serving import CallerLimits, ServiceSettings
 from grpo.serving.routes.chat_socket import WAITING_CHARACTERS, WAITING_REQUESTS, _WaitingFrames
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
@@ -177,7 +176,7 @@ def test_a_revoked_key_ends_with_its_next_request(server: ChatServer):
 
 
 def test_limits_hold_and_their_wait_is_in_the_frame(server: ChatServer):
-    from grpo.serving.access.callers import CallerLimits
+    from grpo.config.serving import CallerLimits
 
     secret = server.keys.create("slow", ("chat",), CallerLimits(requests_per_minute=1))
     headers = {"Authorization": f"Bearer {secret}"}

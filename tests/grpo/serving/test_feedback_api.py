@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
+from grpo.config.serving import CallerLimits
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
 from grpo.log.records import Feedback
-from grpo.serving.access.callers import CallerLimits
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer
 

@@ -23,7 +23,8 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from grpo.serving.access.callers import Caller, CallerLimits
+from grpo.config.serving import CallerLimits
+from grpo.serving.access.callers import Caller
 from grpo.serving.access.connections import ADMIT
 from grpo.serving.access.guard import Authenticator, Guard
 from grpo.serving.access.jwt_tokens import TokenVerifier

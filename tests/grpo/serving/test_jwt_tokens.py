@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import ValidationError
 
-from grpo.config.serving import TokenSettings
+from grpo.config.serving import CallerLimits, TokenSettings
 from grpo.errors import ConfigError
-from grpo.serving.access.callers import CallerLimits
 from grpo.serving.access.jwt_tokens import TokenError, TokenVerifier, read_key, token_verifier
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -179,8 +178,9 @@ TOKENS: dict[str, Any] = {
 def test_a_server_takes_tokens_with_all_settings_or_none(monkeypatch: pytest.MonkeyPatch, absent: str):
     """One that is missing is an error, and not a server that takes any issuer."""
     monkeypatch.setenv("DESK_JWT", SECRET)
-    verifier = token_verifier(TokenSettings(**TOKENS))
-    assert verifier.caller(jwt.encode(_claims(), SECRET, algorithm="HS256")).name == "ann"
+    verifier = token_verifier(TokenSettings(**TOKENS, limits={"parallel": 3}))
+    caller = verifier.caller(jwt.encode(_claims(), SECRET, algorithm="HS256"))
+    assert (caller.name, caller.limits) == ("ann", CallerLimits(parallel=3))
     with pytest.raises(ValidationError):
         TokenSettings(**{name: value for name, value in TOKENS.items() if name != absent})
     with pytest.raises(ValidationError):

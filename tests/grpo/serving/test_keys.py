@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo.config.serving import CallerLimits
 from grpo.errors import ConfigError
-from grpo.serving.access.callers import CallerLimits
 from grpo.serving.access.keys import KeyStore
 
 

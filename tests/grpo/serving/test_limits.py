@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from grpo.config.serving import CallerLimits
 from grpo.serving.access.budgets import TokenBudgets
-from grpo.serving.access.callers import Caller, CallerLimits
+from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter, LimitExceeded, Reservation, duration
 from grpo.serving.access.usage import LocalUsage
 from grpo.serving.shared.database import SharedDatabase

@@ -6,10 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
+from grpo.config.serving import CallerLimits
 from grpo.log.folder import ServedLog
 from grpo.log.join import ServedConversation, join
 from grpo.messages import Message, ToolCall
-from grpo.serving.access.callers import CallerLimits
 from tests.grpo.serving.chat_servers import ChatServer
 
 QUESTION = {"role": "user", "content": "Where is my order 17?"}

@@ -20,7 +20,8 @@ from starlette.types import Scope as Connection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from grpo.serving.access.callers import Caller, CallerLimits, Scope
+from grpo.config.serving import CallerLimits
+from grpo.serving.access.callers import Caller, Scope
 from grpo.serving.access.guard import BODIES, Guard
 from grpo.serving.access.limits import Limiter, LimitExceeded
 from grpo.serving.access.preparation import Preparation

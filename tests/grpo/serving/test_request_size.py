@@ -15,9 +15,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from grpo.config.serving import ServiceSettings
+from grpo.config.serving import CallerLimits, ServiceSettings
 from grpo.messages import Tool
-from grpo.serving.access.callers import CallerLimits
 from grpo.serving.engine.engine import ProcessPolicy
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.requests.digests import DigestedMessages

@@ -8,8 +8,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from grpo.config.serving import CallerLimits
 from grpo.errors import ConfigError
-from grpo.serving.access.callers import Caller, CallerLimits
+from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter
 from grpo.serving.protocol.api_errors import APIError
 from grpo.serving.shared.database import SharedDatabase

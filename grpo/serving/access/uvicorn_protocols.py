@@ -18,7 +18,8 @@ from grpo.config.serving import HEAD_S
 from grpo.serving.access.connections import ADMIT, Connections, State
 
 HEAD_BYTES = 128 * 2**10
-"""If an incomplete head has more bytes, its connection is closed. The guard refuses half of it with 431."""
+"""If an incomplete head has more bytes, its connection is closed, also if trailers or extensions of chunks have more.
+The guard refuses a head of half as many with 431."""
 PIPELINED = 16
 """Requests of one connection that may wait until the reply before them has been sent."""
 FIRST_FRAME_BYTES = 64 * 2**10
@@ -95,15 +96,17 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self._in_head:
+        if self._in_head or self._in_body:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._upgraded or self.transport.is_closing() or self._answering():
+        if self._upgraded or self.transport.is_closing():
             return
-        if self._in_head or self._in_body:  # of the next request, or of a request that was refused already
+        if self._head_bytes > HEAD_BYTES:
+            self.book.end(self.transport, "head")
+        elif self._answering():
+            return
+        elif self._in_head or self._in_body:  # of the next request, or of a request that was refused already
             self._head_timer.start(self.transport)
-            if self._head_bytes > HEAD_BYTES:
-                self.book.end(self.transport, "head")
         elif self.timeout_keep_alive_task is None:  # uvicorn drops this timer at any byte
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -115,6 +118,15 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"][ADMIT] = self._admit
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See `HttpToolsProtocol`.
+
+        Trailers, the headers after a chunked body, are dropped, because uvicorn appends them to the headers of the
+        head. Then a login or a length could come from a trailer, where a proxy does not look for it.
+        """
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """See `HttpToolsProtocol`."""
         self._in_head, self._in_body, self._head_bytes = False, True, 0
@@ -125,9 +137,14 @@ class BoundedHttp(_Counted, HttpToolsProtocol):
             self.book.end(self.transport, "pipelined")
             raise ValueError("too many requests wait")  # ends the parsing of the rest
 
+    def on_body(self, body: bytes) -> None:
+        """See `HttpToolsProtocol`."""
+        self._head_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """See `HttpToolsProtocol`."""
-        self._in_body = False
+        self._in_body, self._head_bytes = False, 0
         if not self._answering():
             self._head_timer.stop()
         super().on_message_complete()

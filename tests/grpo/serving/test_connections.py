@@ -45,7 +45,7 @@ UNREADABLE = {
 class Edge:
     """A running server of a tiny application without keys.
 
-    `/wait`, `/stream` and `/socket` are admitted as if they had one. `/wait` and `/public-wait` answer when the gate
+    A request with a login is refused. `/wait`, `/stream` and `/socket` are admitted as if they had one. `/wait` and `/public-wait` answer when the gate
     is open, `/stream` sends without an end, `/large` sends more than the buffers of the system take, and a WebSocket
     of `/silent` gets no answer to its handshake.
     """
@@ -105,7 +105,8 @@ def edge(folder: Path, **bounds: Any) -> Iterator[Edge]:
                         pass
                 if connection["path"] in ("/wait", "/public-wait"):
                     await asyncio.to_thread(running.gate.wait, 30)
-                status = 413 if connection["path"] == "/refuse" else 200
+                names = [name for name, _ in connection["headers"]]
+                status = 413 if connection["path"] == "/refuse" or b"authorization" in names else 200
                 await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"2")]})
                 await send({"type": "http.response.body", "body": b"ok"})
 
@@ -192,6 +193,31 @@ def test_a_head_without_an_end_is_closed_by_its_size(tmp_path: Path):
             connection.sendall(b"GET / HTTP/1.1\r\nx: " + b"x" * (4 * HEAD_BYTES))
         assert ended(connection)
         assert server.book.closed["head"] == 1
+
+
+CHUNKED = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n"
+
+
+def test_a_header_behind_the_body_is_not_a_header_of_the_request(tmp_path: Path):
+    """Head, chunks and trailer arrive at once, so that the application begins after the trailer was read. In the head
+    the same header is seen."""
+    login = b"authorization: Basic YTpi\r\n"
+    with edge(tmp_path) as server, server.connect() as connection:
+        connection.sendall(CHUNKED + b"0\r\n" + login + b"\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(CHUNKED.replace(b"host", login + b"host") + b"0\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize("endless", [b"0\r\nx: ", b"1;x="])
+def test_trailers_and_extensions_without_an_end_are_closed_by_their_size(tmp_path: Path, endless: bytes):
+    """Many small chunks, with more framing than that in all, are read."""
+    with edge(tmp_path) as server, server.connect() as connection, server.connect() as small:
+        with suppress(ConnectionError):
+            connection.sendall(CHUNKED + endless + b"x" * (4 * HEAD_BYTES))
+        assert ended(connection)
+        assert server.book.closed["head"] == 1
+        assert answered(small, CHUNKED + b"1\r\na\r\n" * (HEAD_BYTES // 4) + b"0\r\n\r\n")
 
 
 def test_the_oldest_silent_connection_makes_room(tmp_path: Path):

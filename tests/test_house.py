@@ -52,6 +52,18 @@ def test_no_flow_hides_a_standard_module():
     assert not names & sys.stdlib_module_names
 
 
+def test_no_process_imports_from_the_working_folder():
+    """`python -m` puts the working folder first on the path, and in /tmp anybody may write; `-P` leaves it out."""
+    commands = [
+        line.strip()
+        for path in MODULES
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "[sys.executable" in line
+    ]
+    assert len(commands) >= 6
+    assert [command for command in commands if '[sys.executable, "-P", ' not in command] == []
+
+
 MOST = {"say, tell, speak": 20, "nobody, somebody, whoever": 2, "is no": 2}
 """Uses in 10,000 lines of code, docstrings and messages."""
 

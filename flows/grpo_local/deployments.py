@@ -76,7 +76,7 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequen
     folder = deployments.parent.resolve()
     file = str(folder / deployments.name)
     process = subprocess.run(
-        [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file],
+        [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", file],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -59,7 +59,8 @@ class Service:
     home: Path
     """Folder of all records. Each home has one such process."""
     arguments: tuple[str, ...]
-    """Arguments of `python -m`."""
+    """Arguments of `python -P -m`. Without -P it would import modules from the working folder, in which others may
+    write, e.g. if the command is called in /tmp."""
     scheme: str = "http"
     host: str = "127.0.0.1"
     port: int | None = None
@@ -131,7 +132,7 @@ class Service:
         environment = {**os.environ, **self.environment, _MARK: self._mark}
         try:
             child = subprocess.Popen(
-                [sys.executable, "-m", *([WITH_PARENT] if self.ends_with_parent else []), *self.arguments],
+                [sys.executable, "-P", "-m", *([WITH_PARENT] if self.ends_with_parent else []), *self.arguments],
                 stdout=output,
                 stderr=output,
                 stdin=subprocess.PIPE if self.ends_with_parent else subprocess.DEVNULL,

@@ -68,7 +68,7 @@ def _prefect(home: Path, *, dry_run: bool) -> Iterator[str]:
 
 
 def _upgrade_prefect(uri: str) -> None:
-    command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+    command = [sys.executable, "-P", "-m", "prefect", "server", "database", "upgrade", "--yes"]
     try:
         with exclusive(uri.replace("+aiosqlite", "")):
             process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

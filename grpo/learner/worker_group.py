@@ -48,6 +48,8 @@ _LOOPBACK = {name: "lo" for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 name."""
 _NO_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """Without it torchrun would open a port on every interface, and its processes would unpickle whatever arrives there."""
+_SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Without it the processes of torchrun would import modules from the working folder, in which others may write."""
 _JOIN_S = 600
 """Time in which all nodes have to join an update."""
 RELEASE = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
@@ -226,7 +228,7 @@ atexit.register(idle_group.close)
 def start_torchrun(request: UpdateRequest, folder: Path, *, stderr: int | None) -> subprocess.Popen[str]:
     """Start this node's processes of the update in a folder. They end when this process does."""
     settings = request.settings
-    command = [sys.executable, "-m", "torch.distributed.run"]
+    command = [sys.executable, "-P", "-m", "torch.distributed.run"]
     command += ["--nnodes", str(settings.nodes), "--nproc-per-node", str(settings.processes)]
     command += ["--rdzv-backend", "c10d", "--rdzv-conf", f"store_type=file,join_timeout={_JOIN_S}"]
     command += ["--rdzv-id", "update", "--rdzv-endpoint", str(folder / "rendezvous")]
@@ -240,7 +242,7 @@ def start_torchrun(request: UpdateRequest, folder: Path, *, stderr: int | None) 
         stderr=stderr,
         text=True,
         errors="replace",
-        env={**os.environ, **_NO_STORE, **one_machine, **release},
+        env={**os.environ, **_NO_STORE, **_SAFE_PATH, **one_machine, **release},
         start_new_session=True,  # so that a terminal's Ctrl-C reaches only the process that waits
     )
 

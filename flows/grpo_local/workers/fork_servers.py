@@ -193,7 +193,7 @@ class ForkServers:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "grpo_local.workers.fork_server", str(theirs.fileno()), str(self._idle_s)],
+                [sys.executable, "-P", "-m", "grpo_local.workers.fork_server", str(theirs.fileno()), str(self._idle_s)],
                 cwd=folder,
                 env={**environment, RUN: NO_RUN},
                 pass_fds=(theirs.fileno(),),

@@ -56,6 +56,19 @@ def test_a_running_service_is_found_and_not_started_twice(service: Service, tmp_
     assert port_is_free("127.0.0.1", service.port or 0)
 
 
+def test_a_module_in_the_working_folder_is_not_imported(
+    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Anybody may write into /tmp: there, a module with the name of one of the server's is not its own."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.joinpath("socketserver.py").write_text("raise SystemExit('planted')", encoding="utf-8")
+    monkeypatch.chdir(shared)
+    service.start()
+    service.wait()
+    assert "planted" not in service.log.read_text(encoding="utf-8")
+
+
 def test_a_killed_process_is_detected(service: Service):
     """It is restarted on the same port."""
     service.start()

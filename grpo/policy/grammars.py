@@ -20,10 +20,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Collection
+from copy import copy
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.hf import from_tokenizer
 
 from grpo.errors import PolicyError
 
@@ -40,11 +40,41 @@ _LIMITS = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-"""Limits for a grammar from a stranger: about 20 ms to read it, 10 ms per mask, 40 MB for its states."""
+"""Limits for a grammar from a stranger: about 20 ms to read it, 10 ms per mask, 40 MB for its states.
+
+The work before them has no limit: 14 patterns that a text has to match all take 14 s and 1 GB until they are refused,
+and each further pattern several times as much. So a server tries a grammar first in a process that it can end, see
+`grpo.serving.requests.grammar_process`.
+"""
 
 
 class GrammarError(PolicyError):
     """Raised if a grammar cannot be compiled, or if a mask takes more work than the limits allow."""
+
+
+def vocabulary_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A fast tokenizer as the JSON that llguidance reads, without padding and truncation."""
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    text: str = backend.to_str()
+    return text
+
+
+def read_vocabulary(text: str, stop_ids: Collection[int]) -> LLTokenizer:
+    """Vocabulary of a tokenizer. Takes a second for 150,000 tokens."""
+    return LLTokenizer(text, eos_token=sorted(stop_ids))
+
+
+def compile_grammar(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+    """Matcher of a grammar, with its first mask. Raises `GrammarError`."""
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        raise GrammarError(matcher.get_error().strip())
+    matcher.reset()
+    return matcher
 
 
 class Grammars:
@@ -55,7 +85,7 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
-        self._tokenizer, self._stop_ids = tokenizer, sorted(stop_ids)
+        self._tokenizer, self._stop_ids = tokenizer, stop_ids
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -73,12 +103,7 @@ class Grammars:
     def compile(self, grammar: str) -> None:
         """Compile a grammar, which may take some hundred milliseconds. Raises `GrammarError`."""
         if not self.is_compiled(grammar):
-            matcher = LLMatcher(self._read_vocabulary(), grammar, log_level=0, limits=_LIMITS)
-            if not matcher.is_error():
-                matcher.compute_bitmask()
-            if matcher.is_error():
-                raise GrammarError(matcher.get_error().strip())
-            matcher.reset()
+            matcher = compile_grammar(self._read_vocabulary(), grammar)
             with self._lock:
                 self._compiled[grammar] = matcher
                 if len(self._compiled) > _KEPT:
@@ -93,5 +118,5 @@ class Grammars:
 
     def _read_vocabulary(self) -> LLTokenizer:
         if self._vocabulary is None:
-            self._vocabulary = from_tokenizer(self._tokenizer, eos_token=self._stop_ids)
+            self._vocabulary = read_vocabulary(vocabulary_text(self._tokenizer), self._stop_ids)
         return self._vocabulary

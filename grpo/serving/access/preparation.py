@@ -64,6 +64,12 @@ def take_cpu_s() -> float:
     return seconds
 
 
+def add_cpu_s(seconds: float) -> None:
+    """Count time that another process worked for this task's connection."""
+    if (used := _cpu_time.get()) is not None:
+        used.seconds += seconds
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """Work that waits or runs."""
@@ -79,8 +85,8 @@ class Preparation:
     """Threads that prepare requests. `waiting_characters` bounds the characters of the jobs of a lane."""
 
     def __init__(self, *, waiting_characters: int = 16 * 2**20) -> None:
-        self._short = _Lane("short", waiting_characters, share=1.0)
-        self._long = _Lane("long", waiting_characters, share=_LONG_SHARE)
+        self._short = Lane("short", waiting_characters)
+        self._long = Lane("long", waiting_characters, share=_LONG_SHARE)
         self.refused = 0
         """Jobs that were refused because too many characters waited."""
 
@@ -119,13 +125,14 @@ class Preparation:
             lane.close()
 
 
-class _Lane:
+class Lane:
     """One thread, and the jobs that wait for it, by key. The keys take turns.
 
-    After each job the thread rests, so that it works only `share` of the time.
+    `most` bounds the characters of the jobs. After each job the thread rests, so that it works only `share` of the
+    time.
     """
 
-    def __init__(self, name: str, most: int, *, share: float) -> None:
+    def __init__(self, name: str, most: int, *, share: float = 1.0) -> None:
         self._most, self._rest = most, 1 / share - 1
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"preparation-{name}")
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()

@@ -1,31 +1,33 @@
 """Constraints of a request on its reply, as grammars: structured output, calls that are required, strict arguments.
 
-    request    response_format, tool_choice, strict, parallel_tool_calls ─► grammar ─► compiled on a thread ─► engine
+    request    response_format, tool_choice, strict, parallel_tool_calls ─► grammar ─► tried in a process ─► engine
 
 Schemas come from strangers. Their characters and values are bounded before they are compiled. Compilation is bounded in
-work and time, and runs on its own thread, one grammar after another. Results are cached, also refusals. If replies
-cannot be constrained by a schema, the error names the schema's keyword.
+time and memory, and runs in a process of its own, one grammar after another. Keys take turns, so that a key that sends
+one large schema after another does not keep the others waiting, and the time counts in its budget of refused requests.
+Results are cached, also refusals, except of grammars that ran out of time, because this depends on the machine's load.
+If replies cannot be constrained by a schema, the error names the schema's keyword.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 from grpo.messages import Tool
-from grpo.policy.grammars import GrammarError, Grammars
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.reply_grammar import ANY_OBJECT, NoGrammar, ReplyShape
+from grpo.serving.access.preparation import Lane, add_cpu_s
 from grpo.serving.engine.engine import ProcessPolicy
 from grpo.serving.protocol.api_errors import APIError, invalid_request, overloaded
 from grpo.serving.protocol.chat_request import ChatRequest
 from grpo.serving.protocol.chat_tools import SCHEMA_CHARACTERS, JsonObjectFormat, JsonSchemaFormat
+from grpo.serving.requests.grammar_process import GrammarProcess, Trial
 from grpo.strict_json import encode
 
 if TYPE_CHECKING:
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
 SCHEMA_VALUES = 4_000
 """Most values in the schemas of one request, because in the worst case compilation time grows with their square."""
 _COMPILE_S = 5.0
-"""Time limit of one compilation, after which the request is refused. Work is bounded too, so it does end."""
+"""Time limit of one compilation, after which the request is refused."""
 _WAITING = 16
-"""Most grammars that may wait for the thread."""
+"""Most grammars that may wait for the process. One key may have half of them."""
 _REMEMBERED = 256
 _RESULT = re.compile(r"failed to compile JSON schema: (?P<reason>[^\n]*)|(?P<other>[^\n]+)")
 
@@ -151,57 +153,58 @@ class Constraints:
 
     def __init__(self, *, compile_s: float = _COMPILE_S) -> None:
         self._compile_s = compile_s
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._grammars: WeakKeyDictionary[ServedVersion, Grammars] = WeakKeyDictionary()
+        self._lane = Lane("grammars", _WAITING)
+        self._processes: WeakKeyDictionary[ServedVersion, GrammarProcess] = WeakKeyDictionary()
         self._results: OrderedDict[tuple[str, str], str | None] = OrderedDict()
         """Reason why a grammar is refused, or None if it is not, by version and grammar."""
-        self._waiting = 0
 
-    async def check(self, constraint: Constraint, version: ServedVersion, renderer: Renderer) -> None:
-        """Compile a grammar, or look up its result. If it is refused, raises `APIError`, which names the keyword."""
+    async def check(self, constraint: Constraint, version: ServedVersion, renderer: Renderer, *, key: str) -> None:
+        """Compile a grammar, or look up its result. If it is refused, raises `APIError`, which names the keyword.
+
+        `key` is the caller's hash.
+        """
         policy = version.served.policy
         if not isinstance(policy, ProcessPolicy) or type(renderer) is not Renderer:
             message = (
                 f"{constraint.param} is not read, because another server or a renderer of the user's own writes replies"
             )
             raise invalid_request(message, param=constraint.param, code="unsupported_value")
-        key = (version.served.version, constraint.grammar)
-        if key not in self._results:
-            if version not in self._grammars:
-                self._grammars[version] = Grammars(policy.tokenizer, renderer.stop_ids)
-            result = await self._compile(constraint, self._grammars[version])
-            self._results[key] = result
-            if len(self._results) > _REMEMBERED:
-                self._results.popitem(last=False)
-        self._results.move_to_end(key)
-        if (reason := self._results[key]) is not None:
-            raise refused_schema(reason, constraint.param)
+        name = (version.served.version, constraint.grammar)
+        if name in self._results:
+            self._results.move_to_end(name)
+            reason = self._results[name]
+        else:
+            trial = await self._compile(constraint, self._process_of(version, policy, renderer), key)
+            reason = trial.reason
+            if not trial.timed_out:
+                self._results[name] = reason
+                if len(self._results) > _REMEMBERED:
+                    self._results.popitem(last=False)
+        if reason is not None:
+            match = _RESULT.search(reason)
+            raise refused_schema((match["reason"] or match["other"]) if match else reason, constraint.param)
 
-    async def _compile(self, constraint: Constraint, grammars: Grammars) -> str | None:
-        """Reason why a grammar is refused, or None if it is not."""
-        if self._waiting >= _WAITING:
+    def _process_of(self, version: ServedVersion, policy: ProcessPolicy, renderer: Renderer) -> GrammarProcess:
+        """The process of a version. It ends when the version is not used any more."""
+        if version not in self._processes:
+            process = GrammarProcess(policy.tokenizer, renderer.stop_ids, compile_s=self._compile_s)
+            self._processes[version] = process
+            finalize(version, process.close)
+        return self._processes[version]
+
+    async def _compile(self, constraint: Constraint, process: GrammarProcess, key: str) -> Trial:
+        """Compile a grammar when it is its key's turn. The time is charged if the request is refused."""
+        if self._lane.is_full(key, 1):
             raise overloaded("too many schemas wait to be compiled. Try again in 1 s", retry_after_s=1.0)
-        self._waiting += 1
-        compiling = asyncio.get_running_loop().run_in_executor(self._thread, grammars.compile, constraint.grammar)
-        compiling.add_done_callback(self._end)
-        try:
-            async with asyncio.timeout(self._compile_s):
-                await asyncio.shield(compiling)
-        except TimeoutError:
-            return f"it was not compiled within {self._compile_s:g} s. Send a smaller one"
-        except GrammarError as error:
-            match = _RESULT.search(str(error))
-            return str(error)[:200] if match is None else (match["reason"] or match["other"])
-        return None
-
-    def _end(self, compiling: asyncio.Future[None]) -> None:
-        self._waiting -= 1
-        if not compiling.cancelled():
-            compiling.exception()
+        trial: Trial = await self._lane.run(key, 1, partial(process.compile, constraint.grammar))
+        add_cpu_s(trial.seconds)
+        return trial
 
     def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the thread and the processes."""
+        self._lane.close()
+        for process in list(self._processes.values()):
+            process.close()
 
 
 def refused_schema(reason: str, param: str) -> APIError:

@@ -188,7 +188,7 @@ class Service:
                 continue
             constraint = constraint_of(request, tools.tools, renderer)
             if constraint is not None:
-                await self.constraints.check(constraint, version, renderer)
+                await self.constraints.check(constraint, version, renderer, key=caller.key_hash)
                 if not self._is_answering(version, place, request):
                     continue
             begun = await self.turns.begin(place, caller.key_hash, by_id=request.conversation is not None)

@@ -45,9 +45,9 @@ UNREADABLE = {
 class Edge:
     """A running server of a tiny application without keys.
 
-    A request with a login is refused. `/wait`, `/stream` and `/socket` are admitted as if they had one. `/wait` and `/public-wait` answer when the gate
-    is open, `/stream` sends without an end, `/large` sends more than the buffers of the system take, and a WebSocket
-    of `/silent` gets no answer to its handshake.
+    A request with a login is refused. `/wait`, `/stream` and `/socket` are admitted as if they had one. `/wait` and
+    `/public-wait` answer when the gate is open, `/stream` sends without an end, `/large` sends more than the buffers of
+    the system take, and a WebSocket of `/silent` gets no answer to its handshake.
     """
 
     port: int

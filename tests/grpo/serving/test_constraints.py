@@ -16,8 +16,11 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from grpo.log.folder import ServedLog
 from grpo.log.logged_logprobs import read_claims
 from grpo.policy.grammars import Grammars
+from grpo.renderers.reply_grammar import ReplyShape
+from grpo.serving.access.preparation import measure_cpu, take_cpu_s
 from grpo.serving.protocol.api_errors import APIError
 from grpo.serving.requests.constraints import Constraint, Constraints
+from grpo.serving.requests.grammar_process import GrammarProcess
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
 USER = {"role": "user", "content": "Hello, where is my order 1234?"}
@@ -128,20 +131,70 @@ def test_what_cannot_be_kept_is_refused_by_its_name(server: ChatServer):
     assert refusal(server, tool_choice="required")[:2] == (400, "tool_choice")
 
 
-def test_a_grammar_that_takes_too_long_is_refused_and_the_loop_goes_on(server: ChatServer):
-    """Without any time, each is refused; the result is remembered for the second request."""
+EXPLODING = {"allOf": [{"type": "string", "pattern": f".*[a-z]{{{n}}}.*x{n}"} for n in range(10, 40)]}
+"""30 patterns of a text: whether any text matches them all takes minutes and gigabytes to find out."""
+
+
+def grammar_of(server: ChatServer, schema: dict[str, Any]) -> str:
+    shape = ReplyShape(schema=schema, has_text=True, calls=None, one_call=False)
+    return server.service.versions.loaded[-1].renderer(()).reply_grammar(shape)
+
+
+def grammar_process(server: ChatServer, **bounds: Any) -> GrammarProcess:
     version = server.service.versions.loaded[-1]
-    constraint = Constraint(kind="json_schema", grammar='start: "a"\n', param="response_format")
+    tokenizer = version.served.policy.tokenizer  # type: ignore[attr-defined]
+    return GrammarProcess(tokenizer, version.renderer(()).stop_ids, **bounds)
+
+
+def test_a_grammar_without_an_end_is_refused_and_not_remembered(server: ChatServer):
+    """The process that compiles it is ended, so that the next schema does not wait for it. The same schema is tried
+    again, because another time the machine may have less to do."""
+    version = server.service.versions.loaded[-1]
+    endless = Constraint(kind="json_schema", grammar=grammar_of(server, EXPLODING), param="response_format")
+    short = Constraint(kind="json_schema", grammar='start: "a"\n', param="response_format")
 
     async def check() -> None:
-        constraints = Constraints(compile_s=0.0)
+        constraints = Constraints(compile_s=0.5)
         for _ in range(2):
-            with pytest.raises(APIError, match="was not compiled within 0 s") as error:
-                await constraints.check(constraint, version, version.renderer(()))
+            with pytest.raises(APIError, match=r"was not compiled within 0\.5 s") as error:
+                await constraints.check(endless, version, version.renderer(()), key="a")
             assert error.value.status == 400
+        assert not constraints._results
         constraints.close()
+        patient = Constraints()
+        await patient.check(short, version, version.renderer(()), key="b")
+        assert list(patient._results.values()) == [None]
+        patient.close()
 
     asyncio.run(check())
+
+
+def test_a_grammar_is_bounded_in_memory_and_the_next_one_is_compiled(server: ChatServer):
+    process = grammar_process(server, compile_s=60.0, memory_bytes=16 * 2**20)
+    trial = process.compile(grammar_of(server, EXPLODING))
+    assert (trial.reason, trial.timed_out) == (
+        "to compile it takes more than 16 MiB of memory. Send a smaller one",
+        False,
+    )
+    assert process.compile('start: "a"\n').reason is None
+    assert "no_such_rule" in (process.compile("start: no_such_rule\n").reason or "")
+    process.close()
+
+
+def test_a_refused_schema_costs_its_key_the_time_of_the_compilation(server: ChatServer):
+    """One second of it in a minute uses up the budget of refused requests."""
+    version = server.service.versions.loaded[-1]
+    constraint = Constraint(kind="json_schema", grammar=grammar_of(server, EXPLODING), param="response_format")
+
+    async def seconds() -> float:
+        constraints = Constraints(compile_s=0.25)
+        measure_cpu()
+        with pytest.raises(APIError):
+            await constraints.check(constraint, version, version.renderer(()), key="a")
+        constraints.close()
+        return take_cpu_s()
+
+    assert asyncio.run(seconds()) >= 0.25
 
 
 def test_the_log_has_the_constraint_and_the_check_of_log_probabilities_leaves_it_out(server: ChatServer):

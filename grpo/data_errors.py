@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -28,6 +29,12 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NOT_SHOWN = "a value that cannot be shown"
 
 T = TypeVar("T")
+
+
+def check_is_file(path: Path) -> None:
+    """Raise `DataError` for a pipe, a device or a socket, which may have no end and cannot be read twice."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError(f"{path} is a pipe or a device, and a source is read several times. Store it in a file")
 
 
 def try_call(build: Callable[[], T]) -> T | Exception:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
+from grpo.data_errors import check_is_file
 from grpo.errors import DataError
 from grpo.messages import Message, Role, ToolCall
 from grpo.strict_json import NotStrictJSON, encode
@@ -95,6 +96,7 @@ def write_trajectories(path: Path, trajectories: Iterable[Trajectory], *, proven
 
 def open_parquet(path: Path) -> pq.ParquetFile:
     """Open a Parquet file. Raises `DataError` with the cause."""
+    check_is_file(path)
     try:
         return pq.ParquetFile(path)
     except FileNotFoundError as error:

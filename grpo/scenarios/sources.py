@@ -43,6 +43,7 @@ from grpo.scenarios.readers.langfuse import read_langfuse
 from grpo.scenarios.readers.langsmith import read_langsmith
 from grpo.scenarios.readers.python_function import read_python
 from grpo.scenarios.readers.served import join_served, served_digest, served_records, served_snapshot
+from grpo.scenarios.readers.source_files import open_source
 from grpo.scenarios.readers.spans import read_spans
 from grpo.scenarios.readers.table_rows import interpret, read_table_cells, read_table_file
 from grpo.scenarios.records import SourceRecord
@@ -124,7 +125,7 @@ def content_hash(sources: Sequence[Source]) -> str:
         digest.update(f"{source.kind}\0{reader.identity(source)}\0".encode(errors="surrogateescape"))
         for path in reader.files(source):
             try:
-                with path.open("rb") as file:
+                with open_source(path) as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
             except OSError as error:
                 raise DataError(f"cannot read {path} of source {source.kind}: {error.strerror}") from error

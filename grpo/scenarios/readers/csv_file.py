@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,8 @@ def _read_header(path: Path, header: list[str] | str, required: Collection[str],
             f"{path}: no column {', '.join(missing)} in the header ({_clean(', '.join(header)):.200}). "
             "The first line must name the columns. Another delimiter is set by the source's delimiter"
         )
-    duplicates = {name for name in header if header.count(name) > 1 and (all_columns or name in required)}
+    counts = Counter(header)
+    duplicates = {name for name in counts if counts[name] > 1 and (all_columns or name in required)}
     if all_columns and "user_responses" in header and any(_USER.fullmatch(name) for name in header):
         duplicates.add("user_responses (also given as user_0, …)")
     if duplicates:

@@ -20,6 +20,7 @@ from typing import IO, Any
 import pyarrow as pa
 from pydantic_core import from_json
 
+from grpo.data_errors import check_is_file
 from grpo.errors import DataError
 
 LARGEST_DOCUMENT = 64 * 2**20  # bytes, because parsed JSON takes about ten times as much memory
@@ -83,7 +84,8 @@ def data_suffix(path: Path) -> str:
 
 
 def open_source(path: Path) -> io.BufferedReader:
-    """Open a source. Raises `DataError` if it cannot be opened."""
+    """Open a source. Raises `DataError` if it cannot be opened, or is a pipe or a device."""
+    check_is_file(path)
     try:
         return path.open("rb")
     except FileNotFoundError as error:

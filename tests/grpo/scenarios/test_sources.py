@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -177,3 +178,18 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     """The error has the kind of its source."""
     with pytest.raises(DataError, match=r"no file or folder .*nowhere for source gsm8k"):
         content_hash([sources(tmp_path / "nowhere")["gsm8k"]])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "arrow"])
+def test_a_pipe_or_a_device_is_not_a_source(tmp_path: Path, kind: str) -> None:
+    """Nobody writes into the pipe, and the device has no end: both would be read for ever."""
+    pipe, device = tmp_path / f"pipe.{kind}", tmp_path / f"device.{kind}"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    model = CsvSource if kind == "csv" else FileSource
+    for path in (pipe, device):
+        source = model.model_validate({"kind": kind, "path": str(path)})
+        with pytest.raises(DataError, match=r"is a pipe or a device.*Store it in a file"):
+            content_hash([source])
+        with pytest.raises(DataError, match=r"is a pipe or a device.*Store it in a file"):
+            list(read_records(source))

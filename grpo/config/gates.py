@@ -39,9 +39,10 @@ class ImprovementGate(Settings):
     max_base_loss: float = Field(default=0.1, ge=0)
     """In a retraining that also holds out conversations: loss on the base scenarios that the lower bound of their
     difference must rule out."""
-    one_key_decides: bool = False
-    """In a retraining with conversations of several keys: if an improvement disappears without the conversations of one
-    key, True allows it and False refuses it."""
+    colluding_keys: int = Field(default=2, ge=0)
+    """In a retraining with conversations of several keys: number of keys that together may not decide. If an
+    improvement disappears without the conversations of the keys that raise it most, as many as this, it is refused. 0
+    leaves this check out, so that a single key may decide."""
 
 
 class CategoryGate(Settings):

@@ -25,6 +25,7 @@ _MOST_VALUES = 20_000
 """Most values and keys. A value that an alias repeats counts again."""
 _MOST_LEVELS = 50
 _EXPECTED = "Input should be "
+_FEW = 12  # fields that an error names if none is near
 _LONGEST = 80  # characters of a value that is shown
 _LONGEST_WORD = 1000  # characters of a word of a message, which may be a value
 
@@ -203,24 +204,29 @@ def _line(place: tuple[str, ...], problems: list[ErrorDetails], kind: type[BaseM
     value = problems[0]["input"]
     hidden = secret or isinstance(value, dict) or problems[0]["type"] == "missing"
     shown = "" if hidden else f" (got {shortened(value)})"
-    near = dict.fromkeys(chain.from_iterable(_near_fields(problem, kind) for problem in problems))
-    hint = f". Did you mean {' or '.join(near)}?" if near else ""
+    hint = _hint([_fields(problem, kind) for problem in problems if problem["type"] == "extra_forbidden"], place)
     return f"{'.'.join(place) or 'settings in conflict'}: {rule}{hint}{shown}"
 
 
-def _near_fields(problem: ErrorDetails, kind: type[BaseModel]) -> list[str]:
-    """Name of the field that is nearest to an unknown key, if one is near. Empty for another problem."""
-    if problem["type"] != "extra_forbidden":
-        return []
-    *parents, key = problem["loc"]
+def _hint(known: list[set[str]], place: tuple[str, ...]) -> str:
+    """Sentence with the field that is nearest to an unknown key. If none is near, all fields are named, if few."""
+    near = dict.fromkeys(name for names in known for name in get_close_matches(place[-1], sorted(names), n=1))
+    if near:
+        return f". Did you mean {' or '.join(near)}?"
+    names = set().union(*known)
+    return f". The settings here are {', '.join(sorted(names))}" if 0 < len(names) <= _FEW else ""
+
+
+def _fields(problem: ErrorDetails, kind: type[BaseModel]) -> set[str]:
+    """Names of the fields that may stand in the place of an unknown key."""
     models = [kind]
-    for part in parents:
+    for part in problem["loc"][:-1]:
         fields = [model.model_fields[part] for model in models if part in model.model_fields]
         if fields:
             models = [model for field in fields for model in _models(field.annotation)]
         else:  # an index, the key of a mapping, or the member of a union by its kind or class
             models = [model for model in models if part in _labels(model)] or models
-    return get_close_matches(str(key), {name for model in models for name in model.model_fields}, n=1)
+    return {name for model in models for name in model.model_fields}
 
 
 def _models(annotation: object) -> Iterator[type[BaseModel]]:

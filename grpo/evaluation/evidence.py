@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -62,9 +62,9 @@ class Evidence:
         )
         return replace(self, champion=champion, candidate=candidate) if candidate else None
 
-    def without_key(self, key: str) -> Evidence:
-        """The evidence without the conversations that a key sent. The evaluation still covers all of them."""
-        champion, candidate = (self.strata.without_key(episodes, key) for episodes in (self.champion, self.candidate))
+    def without_keys(self, keys: Collection[str]) -> Evidence:
+        """The evidence without the conversations that these keys sent. The evaluation still covers all of them."""
+        champion, candidate = (self.strata.without_keys(episodes, keys) for episodes in (self.champion, self.candidate))
         return replace(self, champion=champion, candidate=candidate)
 
     def difference(self, metric: Metric) -> Interval | None:
@@ -84,22 +84,25 @@ class Evidence:
             seed=self.seed,
         ).difference
 
-    def most_helpful_key(self, metric: Metric) -> str:
-        """Key that the improvement depends on most: without it, the mean difference is smallest. The first if several.
+    def most_helpful_keys(self, metric: Metric, most: int) -> tuple[str, ...]:
+        """The keys that the improvement depends on most, at most `most`, in the order in which they are chosen.
+
+        They are chosen greedily: each is the key without which the mean difference of what the keys before it have left
+        is smallest, the first of several in the order of their names. So a better choice of the same number of keys may
+        exist if keys sent the same conversations.
 
         differences .1 .1 of base scenarios, .9 of key a, .2 of keys a and b   →  a: without it .1, without b .37
         """
         pairs = pair_episodes(self.champion, self.candidate)
         by_scenario = metric_values(pairs, metric, key=lambda trajectory: trajectory.scenario_id)
         changes = {name: float(np.diff(scenario_means(values))[0, 0]) for name, values in by_scenario.items()}
-        total = math.fsum(changes.values())
-        of_key: dict[str, list[float]] = {key: [] for key in self.strata.keys}
-        for name, change in changes.items():
-            for key in self.strata.origins.get(name, ()):
-                of_key[key].append(change)
-
-        def mean_without(key: str) -> tuple[float, str]:
-            rest = len(changes) - len(of_key[key])
-            return (total - math.fsum(of_key[key])) / rest if rest else -math.inf, key
-
-        return min(of_key, key=mean_without)
+        origins, chosen = self.strata.origins, list[str]()
+        for _ in range(min(most, len(self.strata.keys))):
+            means = {key: -math.inf for key in self.strata.keys.difference(chosen)}
+            for key in means:
+                rest = [change for name, change in changes.items() if key not in origins.get(name, ())]
+                if rest:
+                    means[key] = math.fsum(rest) / len(rest)
+            chosen.append(min(means, key=lambda key, means=means: (means[key], key)))  # type: ignore[misc]
+            changes = {name: change for name, change in changes.items() if chosen[-1] not in origins.get(name, ())}
+        return tuple(chosen)

@@ -3,8 +3,8 @@
 If a gate lacks the evidence that it needs, it fails, and its meaning names what is missing. If a retraining holds out
 conversations as well as base scenarios, the conversations are not enough to pass a gate:
 
-    improvement      three checks: of the whole, of the whole without the key that raises it most, and no larger loss on
-                     the base scenarios than `max_base_loss`
+    improvement      three checks: of the whole, of the whole without the `colluding_keys` keys that raise it most, and
+                     no larger loss on the base scenarios than `max_base_loss`
     category         the categories of the base scenarios, and all conversations as one group
     pass_hat_k       the base scenarios
     safety, length, truncation, failure, latency      the whole, and the base scenarios once more
@@ -114,7 +114,7 @@ def improvement(settings: ImprovementGate, evidence: Evidence) -> GateCheck:
 
 
 def _apart(settings: GateSettings, evidence: Evidence) -> Iterator[GateCheck]:
-    """Check base scenarios and conversations apart: neither hides a loss on the other, and no single key decides."""
+    """Check base scenarios and conversations apart: neither hides a loss on the other, and few keys do not decide."""
     if not evidence.strata.origins:
         return
     base = evidence.base()
@@ -135,11 +135,13 @@ def _apart(settings: GateSettings, evidence: Evidence) -> Iterator[GateCheck]:
     if change is not None:  # without outcomes they have no share in the improvement either
         meaning = f"upper bound of the paired difference in {metric}, {change.mean:+.3f} over {change.count} scenarios"
         yield GateCheck.of(f"change in {metric}, {CONVERSATIONS}", change.high, ">=", 0.0, meaning)
-    if settings.one_key_decides or len(evidence.strata.keys) < 2:  # a single key has none to be compared with
+    if not settings.colluding_keys or len(evidence.strata.keys) < 2:  # a single key has none to be compared with
         return
-    name, key = f"improvement in {metric} without any one key", evidence.most_helpful_key(metric)
-    shown = f"without key {key[:_SHOWN] or 'unknown'}, which raises it most"
-    difference = evidence.without_key(key).difference(metric)
+    keys = evidence.most_helpful_keys(metric, settings.colluding_keys)
+    number = "any one key" if len(keys) == 1 else f"any {len(keys)} keys"
+    name = f"improvement in {metric} without {number}"
+    shown = f"without {', '.join(key[:_SHOWN] or 'unknown' for key in keys)}, the key or keys that raise it most"
+    difference = evidence.without_keys(keys).difference(metric)
     if difference is None:
         yield _missing(name, ">", settings.margin, f"{shown}, no held-out episode has a {metric}")
     else:

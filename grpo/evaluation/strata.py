@@ -1,13 +1,14 @@
 """Strata of a held-out split: base scenarios, and conversations that callers of the service gave.
 
 Whoever has an API key writes conversations with categories and expected outcomes of their choice. A gain on them must
-not hide a loss on the base scenarios, and no single key may decide a promotion. Therefore both strata are judged apart.
+not hide a loss on the base scenarios, and a few keys together may not decide a promotion. Therefore both strata are
+judged apart.
 A split without conversations, as in a plain run of `train`, has one stratum, and nothing here changes its gates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpo.scenario import Scenario
@@ -51,9 +52,12 @@ class Strata:
         """Episodes of base scenarios."""
         return [trajectory for trajectory in episodes if self.is_base(trajectory)]
 
-    def without_key(self, episodes: Iterable[Trajectory], key: str) -> list[Trajectory]:
-        """Episodes, except the ones of conversations that a key sent."""
-        return [trajectory for trajectory in episodes if key not in self.origins.get(trajectory.scenario_id, ())]
+    def without_keys(self, episodes: Iterable[Trajectory], keys: Collection[str]) -> list[Trajectory]:
+        """Episodes, except the ones of conversations that one of these keys sent."""
+        left_out = frozenset(keys)
+        return [
+            trajectory for trajectory in episodes if left_out.isdisjoint(self.origins.get(trajectory.scenario_id, ()))
+        ]
 
 
 NO_CONVERSATIONS = Strata()

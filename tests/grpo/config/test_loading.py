@@ -108,7 +108,8 @@ def _errors(kind: type[Settings], document: dict[str, Any], **options: bool) -> 
         (LoraSettings, {"target_modules": 7},
          ["target_modules: Input should be a valid tuple, or 'all-linear' (got 7)"]),
         (LoraSettings, {"r": 0, "x": 1}, ["r: Input should be greater than or equal to 1 (got 0)",
-                                          "x: Extra inputs are not permitted (got 1)"]),
+                                          "x: Extra inputs are not permitted. The settings here are lora_alpha, r, "
+                                          "target_modules (got 1)"]),
         (TrainingSettings, {"sharding": "sharded"},
          ["settings in conflict: sharding: sharded needs at least 2 processes"]),
     ],
@@ -135,12 +136,22 @@ def test_each_error_is_reported_once_at_its_place(kind: type[Settings], document
         (
             ScenarioSettings,
             {"sources": [{"kind": "jsonl", "path": "x", "levle": 1}]},
-            "sources.0.levle: Extra inputs are not permitted (got 1)",
+            "sources.0.levle: Extra inputs are not permitted. The settings here are chat, columns, kind, messages, "
+            "path (got 1)",
         ),
         (TrainingSettings, {"lora": {"rr": 1}}, "lora.rr: Extra inputs are not permitted. Did you mean r? (got 1)"),
         (RolloutSettings, {"moon": 8}, "moon: Extra inputs are not permitted (got 8)"),
+        (
+            PipelineConfig,
+            {
+                **read_yaml(ROOT / "data/configs/quickstart.yaml"),
+                "gates": [{"kind": "improvement", "one_key_decides": True}],
+            },
+            "gates.0.one_key_decides: Extra inputs are not permitted. The settings here are colluding_keys, kind, "
+            "margin, max_base_loss, metric (got True)",
+        ),
     ],
-    ids=["section", "member of a union", "field of another member", "nested", "far"],
+    ids=["section", "member of a union", "field of another member", "nested", "far from many", "far from few"],
 )
 def test_an_unknown_key_comes_with_the_nearest_field(kind: type[Settings], document: dict[str, Any], expected: str):
     """Of the settings at its place, not of others."""

@@ -475,32 +475,63 @@ def test_a_gain_on_conversations_of_the_only_key_is_promoted():
     assert gate(_with_conversations(SAME, (("k",), *GAIN)), DEFAULT_GATES).verdict == "promote"
 
 
+def _with_keys(keys: int) -> ImprovementGate:
+    return ImprovementGate(colluding_keys=keys)
+
+
 def test_no_single_key_decides_a_promotion():
     """The flood gains, the base and the other key's conversations do not: refused, unless one key may decide."""
     evidence = _with_conversations(SAME, (("flood",), *GAIN), (("honest",), *SAME))
-    assert _failed(evidence) == ["improvement in success without any one key"]
-    assert _failed(evidence, ImprovementGate(one_key_decides=True)) == []
-    [meaning] = [result.meaning for result in gate(evidence, DEFAULT_GATES).checks if not result.passed]
-    assert "without key flood, which raises it most" in meaning
+    assert _failed(evidence, _with_keys(1)) == ["improvement in success without any one key"]
+    assert _failed(evidence, _with_keys(0)) == []
+    [meaning] = [result.meaning for result in gate(evidence, [_with_keys(1)]).checks if not result.passed]
+    assert "without flood, the key or keys that raise it most" in meaning
 
 
 def test_copies_under_several_keys_do_not_decide_either():
     """Each key of the flood sent each of its conversations: without any of them nothing is left of it."""
     flood = tuple(f"flood-{k}" for k in range(10))
     evidence = _with_conversations(SAME, (flood, *GAIN), (("honest",), *SAME))
-    assert _failed(evidence) == ["improvement in success without any one key"]
+    assert _failed(evidence, _with_keys(1)) == ["improvement in success without any one key"]
 
 
-def test_a_gain_of_several_keys_is_promoted():
-    """Without either of them the other one and the base still show it."""
-    assert gate(_with_conversations(SAME, (("a",), *GAIN), (("b",), *GAIN)), DEFAULT_GATES).verdict == "promote"
+def test_keys_that_collude_do_not_decide_if_no_more_of_them_are_expected():
+    """Two keys gain on 40 conversations each and the third does not: one of them left out leaves the other's gain."""
+    evidence = _with_conversations(SAME, (("a",), *GAIN), (("b",), *GAIN), (("honest",), *SAME))
+    assert _failed(evidence, _with_keys(1)) == []
+    assert _failed(evidence, _with_keys(2)) == ["improvement in success without any 2 keys"]
+    assert evidence.most_helpful_keys("success", 2) == ("a", "b")
+    assert evidence.most_helpful_keys("success", 9) == ("a", "b", "honest")
+
+
+def test_keys_are_chosen_one_after_another_by_what_the_ones_before_have_left():
+    """a has 40 conversations of +1, of which 30 are b's as well; c has 20 of +1; the base has 40 of 0.
+    Means without one key: a 20/60, b 30/70, c 40/80. After a, b has 0 conversations, so its mean is 20/60, and c's is
+    0/40: c is second."""
+    gain = {k: ("0" * k, "1" * k) for k in (10, 20, 30)}
+    evidence = _with_conversations(SAME, (("a", "b"), *gain[30]), (("a",), *gain[10]), (("c",), *gain[20]))
+    assert evidence.most_helpful_keys("success", 2) == ("a", "c")
+
+
+def test_if_all_keys_are_left_out_the_base_decides():
+    """Exactly as many keys as are left out: a gain that the base shows is promoted, and one that only their
+    conversations show is not."""
+    keys = (("a",), *GAIN), (("b",), *GAIN)
+    assert gate(_with_conversations(GAIN, *keys), DEFAULT_GATES).verdict == "promote"
+    assert _failed(_with_conversations(SAME, *keys)) == ["improvement in success without any 2 keys"]
+
+
+def test_a_gain_of_more_keys_than_may_collude_is_promoted():
+    """Without any two of them the third one still shows it."""
+    keys = [((name,), *GAIN) for name in "abc"]
+    assert gate(_with_conversations(SAME, *keys), DEFAULT_GATES).verdict == "promote"
 
 
 def test_a_key_without_held_out_conversations_counts():
     """Its conversations are all in training: the flood is not the only key."""
     evidence = _with_conversations(SAME, (("flood",), *GAIN))
     origins = {**evidence.strata.origins, "in-training": ("honest",)}
-    assert _failed(replace(evidence, strata=Strata(origins))) == ["improvement in success without any one key"]
+    assert _failed(replace(evidence, strata=Strata(origins))) == ["improvement in success without any 2 keys"]
 
 
 def test_categories_of_conversations_are_one_group_of_the_category_gate():

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from grpo.artifacts import Artifact, ArtifactStore
-from grpo.config.gates import DEFAULT_GATES
+from grpo.config.gates import DEFAULT_GATES, GateSettings
 from grpo.config.pipeline import EvaluationSettings
 from grpo.config.retraining import MixtureSettings
 from grpo.evaluation.evaluate import evaluate
@@ -80,8 +80,8 @@ class Retraining:
             scenarios=self._base, validation_fraction=FRACTION, limit=None, store=self._store.uri
         ).split
 
-    def verdicts(self, *candidates: Rates, seed: int) -> list[str]:
-        """Verdicts of the default gates on candidates with these success rates."""
+    def verdicts(self, *candidates: Rates, seed: int, gates: Sequence[GateSettings] = DEFAULT_GATES) -> list[str]:
+        """Verdicts of the gates on candidates with these success rates."""
         mixed = build_mixture.fn(
             base=self._base,
             split=self._split,
@@ -109,7 +109,7 @@ class Retraining:
                 champion=champion,
                 candidate=candidate,
                 scenarios=table,
-                gates=DEFAULT_GATES,
+                gates=gates,
                 settings=SETTINGS,
                 seed=seed,
                 store=self._store.uri,

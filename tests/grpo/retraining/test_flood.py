@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from grpo.config.gates import DEFAULT_GATES, ImprovementGate
 from tests.grpo.retraining.flood import HONEST, POISONED, Retraining, conversations
 
 SEEDS = 10
@@ -26,6 +27,18 @@ def test_a_flood_promotes_no_candidate_and_blocks_none(tmp_path: Path, name: str
     poisoned, honest = (sum(verdict == "promote" for verdict in column) for column in zip(*verdicts, strict=True))
     assert poisoned == 0
     assert honest >= 8
+
+
+def test_two_keys_that_collude_promote_no_candidate(tmp_path: Path):
+    """Different conversations, half of them under each key: without the one key those of the other decide. One seed of
+    the ten that docs/registry.md counts."""
+    retraining = Retraining(tmp_path, conversations("attack", 2000, keys=2))
+    one = tuple(
+        gate.model_copy(update={"colluding_keys": 1}) if isinstance(gate, ImprovementGate) else gate
+        for gate in DEFAULT_GATES
+    )
+    assert retraining.verdicts(POISONED, HONEST, seed=0) == ["refuse", "promote"]
+    assert retraining.verdicts(POISONED, seed=0, gates=one) == ["promote"]
 
 
 def test_without_a_flood_the_honest_candidate_is_promoted(tmp_path: Path):

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -19,7 +21,7 @@ from rich.text import Text
 
 from grpo.errors import AddressError, ConfigError, GRPOError, PromotionRefused, RegistryError, printable
 from grpo.storage.credentials import masked
-from grpo.storage.files import causes, storage_error
+from grpo.storage.files import causes, is_full, storage_error
 from grpo.storage.home import home
 from grpo.user_failures import is_exception, user_code
 from grpo_cli.console import PlainConsole
@@ -31,6 +33,12 @@ R = TypeVar("R")
 FAILED, WRONG_INPUT, REFUSED = 1, 2, 3
 _UNAUTHORIZED = 401
 _ADDRESS = re.compile(r"(?<!\S)\S+://\S+")
+_OS_REMEDIES = {
+    errno.EACCES: "Fix the permissions, or name another place",
+    errno.EPERM: "Fix the permissions, or name another place",
+    errno.EMFILE: "Raise the limit of open files (`ulimit -n`)",
+    errno.ENFILE: "Close programs that have files open",
+}
 _AGAIN = "Run the command again: finished stages are in the cache"
 logger = logging.getLogger(__name__)
 
@@ -40,15 +48,19 @@ def with_exit_codes(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        with exit_codes():
+        with exit_codes(places=[value for value in kwargs.values() if isinstance(value, Path)]):
             return command(*args, **kwargs)
 
     return call
 
 
 @contextmanager
-def exit_codes(*, wrong_input: tuple[type[Exception], ...] = (ConfigError, AddressError)) -> Iterator[None]:
+def exit_codes(
+    *, wrong_input: tuple[type[Exception], ...] = (ConfigError, AddressError), places: Sequence[Path] = ()
+) -> Iterator[None]:
     """Print an expected failure as one line. Errors of the types `wrong_input` have exit code 2.
+
+    `places` are files and folders that the command was given, which it may write.
 
     If the user's code raises an exception that would end the process, e.g. `SystemExit`, it counts as such a failure,
     with the exit code of a failed command. Any other exception is a fault of this project and keeps its traceback.
@@ -59,7 +71,7 @@ def exit_codes(*, wrong_input: tuple[type[Exception], ...] = (ConfigError, Addre
     except typer.Exit:
         raise
     except Exception as error:
-        failure = known_failure(error)
+        failure = known_failure(error, places)
         if failure is None:
             raise
         logger.debug("the command failed with", exc_info=error)
@@ -71,15 +83,17 @@ def exit_codes(*, wrong_input: tuple[type[Exception], ...] = (ConfigError, Addre
         raise typer.Exit(WRONG_INPUT if isinstance(failure, wrong_input) else FAILED) from error
 
 
-def known_failure(error: Exception) -> Exception | None:
+def known_failure(error: Exception, places: Sequence[Path] = ()) -> Exception | None:
     """The error with value, place and remedy in its message. None if the error is unexpected.
 
     An error of this package is returned unchanged. A full disk, an unreachable server and an unusable database are
-    recognized by the chain of causes.
+    recognized by the chain of causes. If an error names no file, e.g. of a full disk, it is of the first of `places`
+    with a full disk, or else of the home.
     """
     if isinstance(error, GRPOError):
         return error
-    if (full := storage_error(error, str(home()))) is not None:
+    place = next((place for place in places if is_full(place)), home())
+    if (full := storage_error(error, str(place))) is not None:
         return full
     chain = list(causes(error))
     known = (failure for cause in chain if (failure := _failure(cause)) is not None)
@@ -114,7 +128,8 @@ def _failure(error: BaseException) -> Exception | None:
             f"or set PREFECT_API_URL. {_AGAIN}"
         )
     if isinstance(error, OSError) and error.errno is not None:
-        return OSError(f"{error.filename or 'the system'}: {error.strerror}")
+        remedy = _OS_REMEDIES.get(error.errno)
+        return OSError(f"{error.filename or 'the system'}: {error.strerror}{'' if remedy is None else f'. {remedy}'}")
     return None
 
 

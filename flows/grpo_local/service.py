@@ -9,6 +9,7 @@ processes without a record.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -29,7 +30,7 @@ from pathlib import Path
 import psutil
 
 from grpo.errors import ConfigError
-from grpo.storage.files import storage_error, storage_errors, write_atomically
+from grpo.storage.files import is_full, storage_error, storage_errors, write_atomically
 from grpo.storage.locks import file_lock
 from grpo_local.service_logs import rotating
 
@@ -163,7 +164,9 @@ class Service:
         while (url := self.address(self.started_path)) is None:
             if self.process() is None:
                 self._refuse_taken_port()  # by a program that started at the same time
-                full = storage_error(RuntimeError(self._end_of_log()), str(self.home))
+                last = self._end_of_log()
+                cause = OSError(errno.ENOSPC, last) if is_full(self.home) else RuntimeError(last)  # its log may be cut
+                full = storage_error(cause, str(self.home))
                 raise full or ConfigError(f"{self.name} ended at its start: {self.last_line()}. See {self.log}")
             if time.monotonic() > deadline:
                 self.stop()

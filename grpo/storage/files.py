@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,25 +13,29 @@ from pathlib import Path
 
 from grpo.errors import GRPOError, StorageError
 
-_FULL = "the disk is full: free space or set `store` to another disk"
+_ELSEWHERE = "write elsewhere (`store` of a config, GRPO_HOME, or the folder that the command names)"
 _REMEDIES = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: "the quota is used up: free space or set `store` elsewhere",
-    errno.EROFS: "the store is read-only: set `store` to a writable folder",
+    errno.ENOSPC: f"the disk is full: free space, or {_ELSEWHERE}",
+    errno.EDQUOT: f"the quota is used up: free space, or {_ELSEWHERE}",
+    errno.EFBIG: "it would be larger than a file of this process may be: raise the limit (`ulimit -f`)",
+    errno.EROFS: f"the file system is read-only: {_ELSEWHERE}",
     errno.EACCES: "the store may not be written: fix its permissions or set `store` elsewhere",
     errno.EPERM: "the store may not be written: fix its permissions or set `store` elsewhere",
 }
-_WITHOUT_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_OF_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Only a write is refused with these numbers, so that the place of the file does not matter."""
 _ERROR_TEXTS = {
-    **{form.format(number): number for number in _WITHOUT_ROOM for form in ("(os error {})", "[Errno {}]")},
+    **{form.format(number): number for number in _OF_WRITES for form in ("(os error {})", "[Errno {}]")},
     "database or disk is full": errno.ENOSPC,
 }
 """Error numbers as Rust, Python and SQLite write them into messages that libraries pass on without the number."""
+_NO_ROOM_BYTES = 2**20
+"""A disk with less free space counts as full."""
 
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Turn a full disk, a read-only store and missing permissions into a `StorageError` with the remedy.
+    """Turn a full disk, a read-only file system and missing permissions into a `StorageError` with the remedy.
 
     This also works if a library wraps the system's error in its own type, e.g. `SafetensorError` or `OperationalError`.
     """
@@ -47,15 +52,28 @@ def storage_errors(place: str) -> Iterator[None]:
 def storage_error(error: BaseException, place: str) -> StorageError | None:
     """Return the `StorageError` if an error was caused by a full disk or by missing permissions, else None.
 
-    A full disk counts at any depth of the causes. A missing permission counts only if the file is in `place` or has no
-    name, because a source that cannot be read is another error.
+    A full disk, a read-only file system and a file above its limit count at any depth of the causes. A missing
+    permission counts only if the file is in `place` or has no name, because a source that cannot be read is another
+    error. If the error names no file, `place` is named.
     """
     for cause in causes(error):
         number = _number(cause)
-        at = str(getattr(cause, "filename", None) or place)
-        if number in _WITHOUT_ROOM or (cause is error and number in _REMEDIES and at.startswith(place)):
+        at = str(_file_of(cause) or place)
+        if number in _OF_WRITES or (cause is error and number in _REMEDIES and at.startswith(place)):
             return StorageError(f"cannot write {at}: {_REMEDIES[number]}")
     return None
+
+
+def _file_of(error: BaseException) -> object:
+    """File that an error of the system names, or None. A copy of a folder has a list of its files."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        return next((copy for _, copy, _ in error.args[0]), None)
+    return getattr(error, "filename", None)
+
+
+def is_full(path: Path) -> bool:
+    """True if the disk of a path has no room for a file."""
+    return shutil.disk_usage(nearest_existing(path)).free < _NO_ROOM_BYTES
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -28,7 +28,7 @@ def test_a_run_whose_checkpoint_finds_no_room_says_so_and_goes_on_when_there_is_
     )
     _resize(small_disk, "14m")
     with pytest.raises(
-        StorageError, match=rf"cannot write {small_disk}.*: the disk is full: free space or set `store`"
+        StorageError, match=rf"cannot write {small_disk}.*: the disk is full: free space, or write elsewhere"
     ):
         train(config)
     assert list((small_disk / "store" / ".staging").iterdir()) == []

@@ -146,7 +146,7 @@ def test_a_full_disk_names_the_remedy(store: ArtifactStore):
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
 def test_an_unwritable_store_names_the_remedy(store: ArtifactStore, code: int):
     """Read-only and forbidden stores are errors of their own."""
-    with pytest.raises(StorageError, match="set `store`"), store.new_file("note", ".txt"):
+    with pytest.raises(StorageError, match="`store`"), store.new_file("note", ".txt"):
         raise OSError(code, "no")
 
 
@@ -395,5 +395,5 @@ def test_a_temporary_folder_that_cannot_be_written_is_named(small_disk: Path, mo
     """A read-only disk: the folder of this user cannot be made there."""
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
-    with pytest.raises(StorageError, match=rf"^cannot write {small_disk}/grpo-\d+: the store is read-only"):
+    with pytest.raises(StorageError, match=rf"^cannot write {small_disk}/grpo-\d+: the file system is read-only"):
         user_temp_folder()

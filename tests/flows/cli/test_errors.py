@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Callable
 from importlib.metadata import metadata
@@ -23,6 +24,7 @@ from grpo.errors import (
     install_command,
 )
 from grpo.interrupts import Stopped
+from grpo.storage.home import home
 from grpo_cli.app import app
 from grpo_cli.errors import known_failure, with_exit_codes
 from grpo_local.service import free_port
@@ -116,6 +118,16 @@ def test_a_full_disk_below_another_error_is_a_storage_error():
     """A server's database on the same disk, and a file."""
     assert isinstance(known_failure(sqlite3.OperationalError("database or disk is full")), StorageError)
     assert isinstance(known_failure(OSError(28, "No space left on device", "/there")), StorageError)
+
+
+def test_a_full_disk_is_the_one_of_the_folder_that_the_command_was_given(small_disk: Path, tmp_path: Path):
+    """The system does not name the file of a write. If the folder's disk has room, the home is named."""
+    (small_disk / "fill").write_bytes(bytes(2**19))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert str(known_failure(full, [tmp_path, small_disk / "out"])).startswith(
+        f"cannot write {small_disk / 'out'}: the"
+    )
+    assert str(known_failure(full, [tmp_path])).startswith(f"cannot write {home()}: the disk is full")
 
 
 def test_a_file_that_the_system_refuses_is_named():

@@ -69,6 +69,15 @@ def test_a_module_in_the_working_folder_is_not_imported(
     assert "planted" not in service.log.read_text(encoding="utf-8")
 
 
+def test_a_service_that_ends_on_a_full_disk_says_so(small_disk: Path):
+    """It cannot write into its log why it ends."""
+    (small_disk / "fill").write_bytes(bytes(2**19))
+    ending = Service(name="ending", home=small_disk, arguments=("this",), port=free_port())
+    ending.start()
+    with pytest.raises(StorageError, match=rf"cannot write {small_disk}: the disk is full"):
+        ending.wait()
+
+
 def test_a_killed_process_is_detected(service: Service):
     """It is restarted on the same port."""
     service.start()

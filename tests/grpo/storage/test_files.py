@@ -84,6 +84,30 @@ def test_a_full_disk_is_recognized_by_its_message(error: Exception):
 
 
 @pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            OSError(errno.EROFS, "Read-only file system", "/elsewhere/x"),
+            "cannot write /elsewhere/x: the file system",
+        ),
+        (OSError(errno.EFBIG, "File too large"), "cannot write /there: it would be larger than a file of this process"),
+        (
+            RuntimeError("I/O error: File too large (os error 27)"),
+            "cannot write /there: it would be larger",
+        ),
+        (
+            shutil.Error([("a", "/elsewhere/b", "[Errno 27] File too large: 'a' -> '/elsewhere/b'")]),
+            "cannot write /elsewhere/b: it would be larger than a file",
+        ),
+    ],
+    ids=["read-only", "limit", "Rust", "shutil"],
+)
+def test_what_only_a_write_is_refused_with_counts_at_any_place(error: Exception, message: str):
+    """An output of a command need not be in the store. A copy of a folder names the file that was not written."""
+    assert str(storage_error(error, "/there")).startswith(message)
+
+
+@pytest.mark.parametrize(
     "error",
     [
         PermissionError(errno.EACCES, "Permission denied", "/elsewhere/source.jsonl"),

@@ -7,10 +7,13 @@ from MLflow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from grpo.config.loading import describe_errors
 from grpo.config.pipeline import PipelineConfig
 from grpo.errors import ConfigError
 from grpo.registry.provenance import Provenance
@@ -20,13 +23,23 @@ from grpo.storage.home import home
 IMPORT_FROM = "import_from"
 
 
-def recorded_config(address: str, provenance: Provenance) -> PipelineConfig:
+def recorded_config(address: str, provenance: Provenance, *, without: Collection[str] = ()) -> PipelineConfig:
     """Config of the run that registered a version.
 
-    Raises `ConfigError` if it imports the user's code from a folder of artifacts.
+    `without` are sections that the caller does not need. They have their defaults, because a version may be of a
+    release with other settings there. Raises `ConfigError` if other sections have settings that this release does not
+    know, or if the config imports the user's code from a folder of artifacts.
     """
     check_import_folders(address, provenance)
-    return PipelineConfig.model_validate(provenance.config)
+    document = {name: section for name, section in provenance.config.items() if name not in without}
+    try:
+        return PipelineConfig.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(describe_errors(error, PipelineConfig, document))
+        raise ConfigError(
+            f"the config that {address} was trained with cannot be read by this release: {problems}. Use the release "
+            "that registered it, or train it again"
+        ) from error
 
 
 def check_import_folders(address: str, provenance: Provenance) -> None:

@@ -137,7 +137,7 @@ def test_each_error_is_reported_once_at_its_place(kind: type[Settings], document
             ScenarioSettings,
             {"sources": [{"kind": "jsonl", "path": "x", "levle": 1}]},
             "sources.0.levle: Extra inputs are not permitted. The settings here are chat, columns, kind, messages, "
-            "path (got 1)",
+            "path, records (got 1)",
         ),
         (TrainingSettings, {"lora": {"rr": 1}}, "lora.rr: Extra inputs are not permitted. Did you mean r? (got 1)"),
         (RolloutSettings, {"moon": 8}, "moon: Extra inputs are not permitted (got 8)"),

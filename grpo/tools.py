@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from datetime import date
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -66,9 +67,11 @@ def typed_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
     Values of JSON's own types stay as they are. Raises `ValueError` with the first value that its type refuses.
     """
     typed = dict(arguments)
+    function = inspect.unwrap(function)
+    function = getattr(function, "__func__", function)  # so that the cache keeps no object of a bound method
     if not isinstance(function, Hashable):  # an object of a class with a comparison of its own
         return typed
-    for name, adapter in _adapters(inspect.unwrap(function)).items():
+    for name, adapter in _adapters(function).items():
         if name not in typed:
             continue
         try:
@@ -82,8 +85,21 @@ def typed_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 
 @functools.lru_cache(maxsize=1024)
 def _adapters(function: Callable[..., Any]) -> dict[str, TypeAdapter[Any]]:
-    """Adapters of the parameters with types that JSON does not have."""
-    return {name: TypeAdapter(kind) for name, kind in _annotations(function).items() if not _is_json(kind)}
+    """Adapters of the parameters with types that JSON does not have. Others get their values as they are.
+
+    A type without a schema has none, e.g. of an object that is the default of its parameter.
+    """
+    adapters: dict[str, TypeAdapter[Any]] = {}
+    for name, kind in _annotations(function).items():
+        if not _is_json(kind):
+            with suppress(PydanticSchemaGenerationError, PydanticUserError):
+                adapters[name] = TypeAdapter(_repeatable(kind))
+    return adapters
+
+
+def _repeatable(kind: Any) -> Any:
+    """A list instead of an iterable, which pydantic would make an iterator that can be read once."""
+    return list[get_args(kind)] if get_origin(kind) is Iterable else kind  # type: ignore[misc]
 
 
 def _annotations(function: Callable[..., Any]) -> dict[str, Any]:
@@ -100,7 +116,7 @@ def _is_json(kind: Any) -> bool:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _is_json(inner[0])
-    if origin in (Union, types.UnionType, list, dict, Mapping):
+    if origin in (Union, types.UnionType, list, Iterable, dict, Mapping):
         return all(map(_is_json, inner))
     return origin is Literal or kind in (str, int, float, bool, None, type(None), list, dict, Any) or is_typeddict(kind)
 

@@ -237,9 +237,14 @@ class Trajectory:
         return int(self.loss_mask.sum())
 
     @property
-    def generated_tokens(self) -> int:
-        """Number of tokens under the loss mask, without those that it shares with the episode it branches off from."""
-        return int(self.loss_mask[0 if self.branch is None else self.branch.tokens :].sum())
+    def own_start(self) -> int:
+        """Index of the first token that it does not share with the episode that it branches off from."""
+        return 0 if self.branch is None else self.branch.tokens
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """Turns that it does not share with the episode that it branches off from. Counts of replies use them."""
+        return tuple(turn for turn in self.turns if turn.start >= self.own_start)
 
     @property
     def completion_ids(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -80,6 +81,10 @@ class ConversationEnvironment(Environment):
     async def check(self, scenario: Scenario) -> None:
         """Refuse a scenario that the user cannot play."""
         self.user.check(scenario)
+
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        """A deep copy, because a state has everything of its episode."""
+        return copy.deepcopy(state)
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """Outcome from the user's checks. None if the user makes none, as a script, and no part of success is open.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -11,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from grpo.errors import ConfigError
 from grpo.messages import Message, Tool
 from grpo.scenario import Scenario
 from grpo.trajectories import Outcome
@@ -81,10 +81,19 @@ class Environment(ABC):
     def fork(self, state: EnvironmentState) -> EnvironmentState:
         """Copy of a state from which another episode can go on, whatever happens to the first one.
 
-        Branching rollouts (`rollout.trees`) call it. Override it if a state refers to something that `copy.deepcopy`
-        cannot copy, such as a connection.
+        Branching rollouts (`rollout.trees`) call it. If a state refers to nothing outside, such as a session of a
+        server, return `copy.deepcopy(state)`. By default it raises `ConfigError`, because a copy that refers to the
+        same session would be no other episode.
         """
-        return copy.deepcopy(state)
+        raise ConfigError(
+            f"rollout.trees: {type(self).__name__} does not copy its states. Write fork(self, state) for a class of "
+            "your own, which may be copy.deepcopy(state) if a state refers to nothing outside, or leave trees out"
+        )
+
+    @property
+    def forks(self) -> bool:
+        """True if the environment overrides `fork`."""
+        return type(self).fork is not Environment.fork
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """Verify the final state. Returns None if nothing can be verified."""

@@ -88,7 +88,9 @@ class GymEnvironment(Environment):
         observation, reward, ended, cut_off, info = self._values(
             await _call(instance.step, self._action(action.content))
         )
-        success = next((bool(info[name]) for name in _SUCCESSES if info.get(name) is not None), None)
+        success = next(
+            (bool(info[name]) for name in _SUCCESSES if info.get(name) is not None), state.metadata["success"]
+        )
         kept = {"instance": instance, "reward": state.metadata["reward"] + reward, "success": success}
         state = state.after(action, turn_count=state.turn_count + 1, metadata=kept)
         if ended or cut_off:

@@ -110,8 +110,8 @@ class WorkerGroup:
 
     @property
     def is_alive(self) -> bool:
-        """True if torchrun is running, and this process has started it."""
-        return os.getpid() == self._launcher and self._torchrun.poll() is None
+        """True if torchrun is running, this process has started it, and the folder is still there."""
+        return os.getpid() == self._launcher and self._torchrun.poll() is None and self._folder.is_dir()
 
     def run(self, request: UpdateRequest) -> bytes:
         """Run an update, see `run_workers`. The first one must be the update that the group was made for."""
@@ -163,7 +163,7 @@ class WorkerGroup:
         """End the processes, and remove the folder. A fork of the process that started them leaves both alone."""
         if os.getpid() != self._launcher:
             return
-        if self.is_alive:
+        if self._torchrun.poll() is None:
             with suppress(psutil.NoSuchProcess):
                 kill_tree(psutil.Process(self._torchrun.pid))
             self._torchrun.wait()

@@ -19,6 +19,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="scenarios have the columns that rewards take", test=rewards.columns),
     Check(name="rewards get the outcomes that they need", test=outcomes.rewards),
     Check(name="credit by state has states", test=outcomes.credit, purposes=TRAINING),
+    Check(name="branches can be copied", test=outcomes.branches, purposes=TRAINING),
     Check(name="turn rewards can be compared with success", test=outcomes.admission, purposes=TRAINING),
     Check(name="the teacher has hints", test=outcomes.privileged_context, purposes=TRAINING),
     Check(name="the curriculum has outcomes and levels", test=outcomes.curriculum, purposes=TRAINING),

@@ -143,6 +143,15 @@ def credit(facts: Facts) -> Iterator[Exception]:
         )
 
 
+def branches(facts: Facts) -> Iterator[Exception]:
+    """Refuse branching rollouts if the environment does not copy its states."""
+    if facts.given.rollout.trees is not None and not facts.environment().forks:
+        yield ConfigError(
+            f"rollout.trees: environment {facts.given.environment.kind} does not copy its states. Leave trees out, or "
+            "write fork for a class of your own"
+        )
+
+
 def admission(facts: Facts) -> Iterator[Exception]:
     """Refuse the admission of turn rewards if no outcome can be verified that they could be compared with."""
     scenarios = facts.playable()

@@ -63,7 +63,7 @@ class Parameters:
             parameters = list(inspect.signature(function).parameters.values())
         except ValueError:  # some builtins have no signature
             return cls()
-        refuse_other_contract([parameter.name for parameter in parameters], name)
+        refuse_other_contract(parameters, name)
         if taken := _TRL & {parameter.name for parameter in parameters}:
             raise ConfigError(
                 f"reward {name} takes {', '.join(sorted(taken))}, as functions of TRL do. Set kind: trl, or take the "
@@ -95,10 +95,17 @@ class Parameters:
         return (), {**named, **({self.context: context} if self.context else {})}
 
 
-def refuse_other_contract(names: Sequence[str], reward: str) -> None:
-    """Raise `ConfigError` with the function to write if the parameters are those of another library's rewards."""
+def refuse_other_contract(parameters: Sequence[inspect.Parameter], reward: str) -> None:
+    """Raise `ConfigError` with the function to write if the parameters are those of another library's rewards.
+
+    The arguments completion and answer may also be the turns and a column, unless the completion is annotated as text.
+    """
+    names = [parameter.name for parameter in parameters]
     for contract, (firsts, arguments, wrapper) in _WRAPPERS.items():
-        if arguments <= {*names} and names[0] in firsts:
+        may_be_turns = "completion" in arguments and not any(
+            parameter.name == "completion" and parameter.annotation in (str, "str") for parameter in parameters
+        )
+        if arguments <= {*names} and names[0] in firsts and not may_be_turns:
             raise ConfigError(
                 f"reward {reward} takes {', '.join(sorted(arguments))}, as {contract} does. Set kind: python and name "
                 f"a function that calls it, such as: {wrapper}"

@@ -118,7 +118,7 @@ class CallCounts(BaseModel):
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> CallCounts:
         """Counts over the messages of these episodes."""
-        return cls(**count_calls(message for trajectory in trajectories for message in trajectory.messages))
+        return cls(**count_calls(turn.message for trajectory in trajectories for turn in trajectory.own_turns))
 
     def joined(self, other: CallCounts) -> CallCounts:
         """Counts of both."""
@@ -241,6 +241,8 @@ def reply_dependence(trajectories: Sequence[Trajectory]) -> MutualInformation | 
     for trajectory in trajectories:
         replies = [turn for turn in trajectory.turns if turn.message.role == "assistant"]
         for number, turn in enumerate(replies[first:]):
+            if turn.start < trajectory.own_start:  # the reply of the episode that this one branches off from
+                continue
             span = slice(turn.start, turn.stop)
             sampled = trajectory.token_ids[span][trajectory.loss_mask[span]]
             if len(sampled):

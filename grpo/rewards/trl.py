@@ -61,7 +61,7 @@ class TRLReward(GroupReward):
         self.probed = bool(getattr(inner, "probed", False))  # type: ignore[misc]
         self._place = f"{reference} ({_file(inner)})"
         parameters = inspect.signature(self._function).parameters
-        refuse_other_contract([name for name in parameters if name not in self._bound], self._place)
+        refuse_other_contract([p for name, p in parameters.items() if name not in self._bound], self._place)
         self.needed_columns = [
             name
             for name, p in parameters.items()

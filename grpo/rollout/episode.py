@@ -17,7 +17,7 @@ from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
 from grpo.copies import ScenarioCopies
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
-from grpo.errors import OutcomeError
+from grpo.errors import ConfigError, OutcomeError
 from grpo.messages import Message
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
@@ -92,7 +92,7 @@ async def run_episode(
     async def begin() -> tuple[EnvironmentState, tuple[Message, ...]]:
         with environment_code():
             if start is not None:
-                return environment.fork(start.state), start.new_messages
+                return _forked(environment, start.state), start.new_messages
             state = await timeouts.step(environment.reset(copies.copy(), seed=sampling.seed), 0)
             _check(state, EnvironmentState, "what reset returned")
             _check(state.turn_count, int, "a state's turn_count")
@@ -142,7 +142,7 @@ async def run_episode(
                             BranchPoint(
                                 sample=sample,
                                 transcript=transcript.resume(None, sampling, read=transcript.read),
-                                state=environment.fork(state),
+                                state=_forked(environment, state),
                                 new_messages=new_messages,
                                 rewards=tuple(rewards),
                                 states=tuple(states),
@@ -188,6 +188,17 @@ async def run_episode(
         turn_states=() if None in states else tuple(filter(None, states)),
         branch=None if start is None else Branch(sample=start.sample, tokens=len(start.transcript.ids)),
     )
+
+
+def _forked(environment: Environment, state: EnvironmentState) -> EnvironmentState:
+    """Copy of a state. Raises `ConfigError` if the environment cannot copy it, because no branch could be played."""
+    try:
+        return environment.fork(state)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"rollout.trees: {type(environment).__name__}.fork cannot copy a state: {error}. Write a fork that can, or "
+            "leave trees out"
+        ) from error
 
 
 def _check(value: object, kind: type | tuple[type, ...], what: str) -> None:

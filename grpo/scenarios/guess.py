@@ -43,9 +43,13 @@ _TABLES = {
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
 _ROLES = ("role", "from", "speaker", "sender", "author", "sender_type", "author_role")
 _CONTENTS = ("content", "value", "text", "utterance", "message", "body")
-_PARTS_OF_CHATS = ("history", "chat_history", "context_messages", "input", "inputs", "output", "outputs")
-"""Lists with the earlier messages of a chat. The question or the reply is elsewhere in the record."""
+_EARLIER = ("history", "chat_history", "context_messages")
+"""Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
+_PARTS_OF_CHATS = (*_EARLIER, "input", "inputs", "output", "outputs")
+"""Lists that may be a part of a chat."""
 _INPUTS = ("input", "inputs", "attributes.llm.input_messages", "prompt.raw", "arguments.gen_args_0.arg_0", "data")
+_LABELS = ("label", "target", "reference")
+"""Names of what the output should be that are also names of a class of the whole record."""
 _OUTPUTS = ("output", "outputs", "attributes.llm.output_messages", "response.output")
 _RECORD_LISTS = ("records", "rows", "items", "examples", "samples", "results", "data", "conversations", "simulations")
 _WRAPPERS = ("fields", "item", "data", "doc", "example")
@@ -246,7 +250,7 @@ def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
         inputs, outputs = ([name for name in names if _is_there(record, f"{prefix}{name}")] for names in known)
         expected = [f"{prefix}{name}" for name in EXPECTED if _is_there(record, f"{prefix}{name}")]
         expected += [name for name in EXPECTED if prefix and _is_there(record, name)]
-        if not inputs:
+        if not inputs or (not prefix and _is_read_otherwise(record, inputs[0], answered=bool(outputs or expected))):
             continue
         names = {"input": f"{prefix}{inputs[0]}", **({"expected": expected[0]} if expected else {})}
         others = [f"{prefix}{name}" for name in outputs if name != inputs[0] and f"{prefix}{name}" not in expected]
@@ -255,6 +259,22 @@ def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
         names |= _shape(parsed(value_at(record, names["input"]))) or {}
         names = {field: name for field, name in names.items() if field != name}
         yield {"names": names} if names else {}
+
+
+def _is_read_otherwise(record: Mapping[str, Any], place: str, *, answered: bool) -> bool:
+    """True if the input is a whole chat, with at most a label, or stands next to a question with its answer."""
+    if _is_whole_chat(parsed(value_at(record, place))):
+        return not any(_is_there(record, name) for name in {*_OUTPUTS, *EXPECTED} - {*_LABELS})
+    return not answered and bool(_first([*record], _QUESTIONS) and _first([*record], _ANSWERS))
+
+
+def _is_whole_chat(value: Any) -> bool:
+    """True for messages of two speakers of which the second has the last word."""
+    names = _shape(value)
+    if names is None:
+        return False
+    speakers = [who for item in value if (who := item.get(names["role"])) not in ("system", "developer")]
+    return bool(speakers[-1] != speakers[0])
 
 
 def _is_there(record: Mapping[str, Any], place: str) -> bool:
@@ -272,7 +292,10 @@ def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
     """
     record = next(iter(_first_records(path)), {})
     parts = _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ()
-    shapes = [(key, names) for key, value in record.items() if (names := _shape(value)) and key not in parts]
+    whole = {key for key in _INPUTS if key in record and _is_read_otherwise(record, key, answered=True)}
+    shapes = [
+        (key, names) for key, value in record.items() if (names := _shape(value)) and (key not in parts or key in whole)
+    ]
     if len(shapes) == 1:
         ((key, names),) = shapes
         yield {"column": key, "names": {field: name for field, name in names.items() if field != name}}
@@ -345,7 +368,7 @@ def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
         order = _first(names, _ORDERS)
         yield {"messages": {"group_by": group, "speaker": speaker, "text": text, **({"order": order} if order else {})}}
     question = _first(names, (*_QUESTIONS, *_QUESTIONS_LAST))
-    if question and not {*_PARTS_OF_CHATS} & {*names} and not _are_messages(names):
+    if question and not {*_EARLIER} & {*names} and not _are_messages(names):
         fields: Mapping[str, str | None] = {
             "id": _first(names, _IDS),
             "user_responses": question,

@@ -72,8 +72,11 @@ def _file_of(error: BaseException) -> object:
 
 
 def is_full(path: Path) -> bool:
-    """True if the disk of a path has no room for a file."""
-    return shutil.disk_usage(nearest_existing(path)).free < _NO_ROOM_BYTES
+    """True if the disk of a path has no room for a file. False for a path that cannot be looked at."""
+    try:
+        return shutil.disk_usage(nearest_existing(path)).free < _NO_ROOM_BYTES
+    except OSError:  # e.g. a name that is too long; this is called while another error is handled
+        return False
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

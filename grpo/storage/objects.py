@@ -89,7 +89,8 @@ class ObjectFolder:
         with self._errors(writing=True):
             for file in files:
                 if file in sources:
-                    with suppress(FileNotFoundError):  # another run has removed it in this moment
+                    # another run has removed it in this moment, or the store cannot copy, e.g. over SFTP
+                    with suppress(FileNotFoundError, NotImplementedError):
                         self._fs.cp_file(f"{self._root}/{sources[file]}", f"{top}/{file}")
                         continue
                 self._fs.put_file(str(folder / file), f"{top}/{file}")

@@ -83,7 +83,9 @@ def _generated(folder: Path, iterations: int) -> list[int]:
     """Tokens that were generated in the rollout of each iteration."""
     tokens: Counter[str] = Counter()
     for path in folder.rglob("rollout*/**/*.parquet"):
-        tokens[read_provenance(path)["part"]] += sum(episode.generated_tokens for episode in read_trajectories(path))
+        tokens[read_provenance(path)["part"]] += sum(
+            int(episode.loss_mask[episode.own_start :].sum()) for episode in read_trajectories(path)
+        )
     return [tokens[str(iteration)] for iteration in range(iterations)]
 
 

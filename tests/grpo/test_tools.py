@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -161,3 +164,37 @@ def test_parameters_are_described_by_their_annotation_or_by_the_docstring():
     assert properties["note"]["description"] == "a word to the driver"
     assert properties["when"]["description"] == "The day of the delivery."
     assert "description" not in properties["mode"]
+
+
+class Database:
+    """A class that pydantic does not know."""
+
+
+def test_a_parameter_of_a_type_without_a_schema_gets_its_value_as_it_is() -> None:
+    """E.g. an object that is its default, and that no call gives."""
+
+    def look_up(order: str, database: Database = Database()) -> str:  # noqa: B008
+        return order
+
+    assert typed_arguments(look_up, {"order": "7"}) == {"order": "7"}
+
+
+def test_an_iterable_can_be_read_twice() -> None:
+    def total(words: Iterable[str], days: Iterable[date]) -> int:
+        return len(list(words)) + len(list(days))
+
+    typed = typed_arguments(total, {"words": ["a", "b"], "days": ["2026-11-20"]})
+    assert typed == {"words": ["a", "b"], "days": [date(2026, 11, 20)]}
+
+
+def test_the_types_of_a_method_keep_no_object() -> None:
+    class Shop:
+        def order(self, when: date) -> str:
+            return str(when)
+
+    shop = Shop()
+    assert typed_arguments(shop.order, {"when": "2026-11-20"}) == {"when": date(2026, 11, 20)}
+    place = weakref.ref(shop)
+    del shop
+    gc.collect()
+    assert place() is None

@@ -17,6 +17,7 @@ https://github.com/open-thought/reasoning-gym, version 0.1
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -75,6 +76,10 @@ class ReasoningGymEnvironment(Environment):
             return StepResult(state=state, response=None, terminated=True)
         response = Message(role="user", content=TRY_AGAIN)
         return StepResult(state=state.after(response), response=response)
+
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        """A deep copy, because a state has everything of its episode."""
+        return copy.deepcopy(state)
 
     def verify(self, state: EnvironmentState) -> Outcome:
         """Score of the last answer. `problem` is the exception if the verifier could not read it."""

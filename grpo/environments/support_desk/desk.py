@@ -14,6 +14,7 @@ facts were communicated, no reply claimed an action that was not taken, and the 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -127,6 +128,10 @@ class SupportDesk(Environment):
         truncated = state.turn_count >= self.max_turns
         state = state.after(message, world=state.world if world is None else world, done=truncated)
         return StepResult(state=state, response=message, truncated=truncated)
+
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        """A deep copy, because a state has everything of its episode."""
+        return copy.deepcopy(state)
 
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool:
         """True if the scenario says what should happen."""

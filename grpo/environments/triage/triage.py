@@ -13,6 +13,7 @@ has been answered, the customer leaves, and the episode ends as well.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Sequence
 
@@ -106,6 +107,10 @@ class TriageEnvironment(Environment):
     def _answer(self, state: EnvironmentState, message: Message) -> StepResult:
         truncated = state.turn_count >= self.max_turns
         return StepResult(state=state.after(message, done=truncated), response=message, truncated=truncated)
+
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        """A deep copy, because a state has everything of its episode."""
+        return copy.deepcopy(state)
 
     def state_digest(self, state: EnvironmentState) -> str:
         """Digest of the calls and questions so far, and of the last message."""

@@ -37,7 +37,8 @@ class Correlation(NamedTuple):
 class TurnRewardAgreement(BaseModel):
     """Sums over the groups of a rollout that compare turn rewards with success. They can be added over rollouts.
 
-    Only episodes with a verified outcome count, in groups with at least two of them.
+    Only episodes with a verified outcome count, in groups with at least two of them. Branches do not count, because the
+    interval is for independent episodes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -59,7 +60,8 @@ class TurnRewardAgreement(BaseModel):
             return None
         sums, count, episodes = np.zeros(3), 0, 0
         for group in groups:
-            judged = [t for t in group.trajectories if t.success is not None and t.terminal_reward is not None]
+            roots = [t for t in group.trajectories if t.branch is None]  # branches depend on them
+            judged = [t for t in roots if t.success is not None and t.terminal_reward is not None]
             if len(judged) < 2:
                 continue
             x = np.array([math.fsum(trajectory.turn_rewards) for trajectory in judged])

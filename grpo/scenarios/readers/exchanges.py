@@ -67,11 +67,12 @@ def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange
     if given in (None, "", [], {}):
         raise ValueError(f"no {keys['input']}: the record has {', '.join(data) or 'no field'}. Name it in names")
     ignored: list[str] = []
-    record = _input(parsed(given), keys["input"], ignored)
+    output, expected = (_unpacked(value_at(data, keys[name])) for name in ("output", "expected"))
+    is_answered = any(value not in (None, "", [], {}) for value in (output, expected))
+    record = _input(_unpacked(given), keys["input"], ignored, is_answered=is_answered)
     for name in ("tools", "system"):
         if (value := value_at(data, keys[name])) is not None:
             record[name] = value
-    output, expected = (parsed(value_at(data, keys[name])) for name in ("output", "expected"))
     references: tuple[str, ...] = ()
     if expected not in (None, "", [], {}):
         message, references = _expected(expected, keys["expected"], ignored)
@@ -108,11 +109,21 @@ def parsed(value: Any) -> Any:
         return value
 
 
-def _input(value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
+def _unpacked(value: Any) -> Any:
+    """A chat or a completion, also if it is JSON in a text. Any other text stays, because it may have to be JSON."""
+    inner = parsed(value)
+    if not isinstance(value, str) or isinstance(inner, str):
+        return value
+    parts = inner if isinstance(inner, list) else [inner]
+    is_chat = all(isinstance(part, Mapping) and {"role", "messages", "choices", *_CHATS} & {*part} for part in parts)
+    return inner if parts and is_chat else value
+
+
+def _input(value: Any, place: str, ignored: list[str], *, is_answered: bool) -> dict[str, Any]:
     if isinstance(value, str):
         return {"messages": [{"role": "user", "content": value}]}
     if isinstance(value, list):
-        return {"messages": _messages(value, place)}
+        return {"messages": _messages(value, place, is_answered=is_answered)}
     if not isinstance(value, Mapping):
         return {"messages": [{"role": "user", "content": _text(value)}]}
     if isinstance(value.get("role"), str):
@@ -123,7 +134,8 @@ def _input(value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
             question = _first(value, QUESTIONS) if key != "messages" else None
             asked = [] if question is None else [{"role": "user", "content": value[question]}]
             ignored += _unread(value, place, (key, *kept, *((question,) if question else ())))
-            return {**kept, "messages": [*_messages(chat, f"{place}.{key}"), *asked]}
+            is_last = is_answered and not asked
+            return {**kept, "messages": [*_messages(chat, f"{place}.{key}", is_answered=is_last), *asked]}
     question = _first(value, QUESTIONS)
     texts = [name for name, item in value.items() if isinstance(item, str) and item.strip()]
     if question is None and len(texts) == 1 and texts[0] not in _SYSTEM:
@@ -137,9 +149,18 @@ def _input(value: Any, place: str, ignored: list[str]) -> dict[str, Any]:
     return {"messages": messages, **({"system": value[system]} if system else {})}
 
 
-def _messages(value: Sequence[Any], place: str) -> list[Any]:
-    """Messages in OpenAI's format. In a list of texts, the user and the agent speak in turn."""
+def _messages(value: Sequence[Any], place: str, *, is_answered: bool) -> list[Any]:
+    """Messages in OpenAI's format. In a list of texts, the user and the agent speak in turn.
+
+    Raises `ValueError` if the agent would have the last text of a chat that has an answer, because then the texts may
+    all be the user's.
+    """
     if all(isinstance(item, str) for item in value):
+        if is_answered and len(value) % 2 == 0:
+            raise ValueError(
+                f"{len(value)} texts in {place}: if user and agent speak in turn, the agent has the last one, and the "
+                "record has an answer as well. Write messages with roles"
+            )
         return [{"role": "user" if k % 2 == 0 else "assistant", "content": text} for k, text in enumerate(value)]
     messages = openai_messages(value)
     if not all(isinstance(message, Mapping) for message in messages):
@@ -183,6 +204,8 @@ def _replies(value: Any) -> list[Any]:
 def _answer(value: Any, place: str, ignored: list[str]) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        raise ValueError(f"several texts in {place}: {len(value)}. Name another key in names")
     if not isinstance(value, Mapping):
         return _text(value)
     answer = _first(value, ANSWERS)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ def read_json(path: Path, records: str | None = None) -> Iterator[SourceRecord]:
 def document_items(path: Path, document: Any, records: str | None) -> list[Any] | None:
     """Records of a document, see the module. None if `records` is None and the document is none of these.
 
-    Raises `DataError` if there is no list at `records`.
+    Raises `DataError` if there is no list at `records`, or if a table has two columns of one name.
     """
     if records is not None:
         return _list_at(path, document, records)
@@ -50,6 +51,8 @@ def document_items(path: Path, document: Any, records: str | None) -> list[Any] 
         return None
     columns, rows = document.get("columns"), document.get("data")
     if isinstance(columns, list) and isinstance(rows, list) and _is_table(columns, rows):
+        if twice := sorted(name for name, count in Counter(columns).items() if count > 1):
+            raise DataError(f"{path} names the column {excerpt(twice[0])} twice. Rename one of them")
         return [dict(zip(columns, row, strict=True)) if len(row) == len(columns) else row for row in rows]
     return document["scenarios"] if isinstance(document.get("scenarios"), list) else None
 

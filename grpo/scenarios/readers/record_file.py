@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ _LINES = (".jsonl", ".ndjson")
 def read_objects(path: Path, records: str | None = None) -> Iterator[SourceRecord]:
     """Read JSON lines, or a JSON document. `records` is the place of the list of records in a document.
 
-    The file is read as lines if its name says `.jsonl` or `.ndjson`, or if its first line is an object and another line
-    follows. The `line` of a record is its line, or in a document its number. Raises `DataError` if a
-    document is broken or over 64 MiB.
+    The file is read as lines if its name says `.jsonl` or `.ndjson`. A file `.json` is read as lines if its first line
+    is an object and another line follows, and a file of any other name unless it begins like a document. Blank lines do
+    not count. The `line` of a record is its line, or in a document its number.
+
+    Raises `DataError` if a document is broken or over 64 MiB.
     """
-    if records is None and (data_suffix(path) in _LINES or _has_an_object_a_line(path)):
+    if records is None and (data_suffix(path) in _LINES or _has_lines(path)):
         yield from read_jsonl(path)
         return
     document = read_document(path)
@@ -31,9 +34,13 @@ def read_objects(path: Path, records: str | None = None) -> Iterator[SourceRecor
     yield from item_records(path, [document] if items is None else [_as_object(item) for item in items])
 
 
-def _has_an_object_a_line(path: Path) -> bool:
+def _has_lines(path: Path) -> bool:
     with open_json(path) as file:
-        return isinstance(_value(file.readline(LONGEST_LINE)), dict) and bool(file.readline(LONGEST_LINE).strip())
+        lines = (line for line in iter(partial(file.readline, LONGEST_LINE), b"") if line.strip())
+        first = next(lines, b"")
+        if data_suffix(path) == ".json" or isinstance(_value(first), dict):
+            return isinstance(_value(first), dict) and next(lines, None) is not None
+        return not first.lstrip().startswith((b"[", b"{"))
 
 
 def _as_object(item: Any) -> Any:

@@ -63,8 +63,8 @@ def _openinference(span: Span) -> LoggedRun:
     is_model = "LLM" in (span.get("span_kind"), value_at(attributes, "openinference.span.kind"))
     is_root = not _first(span, "parent_id", "parent_span_id")
     exchange = {
-        "input": _messages(value_at(attributes, "llm.input_messages")) or value_at(attributes, "input.value"),
-        "output": _messages(value_at(attributes, "llm.output_messages")) or value_at(attributes, "output.value"),
+        "input": _messages(value_at(attributes, "llm.input_messages")) or _value(attributes, "input"),
+        "output": _messages(value_at(attributes, "llm.output_messages")) or _value(attributes, "output"),
         "tools": _tools(value_at(attributes, "llm.tools")),
     }
     return _run(span, chat, span.get("start_time"), exchange, is_model=is_model, is_root=is_root)
@@ -122,6 +122,12 @@ def _with_lists(value: Any) -> Any:
     if inner and all(key.isdecimal() for key in inner):
         return [inner[key] for key in sorted(inner, key=int)]
     return inner
+
+
+def _value(attributes: Span, side: str) -> Any:
+    """Input or output of a span, which is JSON if its type says so."""
+    value, kind = (value_at(attributes, f"{side}.{name}") for name in ("value", "mime_type"))
+    return parsed(value) if kind == "application/json" else value
 
 
 def _messages(value: Any) -> list[Any]:

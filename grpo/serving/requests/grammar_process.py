@@ -50,7 +50,7 @@ class Trial:
     seconds: float
     """Time that the process worked on it."""
     timed_out: bool = False
-    """True if it was ended. Another attempt may succeed, when the machine has less to do."""
+    """True if it was ended. Another attempt may succeed, e.g. when the machine has less to do."""
 
 
 class GrammarProcess:
@@ -82,9 +82,14 @@ class GrammarProcess:
         seconds = time.monotonic() - begun
         if answered:
             return Trial(reason=None if answer is None else str(answer), seconds=seconds)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_KILLED_S)  # it has closed its pipe, so that it ends by itself
         self._end()
         if seconds >= self._compile_s:
             reason = f"it was not compiled within {self._compile_s:g} s. Send a smaller one"
+            return Trial(reason=reason, seconds=seconds, timed_out=True)
+        if process.returncode == -signal.SIGKILL:  # by another program, e.g. because the machine ran out of memory
+            reason = "the process that compiles it was ended by the system. Send it again"
             return Trial(reason=reason, seconds=seconds, timed_out=True)
         reason = f"to compile it takes more than {self._memory_bytes >> 20} MiB of memory. Send a smaller one"
         return Trial(reason=reason, seconds=seconds)
@@ -98,6 +103,8 @@ class GrammarProcess:
         with self._lock:
             if self._closed:
                 raise PolicyError("the server ends, so that no grammar is compiled")
+            if self._process is not None and self._process.poll() is not None:  # ended while it was idle
+                self._end_locked()
             if self._process is None:
                 command = [sys.executable, "-P", "-m", __spec__.name]
                 process = subprocess.Popen(

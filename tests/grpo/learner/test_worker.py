@@ -137,7 +137,13 @@ def test_processes_of_an_update_open_no_port_for_others(desk_rollout: DeskRollou
 
 
 def _processes() -> set[int]:
-    return {process.pid for process in psutil.Process().children(recursive=True)}
+    """torchrun and its workers below this process."""
+    running = set()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if {"torch.distributed.run", "grpo.learner.worker"} & {*process.cmdline()}:
+                running.add(process.pid)
+    return running
 
 
 def test_the_processes_of_an_update_take_the_next_one(desk_rollout: DeskRollout, tmp_path: Path):

@@ -281,6 +281,18 @@ def test_a_reward_of_another_library_is_refused_with_the_function_to_write(
         assert asyncio.run(result).score == expected  # type: ignore[arg-type]
 
 
+def test_completion_and_answer_may_be_the_turns_and_a_column():
+    """Nothing tells another contract if the completion is not a text."""
+
+    def first_turn(completion: Any, answer: str) -> float:
+        return float(answer in completion[-1].content)
+
+    turns = [Message(role="user", content="1 + 1?"), Message(role="assistant", content="x 2")]
+    scenario = Scenario(id="s", user_responses=("1 + 1?",), world={"answer": "2"})
+    context = RewardContext(scenario_id="s", category="sums", stop="terminated", scenario=scenario)
+    assert asyncio.run(FunctionReward(first_turn).compute_reward(turns, context)).score == 1.0  # type: ignore[arg-type]
+
+
 def test_a_reward_without_a_scenario_says_so():
     """In a notebook a trajectory may have none."""
     episode = Episode(turns=(), context=RewardContext(scenario_id="s", category="c", stop="terminated"))

@@ -4,16 +4,54 @@ import numpy as np
 import pytest
 
 from grpo.messages import Message, ToolCall
-from grpo.rewards.rollout_summary import CallCounts, component_moments, summarize
+from grpo.rewards.rollout_summary import CallCounts, component_moments, reply_dependence, summarize
 from grpo.tables import turns_from_rows, turns_to_rows
-from grpo.trajectories import Outcome, Trajectory, Turn
+from grpo.trajectories import Branch, Outcome, Trajectory, Turn
 from tests.doubles import make_trajectory
+
+_USER, _SAYS = Message(role="user", content="?"), Message(role="assistant", content="!")
 
 
 def _judged(scenario: str, reward: float | None, **changes: object) -> Trajectory:
     """An episode of this scenario; without a reward it failed."""
     failed = {"stop": "failed"} if reward is None else {"breakdown": {"checks": reward}}
     return make_trajectory(**{"scenario_id": scenario, "terminal_reward": reward, **failed, **changes})
+
+
+def test_what_a_branch_shares_is_counted_once():
+    """A branch after the first turn: its second reply counts, and not the call that its root has made."""
+    call = Message(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments={}),))
+    turns = tuple(Turn(message=message, start=k, stop=k + 1) for k, message in enumerate((_USER, call, _USER, call)))
+    root = _judged("s", 1.0, turns=turns)
+    assert CallCounts.of([root]).parsed == 2
+    assert CallCounts.of([root, _judged("s", 1.0, turns=turns, branch=Branch(sample=0, tokens=2))]).parsed == 3
+
+
+def test_branches_of_replies_that_ignore_the_scenario_are_no_dependence():
+    """Each root and its five branches share a first reply of random tokens. Only what they do not share is compared."""
+    rng = np.random.default_rng(0)
+    episodes = []
+    for scenario in range(8):
+        for _ in range(2):
+            shared = rng.integers(5, 9, 6)
+            for k in range(6):
+                tokens = np.concatenate([[1], shared, [2], rng.integers(5, 9, 6)]).astype(np.int32)
+                spans = ((_USER, 0, 1), (_SAYS, 1, 7), (_USER, 7, 8), (_SAYS, 8, 14))
+                episodes.append(
+                    _judged(
+                        str(scenario),
+                        1.0,
+                        turns=tuple(Turn(message=message, start=a, stop=b) for message, a, b in spans),
+                        token_ids=tokens,
+                        loss_mask=np.array([message is _SAYS for message, a, b in spans for _ in range(a, b)]),
+                        sampler_logprobs=np.zeros(14, np.float32),
+                        branch=Branch(sample=0, tokens=7) if k else None,
+                    )
+                )
+    information = reply_dependence(episodes)
+    assert information is not None
+    assert information.is_independent
+    assert abs(information.nats) < 0.1
 
 
 def test_a_group_is_informative_when_two_siblings_differ():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,8 @@ import torch
 
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
-from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.errors import BudgetError, ConfigError
+from grpo.environments.environment import Environment, EnvironmentState, StepResult
+from grpo.errors import ConfigError
 from grpo.messages import Message
 from grpo.policy.policy import Policy
 from grpo.policy.scripted import ScriptedPolicy
@@ -108,7 +109,7 @@ def test_a_branch_begins_with_the_tokens_of_its_root(episodes: list[Trajectory])
         for sample, episode in group.items():
             if sample < 2:
                 assert episode.branch is None
-                assert episode.generated_tokens == episode.completion_tokens
+                assert episode.own_turns == episode.turns
                 continue
             assert episode.branch is not None
             assert episode.branch.sample == sample % 2
@@ -118,7 +119,7 @@ def test_a_branch_begins_with_the_tokens_of_its_root(episodes: list[Trajectory])
             assert (shared[-1].message.role, shared[-1].stop) == ("assistant", stop)
             for name in ("token_ids", "loss_mask", "sampler_logprobs"):
                 assert np.array_equal(getattr(episode, name)[:stop], getattr(root, name)[:stop])
-            assert episode.generated_tokens == episode.completion_tokens - root.loss_mask[:stop].sum()
+            assert (episode.own_start, (*shared, *episode.own_turns)) == (stop, episode.turns)
             turns.append(count := sum(turn.message.role == "assistant" for turn in shared))
             assert episode.turn_states[: count + 1] == root.turn_states[: count + 1]
     assert set(turns) == {1, 2, 3}
@@ -177,6 +178,24 @@ def test_what_a_branch_shares_is_not_read_again(
     assert read[0] == sum(own) - len(episodes) + sum(last)
 
 
+@pytest.mark.parametrize("concurrency", [1, 2, 5])
+def test_a_turn_never_waits_for_branches_that_have_not_begun(
+    policy: TransformersPolicy, renderer: Renderer, monkeypatch: pytest.MonkeyPatch, concurrency: int
+):
+    """An episode that has begun has a place in the batch, so that no timeout of a turn counts time in a queue."""
+    waiting: list[int] = []
+    step = SlotSampler._step
+
+    def count(sampler: SlotSampler) -> None:
+        waiting.append(sampler.waiting)
+        step(sampler)
+
+    monkeypatch.setattr(SlotSampler, "_step", count)
+    _collect(policy, renderer, concurrency=concurrency)
+    assert waiting
+    assert max(waiting) == 0
+
+
 class Breaking(Diary):
     """The third step of the first sample of each scenario fails."""
 
@@ -212,14 +231,31 @@ def test_episodes_of_one_turn_have_no_branches(policy: TransformersPolicy, rende
 class Locked(Diary):
     """A state with a lock, which cannot be copied."""
 
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        return copy.deepcopy(state)
+
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         state = await super().reset(scenario, seed=seed)
         return state.after(metadata={**state.metadata, "lock": threading.Lock()})
 
 
 def test_a_state_that_cannot_be_copied_is_named(policy: TransformersPolicy, renderer: Renderer):
-    with pytest.raises(BudgetError, match=r"cannot pickle '_thread\.lock'"):
+    with pytest.raises(ConfigError, match=r"rollout\.trees: Locked\.fork cannot copy a state: cannot pickle '_thread"):
         _collect(policy, renderer, Locked(max_turns=4))
+
+
+class Outside(Diary):
+    """Whatever its states refer to, it does not say how to copy them."""
+
+    fork = Environment.fork
+
+
+def test_an_environment_that_does_not_copy_its_states_has_no_branches(policy: TransformersPolicy, renderer: Renderer):
+    """A copy may refer to the session of another episode, so it is not made without the environment's own method."""
+    assert not Outside().forks
+    assert Diary().forks
+    with pytest.raises(ConfigError, match=r"rollout\.trees: Outside does not copy its states\. Write fork"):
+        _collect(policy, renderer, Outside(max_turns=4))
 
 
 def test_a_policy_that_reads_messages_has_no_branches(renderer: Renderer):

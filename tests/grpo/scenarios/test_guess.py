@@ -86,3 +86,33 @@ def test_a_file_that_cannot_be_guessed_says_what_it_is(tmp_path: Path, name: str
     path.write_text(content)
     with pytest.raises(DataError, match=reason):
         guess_source(path)
+
+
+@pytest.mark.parametrize("question", ["question", "query", "utterance", "text", "subject"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_table_of_questions_with_outputs_is_read(tmp_path: Path, question: str, suffix: str) -> None:
+    """Whatever else can be named output."""
+    path = tmp_path / f"a.{suffix}"
+    path.write_text(
+        f"{question},output\n2 + 2?,4\n" if suffix == "csv" else json.dumps({question: "2 + 2?", "output": "4"}) + "\n"
+    )
+    (record,) = read_records(guess_source(path))
+    assert record.data is not None, record.problem
+    assert (record.data["user_responses"], record.data["expected"]["responses"]) == (["2 + 2?"], ["4"])
+
+
+def test_an_input_next_to_a_question_and_its_answer_is_no_exchange(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"question": "2 + 2?", "answer": "4", "input": "a page"}) + "\n")
+    (record,) = read_records(guess_source(path))
+    assert record.data is not None, record.problem
+    assert (record.data["user_responses"], record.data["expected"]["responses"]) == (["2 + 2?"], ["4"])
+
+
+def test_a_label_of_a_whole_chat_is_no_reply(tmp_path: Path) -> None:
+    """The agent's last message is the reply that is expected."""
+    chat = [{"role": role, "content": text} for role, text in (("user", "Hi."), ("assistant", "Yes?"))]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"input": chat, "label": "complaint"}) + "\n")
+    source = guess_source(path)
+    assert (source.kind, getattr(source, "column", None)) == ("openai_messages", "input")

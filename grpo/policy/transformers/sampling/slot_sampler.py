@@ -64,6 +64,8 @@ class SlotSampler(TurnSampler):
         """Sessions by slot. Slots stay contiguous, so that a pass computes no free slot."""
         self._followers: dict[TurnSession, TurnSession | None] = {}
         """Sessions without a slot, each with the session that holds its history; None before its first pass."""
+        self._idle_forks: set[TurnSession] = set()
+        """Followers that have not begun a turn. They need no slot before, so that they keep none from others."""
 
     def share(self, session: TurnSession, fork: TurnSession) -> None:
         """Let a fork follow the conversation that holds its tokens. It takes no slot before its next turn."""
@@ -72,6 +74,7 @@ class SlotSampler(TurnSampler):
             super().share(session, fork)
         else:
             self._followers[fork] = holder
+            self._idle_forks.add(fork)
 
     def release(self, session: TurnSession) -> None:
         """Free the slot of a finished conversation.
@@ -81,11 +84,13 @@ class SlotSampler(TurnSampler):
         """
         if session.slot is None:
             self._followers.pop(session, None)
+            self._idle_forks.discard(session)
             return
         followers = [follower for follower, leader in self._followers.items() if leader is session]
         if followers:
             successor = max(followers, key=lambda follower: follower.length)
             del self._followers[successor]
+            self._idle_forks.discard(successor)
             successor.slot, session.slot = session.slot, None
             self._holders[successor.slot] = successor
             self._followers.update((follower, successor) for follower in followers if follower is not successor)
@@ -131,12 +136,13 @@ class SlotSampler(TurnSampler):
             if turn.session.slot is None and turn.session not in self._followers and not self._take_slot(turn):
                 waiting.append(turn)
             else:
+                self._idle_forks.discard(turn.session)
                 self._activate(turn)
         self._waiting = waiting
 
     def _take_slot(self, turn: Turn) -> bool:
         """Reserve a slot for a new conversation until it needs it; return False if no slot is free."""
-        if len(self._holders) + len(self._followers) >= self._concurrency:
+        if len(self._holders) + len(self._followers) - len(self._idle_forks) >= self._concurrency:
             return False
         self._followers[turn.session] = None
         return True

@@ -96,3 +96,25 @@ def test_what_cannot_be_read_is_quarantined_with_the_remedy(data: dict[str, Any]
     record = _record(data)
     assert record.data is None
     assert reason in str(record.problem)
+
+
+@pytest.mark.parametrize("reply", ['{"name": "Ann"}', "[2, 3, 5]", '{"answer": "4", "unit": "kg"}', '["a", "b"]'])
+@pytest.mark.parametrize("key", ["output", "expected"])
+def test_a_reply_that_is_json_stays_a_text(key: str, reply: str) -> None:
+    """The agent has to write it like this."""
+    assert _turns({"input": "As JSON", key: reply}) == (["As JSON"], [reply])
+
+
+def test_an_input_that_is_json_stays_a_text() -> None:
+    assert _turns({"input": '["x", "y"]', "output": "z"}) == (['["x", "y"]'], ["z"])
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"input": "Give two", "output": ["a", "b"]}, "several texts in output: 2"),
+        ({"input": ["write", "rewrite it"], "output": "done"}, "2 texts in input: if user and agent speak in turn"),
+    ],
+)
+def test_texts_that_can_be_read_in_two_ways_are_refused(data: dict[str, Any], reason: str) -> None:
+    assert reason in (_record(data).problem or "")

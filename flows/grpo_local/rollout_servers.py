@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from grpo import progress
@@ -29,6 +31,7 @@ from grpo.config.pipeline import ComputeSettings
 from grpo.config.rollout import RolloutSettings, StartedServers
 from grpo.config.serving import EngineSettings, RolloutServingSettings, ServeConfig
 from grpo.environment_variables import variables_set
+from grpo.errors import ConfigError
 from grpo.policy.servers.policy import KEY, STARTED
 from grpo.serving.access.keys import KeyStore
 from grpo.storage.fetched import user_temp_folder
@@ -126,12 +129,13 @@ def rollout_servers(settings: StartedServers) -> Iterator[RunServers]:
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     with scratch_path(folders) as folder, ExitStack() as stack:
         folder.mkdir(mode=0o700)
-        _remove_logs_of_ended_runs(logs, folders)
+        remove_logs_of_ended_runs(logs)
+        run = f"{socket.gethostname()}-{os.getpid()}-{folder.name}"
         keys = folder / "keys.json"
         key = KeyStore(keys).create("run", ["rollout"])
         ports = [stack.enter_context(reserved_port()) for _ in range(settings.count)]
         services = [
-            _service(settings, number, port, folder=folder, log=logs / f"{_NAME}-{folder.name}-{number}.log")
+            _service(settings, number, port, folder=folder, log=logs / f"{_NAME}-{run}-{number}.log")
             for number, port in enumerate(ports)
         ]
         servers = RunServers(services)
@@ -181,11 +185,19 @@ def _service(settings: StartedServers, number: int, port: int, *, folder: Path, 
 def _visible_device(number: int) -> str:
     """Name of a device for CUDA_VISIBLE_DEVICES. The run itself may see only some devices, and counts these."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return str(number) if visible is None else visible.split(",")[number]
+    if visible is None:
+        return str(number)
+    names = visible.split(",")
+    if number >= len(names):
+        raise ConfigError(
+            f"rollout.servers names device {number}, and CUDA_VISIBLE_DEVICES has {len(names)}. Name another device"
+        )
+    return names[number]
 
 
-def _remove_logs_of_ended_runs(logs: Path, folders: Path) -> None:
-    """Remove logs of runs that have no folder any more, because they have ended."""
-    for log in logs.glob(f"{_NAME}-*.log*"):
-        if not (folders / log.name.removeprefix(f"{_NAME}-").partition("-")[0]).exists():
+def remove_logs_of_ended_runs(logs: Path) -> None:
+    """Remove logs of runs of this machine whose process has ended. Other machines may share the home."""
+    for log in logs.glob(f"{_NAME}-*-*-*-*.log*"):
+        host, process, _, _ = log.name.removeprefix(f"{_NAME}-").rsplit("-", 3)
+        if host == socket.gethostname() and process.isdecimal() and not psutil.pid_exists(int(process)):
             remove(log)

@@ -46,7 +46,6 @@ _CONTENTS = ("content", "value", "text", "utterance", "message", "body")
 _EARLIER = ("history", "chat_history", "context_messages")
 """Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
 _PARTS_OF_CHATS = (*_EARLIER, "input", "inputs", "output", "outputs")
-"""Lists that may be a part of a chat."""
 _INPUTS = ("input", "inputs", "attributes.llm.input_messages", "prompt.raw", "arguments.gen_args_0.arg_0", "data")
 _LABELS = ("label", "target", "reference")
 """Names of what the output should be that are also names of a class of the whole record."""
@@ -176,7 +175,8 @@ def _format(path: Path) -> str:
     with open_json(path) as file:
         head = file.read(_HEAD).lstrip()
     if head.startswith((b"{", b"[")):
-        return "json" if next(read_objects(path)).data is None or head.startswith(b"[") else "jsonl"
+        first = None if head.startswith(b"[") else next(read_objects(path), None)
+        return "json" if first is None or first.data is None else "jsonl"
     known = ", ".join((*_TABLES, *_JSON))
     raise DataError(
         f"{path}: scenarios and chats are read from files that end in {known}, or that are JSON, also compressed by "

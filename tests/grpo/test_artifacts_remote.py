@@ -208,6 +208,20 @@ def test_files_that_an_earlier_folder_has_are_copied_by_the_store(counting: Arti
     assert counting.path(first) != counting.path(second)
 
 
+def test_a_store_that_cannot_copy_gets_the_files_again(counting: ArtifactStore, monkeypatch: pytest.MonkeyPatch):
+    """E.g. over SFTP."""
+
+    def cannot(*given: object, **options: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(CountingFileSystem, "cp_file", cannot)
+    first = _version(counting, "1")
+    CountingFileSystem.sent.clear()
+    second = _version(counting, "2", like=first)
+    assert _sent() == ["tokenizer.json", "weights", MANIFEST]
+    counting.verify(second)
+
+
 def test_s3_copies_a_file_of_an_earlier_folder(store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Another machine reads it, and it is still there when the first folder is removed."""
     first = _version(store, "1")

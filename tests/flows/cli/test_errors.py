@@ -219,3 +219,10 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(arguments: tuple
     assert result.exit_code in (1, 2), result.output
     assert "s3cr3t" not in result.output
     assert isinstance(result.exception, SystemExit), result.exception
+
+
+def test_a_place_that_cannot_be_looked_at_hides_no_error(tmp_path: Path):
+    """Its name is too long, which is the error itself."""
+    place = tmp_path / ("a" * 300)
+    failure = known_failure(_raised(lambda: place.write_text("")), [place])
+    assert "File name too long" in str(failure)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +21,7 @@ from grpo.errors import ConfigError, PolicyError
 from grpo.policy.servers.policy import KEY, STARTED, server_urls
 from grpo.tables import read_trajectories
 from grpo.trajectories import Trajectory
-from grpo_local.rollout_servers import RunServers, rollout_servers
+from grpo_local.rollout_servers import RunServers, remove_logs_of_ended_runs, rollout_servers
 from grpo_local.service import Service, free_port
 from grpo_tasks.execution.stage import Call
 from tests.doubles import short_run
@@ -174,3 +177,18 @@ def test_a_process_without_servers_of_its_run_names_the_commands_that_start_them
     monkeypatch.delenv(STARTED, raising=False)
     with pytest.raises(PolicyError, match=r"rollout.servers.count 2: this process has 0 servers of its run"):
         server_urls(StartedServers(count=2))
+
+
+def test_only_logs_of_processes_of_this_machine_that_have_ended_are_removed(tmp_path: Path):
+    """Another machine may share the home, and a run may have another folder for temporary files."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = {
+        f"rollout-server-{host}-{process}-3f-0.log": host == socket.gethostname() and process == ended.pid
+        for host in (socket.gethostname(), "other-machine")
+        for process in (os.getpid(), ended.pid)
+    }
+    for name in names:
+        (tmp_path / name).write_text("log")
+    remove_logs_of_ended_runs(tmp_path)
+    assert {name: not (tmp_path / name).exists() for name in names} == names

@@ -224,27 +224,34 @@ def test_a_killed_user_does_not_keep_it_running(service: Service, tmp_path: Path
 
 
 CHILD = """
-import sys, time
+import os, sys, time
 from dataclasses import replace
 from pathlib import Path
 from tests.flows.local.test_service import files
 service = replace(files(Path(sys.argv[1]), int(sys.argv[2])), ends_with_parent=True)
 service.start()
-print(service.wait(), flush=True)
+address = service.wait()
+fork = os.fork() if sys.argv[3] == "forks" else None
+if fork != 0:
+    print(address, fork, flush=True)
 time.sleep(600)
 """
 
 
-def test_a_service_that_ends_with_its_parent_ends_when_that_is_killed(service: Service, tmp_path: Path):
-    """It gets SIGTERM. Without the setting it would go on."""
-    command = [sys.executable, "-c", CHILD, str(tmp_path), str(service.port)]
+@pytest.mark.parametrize("kind", ["alone", "forks"])
+def test_a_service_that_ends_with_its_parent_ends_when_that_is_killed(service: Service, tmp_path: Path, kind: str):
+    """It gets SIGTERM, also if a fork of the parent lives on. Without the setting it would go on."""
+    command = [sys.executable, "-c", CHILD, str(tmp_path), str(service.port), kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
         assert parent.stdout is not None
-        assert parent.stdout.readline().strip() == service.url
+        address, fork = parent.stdout.readline().split()
+        assert address == service.url
         process = service.process()
         assert process is not None
         os.kill(parent.pid, signal.SIGKILL)
     gone, _ = psutil.wait_procs([process], timeout=300)
+    if kind == "forks":
+        os.kill(int(fork), signal.SIGKILL)
     assert gone
 
 

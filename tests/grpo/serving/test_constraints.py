@@ -169,6 +169,18 @@ def test_a_grammar_without_an_end_is_refused_and_not_remembered(server: ChatServ
     asyncio.run(check())
 
 
+def test_a_process_that_another_program_has_ended_is_started_again(server: ChatServer):
+    """E.g. because the machine ran out of memory, while it was idle. No grammar is refused for that."""
+    process = grammar_process(server, compile_s=60.0)
+    assert process.compile('start: "a"\n').reason is None
+    running = process._process
+    assert running is not None
+    running.kill()
+    running.wait()
+    assert process.compile('start: "b"\n').reason is None
+    process.close()
+
+
 def test_a_grammar_is_bounded_in_memory_and_the_next_one_is_compiled(server: ChatServer):
     process = grammar_process(server, compile_s=60.0, memory_bytes=16 * 2**20)
     trial = process.compile(grammar_of(server, EXPLODING))

@@ -11,6 +11,7 @@ import pytest
 from grpo.data_errors import LONGEST_LINE
 from grpo.errors import DataError
 from grpo.scenarios.readers.json_file import read_json, read_jsonl
+from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.readers.source_files import LARGEST_DOCUMENT
 from grpo.scenarios.records import SourceRecord
 
@@ -165,3 +166,28 @@ def test_a_table_of_columns_and_rows_is_read(tmp_path: Path) -> None:
     path.write_text('{"columns": ["id", "n"], "data": [["a", 1], ["b"]]}')
     good, short = read_json(path)
     assert (good.data, short.data, short.problem) == ({"id": "a", "n": 1}, None, "not an object: list")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "lines"),
+    [
+        ("a.json", b'{"a": 1}\n\n{"b": 2}\n', [1, 3]),
+        ("a.log", b'broken\n{"b": 2}\n{"b": 3}\n', [1, 2, 3]),
+        ("a", b'{"a": 1}\n{"b": 2}\n', [1, 2]),
+        ("a", b'{"a":\n 1}', [1]),
+        ("a", b'[{"a": 1}, {"b": 2}]', [1, 2]),
+    ],
+)
+def test_lines_and_documents_are_told_apart(tmp_path: Path, name: str, content: bytes, lines: list[int]) -> None:
+    """A blank line or a broken one does not make a document of lines."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert [record.line for record in read_objects(path)] == lines
+
+
+def test_a_table_with_a_column_named_twice_is_refused(tmp_path: Path) -> None:
+    """Otherwise the first would be lost."""
+    path = tmp_path / "a.json"
+    path.write_text('{"columns": ["a", "a"], "data": [[1, 2]]}')
+    with pytest.raises(DataError, match="names the column a twice"):
+        list(read_json(path))

@@ -305,13 +305,6 @@ _dry(
 )
 _dry(
     "backend",
-    "servers of the run on a device that is not there",
-    "rollout.backend=servers rollout.servers={count:␣1,devices:␣[63]}",
-    "rollout.servers.devices names 63",
-    code=1,
-)
-_dry(
-    "backend",
     "weights of few bits without a GPU",
     "policy.quantization=nf4 training.lora={r:␣4}",
     "policy.quantization nf4",

@@ -65,6 +65,9 @@ class GymEnvironment(Environment):
             if not callable(getattr(probe, method, None)):
                 raise ConfigError(f"{self._name} has no method {method}. Write reset(self) and step(self, action: str)")
         self._action = _action_maker(self._name, probe.step)
+        close = getattr(probe, "close", None)
+        if callable(close) and not inspect.iscoroutinefunction(close):
+            close()
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Start with the text that the instance's `reset` returns. The scenario's own seed makes the start."""

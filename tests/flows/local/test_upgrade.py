@@ -134,7 +134,7 @@ def test_the_scenarios_of_this_version_are_read():
 @pytest.mark.parametrize(
     ("read", "file", "message"),
     [
-        (read_trajectories, "rollouts-5.parquet", "has trajectory schema version 5, this code reads 6, 7"),
+        (read_trajectories, "rollouts-5.parquet", "has trajectory schema version 5, this code reads 6, 7, 8"),
         (read_scenarios, "scenarios-1.parquet", "has scenario schema version 1, this code reads 2. Ingest again"),
     ],
 )

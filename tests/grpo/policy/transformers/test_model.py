@@ -17,12 +17,12 @@ from grpo.errors import PolicyError
 from grpo.policy.context import context_limit, describe_context
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import (
-    ModelCache,
     TransformersPolicy,
     load,
     load_tokenizer,
     weights_hash,
 )
+from grpo.policy.transformers.model_cache import ModelCache
 from grpo.policy.transformers.quantization import bitsandbytes_config
 from tests.models.families import tiny_config, tiny_model
 from tests.places import DESK_MODEL

@@ -14,6 +14,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -99,23 +100,24 @@ def open_text(path: Path) -> io.BufferedReader:
 
     Raises `DataError` if it cannot be opened or has another format, and while it is read if it is damaged.
     """
-    file = open_source(path)
-    head = file.peek(8)
-    unpack = next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
-    if unpack is not None:
-        file = io.BufferedReader(_Decoded(path, file, unpack(file).read))
+    with ExitStack() as stack:  # closes the file after an error
+        file = stack.enter_context(open_source(path))
         head = file.peek(8)
-    for magic, name in _FORMATS.items():
-        if head.startswith(magic):
-            file.close()
-            raise DataError(f"{path} is not text, but {name}")
+        unpack = next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
+        if unpack is not None:
+            file = io.BufferedReader(_Decoded(path, file, unpack(file).read))
+            head = file.peek(8)
+        for magic, name in _FORMATS.items():
+            if head.startswith(magic):
+                raise DataError(f"{path} is not text, but {name}")
+        stack.pop_all()
     return file
 
 
 def open_json(path: Path) -> io.BufferedReader:
     """Open a source of JSON as UTF-8, see the module. Raises `DataError` like `open_text`."""
     file = open_text(path)
-    head = file.peek(4)
+    head = file.peek(4)  # which `open_text` has read
     if head.startswith(codecs.BOM_UTF8):
         file.read(len(codecs.BOM_UTF8))
         return file

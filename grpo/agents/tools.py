@@ -73,7 +73,7 @@ class Toolbox:
         self._functions[name] = function
 
     async def execute(self, message: Message) -> Message | None:
-        """Run the calls of a message: one result, or a list for several calls, or None if there is no call.
+        """Run the calls of a message: one result, or a list for several calls, or None if the message has no call.
 
         A malformed call is the last one, and its result is an error.
         """

@@ -53,7 +53,7 @@ class TextGame(ABC):
 
     @abstractmethod
     def state_digest(self) -> str | None:
-        """Digest of all that decides how the game goes on, without the number of turns. None if there is no digest."""
+        """Digest of all that decides how the game goes on, without the number of turns. None if the game has none."""
 
     def copied(self) -> Self:
         """Copy that can be played on without a change of this game."""

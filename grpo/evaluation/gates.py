@@ -55,7 +55,7 @@ _SLOWEST = 0.95
 def gate(evidence: Evidence, gates: Sequence[GateSettings]) -> Decision:
     """Apply all gates. The verdict is `promote` if every gate passes and the weights are not the champion's.
 
-    Raises `ConfigError` if there is no gate.
+    Raises `ConfigError` if the list of gates is empty.
     """
     if not gates:
         raise ConfigError(

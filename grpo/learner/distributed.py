@@ -89,7 +89,7 @@ class UpdateRequest(BaseModel):
     teacher: Path | None = None
     """Checkpoint of the teacher of a distillation, if it is another model."""
     hints: dict[str, str] = {}
-    """What only the teacher reads, by the id of the scenario."""
+    """Hints of the scenarios, which only the teacher reads, by the id of the scenario."""
     sources: str | None = None
     """Digest of the first node's sources. Other nodes refuse the update if theirs differ."""
 

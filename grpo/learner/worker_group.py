@@ -217,7 +217,7 @@ class _IdleGroup:
 
 
 def process_key(settings: TrainingSettings) -> Hashable:
-    """What processes have from their start: their number, their environment and the working folder."""
+    """Everything that a process gets when it starts: number of processes, sharding, working folder and environment."""
     return settings.processes, settings.sharding, Path.cwd(), tuple(sorted(os.environ.items()))
 
 

@@ -256,7 +256,7 @@ class MultiTurnGRPOTrainer:
         return record
 
     def _hints(self) -> dict[str, str]:
-        """What only the teacher of a distillation reads, by the id of the scenario."""
+        """Hints of the scenarios, which only the teacher of a distillation reads, by the id of the scenario."""
         settings = self.settings.distillation
         return {} if settings is None else hints_of(self.scenarios.values(), settings.privileged_context)
 

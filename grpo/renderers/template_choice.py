@@ -155,7 +155,7 @@ def _choose(request: _Request, prefix: str = "") -> Variant:
 
 
 def _check_without_tools(template: ChatTemplate) -> None:
-    """Raise `PolicyError` with the line to add if the template fails only because there are no tools."""
+    """Raise `PolicyError` with the line to add if the template fails only because it gets no tools."""
     try:
         template.render((USER,), True)
     except TemplateFailure as failure:

@@ -96,7 +96,7 @@ class Parameters:
 
 
 def refuse_other_contract(parameters: Sequence[inspect.Parameter], reward: str) -> None:
-    """Raise `ConfigError` with the function to write if the parameters are those of another library's rewards.
+    """Raise `ConfigError` with the function to write if another library's rewards have these parameters.
 
     The arguments completion and answer may also be the turns and a column, unless the completion is annotated as text.
     """

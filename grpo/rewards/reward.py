@@ -99,7 +99,7 @@ class RewardResult:
     breakdown: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     turn_scores: Sequence[float] = ()
-    """Parts of the score that belong to single turns of the agent, one per turn. Empty if there are no such parts."""
+    """Parts of the score that belong to single turns of the agent, one per turn. Empty if the score has none."""
 
     def __post_init__(self) -> None:
         score = as_number(self.score)

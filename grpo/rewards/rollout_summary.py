@@ -52,7 +52,7 @@ class ComponentMoments(BaseModel):
         return _moments(names, self.count + other.count, sums + others, products + other_products)
 
     def statistics(self) -> dict[str, ComponentStatistic]:
-        """Mean, standard deviation and count by component. Empty if there is no episode."""
+        """Mean, standard deviation and count by component. Empty if no episode has all components."""
         if not self.count:
             return {}
         means, covariance = self._centred()

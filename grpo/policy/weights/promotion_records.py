@@ -173,7 +173,7 @@ def next_number(state: PromotionState) -> int:
 
 
 def alias_of(model: RegisteredModel, name: str) -> int | None:
-    """Version that an alias names, or None if there is no such alias."""
+    """Version that an alias names, or None if the model does not have this alias."""
     version = model.aliases.get(name)
     return None if version is None else int(version)
 

@@ -103,7 +103,7 @@ class TurnRewardAgreement(BaseModel):
 def admit_turn_rewards(agreement: TurnRewardAgreement | None, admission: TurnRewardAdmission) -> None:
     """Refuse turn rewards, or warn of them, unless their correlation with success is shown to be above 0.
 
-    `agreement` is the agreement in the first rollout. If it is None, there are no turn rewards that could be refused.
+    `agreement` is the agreement in the first rollout. If it is None, no turn has a reward, and nothing is refused.
     Raises `RewardError` with the correlation and its interval.
     """
     if agreement is None or admission == "off":

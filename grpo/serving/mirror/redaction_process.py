@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 
 from pydantic import ValidationError
 
@@ -29,9 +28,9 @@ from grpo.errors import DataError
 from grpo.messages import Message
 from grpo.scenarios.quarantine import reason_from_error
 from grpo.scenarios.redaction import redact_messages
+from grpo.serving.child_process import end_child
 
 _ATTEMPTS = 2
-_KILLED_S = 5.0
 
 
 class RedactionProcess:
@@ -98,12 +97,7 @@ class RedactionProcess:
         with self._lock:
             process, self._process = self._process, None
             if process is not None:
-                process.kill()
-                process.wait(_KILLED_S)
-                for pipe in (process.stdin, process.stdout):
-                    assert pipe is not None
-                    with suppress(OSError):  # closing flushes the buffer, and its reader has ended
-                        pipe.close()
+                end_child(process)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ import psutil
 from grpo.data_errors import try_call
 from grpo.errors import PolicyError
 from grpo.policy.grammars import compile_grammar, read_vocabulary, vocabulary_text
+from grpo.serving.child_process import end_child
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,12 +127,7 @@ class GrammarProcess:
     def _end_locked(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait(_KILLED_S)
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                with suppress(OSError):  # closing flushes the buffer, and its reader has ended
-                    pipe.close()
+            end_child(process)
 
 
 def _ask(process: subprocess.Popen[bytes], request: object, *, timeout_s: float) -> tuple[bool, object]:

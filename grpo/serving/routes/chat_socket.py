@@ -70,6 +70,8 @@ async def serve_chat_socket(
                     break
                 try:
                     frames.send_nowait(text)
+                except anyio.BrokenResourceError:
+                    continue  # the client is gone, so that its frame is only charged
                 except anyio.WouldBlock:
                     refusal = (TOO_MANY, f"more than {WAITING_REQUESTS} requests wait")
                     break
@@ -103,7 +105,8 @@ async def serve_chat_socket(
                     async for text in texts:
                         await socket.send_text(text)
         except WebSocketDisconnect:
-            pass
+            requests.close()
+            await anyio.sleep_forever()  # `listen` cancels it after the last frame that arrived
         finally:
             waiting.close()
         group.cancel_scope.cancel()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grpo.log.folder import ServedEntry
+from grpo.log.folder import SEGMENTS, ServedEntry
+from grpo.log.lines import encode
 from grpo.log.records import Feedback, Record, ServedTurn
+from grpo.log.segments import Segment, make_folder
 from grpo.messages import Message
 from grpo.trajectories import Turn
 
@@ -57,3 +61,11 @@ def feedback(name: str, minutes: int = 60, **changes: Any) -> Feedback:
 def entries(*records: Record) -> list[ServedEntry]:
     """Entries of a log with these records."""
     return [ServedEntry(source="log", line=line, record=record) for line, record in enumerate(records, start=1)]
+
+
+def write_segment(folder: Path, *records: Record, damage: bytes = b"") -> None:
+    """Write a segment that no process compacts, as `ServingLog` may do it at any time, and a damaged line at its end."""
+    make_folder(folder / SEGMENTS)
+    segment = Segment(folder, os.fdatasync)
+    segment.write(b"".join(encode(record) for record in records) + damage)
+    segment.close()

@@ -19,7 +19,7 @@ from grpo.messages import Message
 from grpo.retraining.curation import ACCEPTED, REDACTED, REJECTED, CurationCounts
 from grpo.scenario import Origin, Scenario
 from grpo.scenarios.table import read_scenarios
-from tests.grpo.log.fixtures import feedback, turn
+from tests.grpo.log.fixtures import feedback, turn, write_segment
 from tests.grpo.retraining.curating import curate
 
 BASE = Scenario(id="base-1", user_responses=("My kettle broke after two days, please replace it.",))
@@ -172,18 +172,15 @@ def test_an_unstorable_conversation_is_rejected_and_the_rest_is_read(tmp_path: P
 
 def test_the_join_of_a_serving_log_is_counted(tmp_path: Path):
     """Three turns in two conversations, one damaged line, and feedback on one conversation and on an unknown one."""
-
-    async def serve() -> None:
-        async with ServingLog(tmp_path / "served") as log:
-            await log.append(turn("a"))
-            await log.append(turn("b", "a"))
-            await log.append(replace(turn("d"), conversation_id="d", consent=""))
-            await log.append(feedback("f", success=True, world={"orders": {}}))
-            await log.append(feedback("g", conversation_id="x"))
-
-    asyncio.run(serve())
-    [segment] = (tmp_path / "served" / "segments").glob("*.log")
-    segment.write_bytes(segment.read_bytes() + b"damage\n")
+    write_segment(
+        tmp_path / "served",
+        turn("a"),
+        turn("b", "a"),
+        replace(turn("d"), conversation_id="d", consent=""),
+        feedback("f", success=True, world={"orders": {}}),
+        feedback("g", conversation_id="x"),
+        damage=b"damage\n",
+    )
     sources = [ServedSource(kind="served", path=str(tmp_path / "served"))]
     settings = CurationSettings(licences=("own",), max_unreadable_fraction=0.5)
     counts = curate(sources, tmp_path, known=[], heldout=[], settings=settings)

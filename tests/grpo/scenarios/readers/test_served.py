@@ -16,7 +16,7 @@ from grpo.messages import Message, ToolCall
 from grpo.scenario import Expected, Scenario
 from grpo.scenarios.sources import content_hash, read_records
 from grpo.trajectories import Turn
-from tests.grpo.log.fixtures import feedback, turn
+from tests.grpo.log.fixtures import feedback, turn, write_segment
 
 
 def write(folder: Path, *records: Record) -> None:
@@ -107,14 +107,13 @@ def test_the_user_may_become_a_goal(tmp_path: Path):
 
 def test_a_conversation_that_is_not_a_scenario_is_a_record_with_a_problem(tmp_path: Path):
     """A user who does not come to speak, and the damaged line. The scenario itself refuses an unknown domain."""
-    write(
+    write_segment(
         tmp_path,
         replace(turn("a"), metadata={"domain": "moon"}),
         replace(turn("b"), conversation_id="d", turns=messages(Message(role="assistant", content="Hello."))),
         replace(turn("e"), conversation_id="e"),
+        damage=b"damage\n",
     )
-    [segment] = (tmp_path / "segments").glob("*.log")
-    segment.write_bytes(segment.read_bytes() + b"damage\n")
     records = list(read_records(source(tmp_path)))
     with pytest.raises(ValidationError, match="domain\n  Input should be"):
         Scenario.model_validate(records[0].data)

@@ -1,19 +1,30 @@
 from __future__ import annotations
 
+import asyncio
 import collections
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.websockets import WebSocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from grpo.config.serving import CallerLimits, ServiceSettings
-from grpo.serving.routes.chat_socket import WAITING_CHARACTERS, WAITING_REQUESTS, _WaitingFrames
+from grpo.serving.access.callers import Caller
+from grpo.serving.access.limits import Limiter
+from grpo.serving.access.preparation import Preparation
+from grpo.serving.routes.chat_socket import (
+    WAITING_CHARACTERS,
+    WAITING_REQUESTS,
+    _WaitingFrames,
+    serve_chat_socket,
+)
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
@@ -148,6 +159,39 @@ def test_frames_that_wait_are_bounded_over_all_sockets_of_a_key():
     for frames in (one, two, other):
         frames.close()
     assert (charged, counts) == ([half - 1, half, 1, 2 * WAITING_CHARACTERS], {})
+
+
+def test_frames_that_arrive_after_a_reply_could_not_be_sent_are_charged():
+    """The client leaves after five refused frames of 9 characters: the reply to the first cannot be sent."""
+    charged, failed = list[tuple[int, int]](), asyncio.Event()
+    incoming = [{"type": "websocket.connect"}, *[{"type": "websocket.receive", "text": "{" + " " * 8}] * 5]
+
+    async def receive() -> Any:
+        if len(incoming) == 4:
+            await failed.wait()
+        return incoming.pop(0) if incoming else {"type": "websocket.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "websocket.send":
+            failed.set()
+            raise OSError
+
+    caller = Caller(name="shop", key_hash="shop", scopes=frozenset({"chat"}), limits=CallerLimits())
+    preparation = Preparation()
+    service: Any = SimpleNamespace(
+        settings=SimpleNamespace(socket_idle_s=240),
+        waiting_frames=collections.Counter(),
+        preparation=preparation,
+        max_context=64,
+        check_room=lambda: None,
+    )
+    socket = WebSocket({"type": "websocket"}, receive, send)
+    socket.state.caller, socket.state.authorize = caller, lambda: caller
+    socket.state.charge = lambda size, status: charged.append((size, status))
+    asyncio.run(serve_chat_socket(socket, service, Limiter(), lambda _: None))
+    preparation.close()
+    assert charged == [(9, 400), *[(9, 408)] * 4]
+    assert not service.waiting_frames
 
 
 def test_a_client_that_goes_away_aborts_its_turn(server: ChatServer):

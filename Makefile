@@ -10,7 +10,7 @@ E2E ?= tests/e2e tests/docs/test_configs.py
 
 SMOLLM2 := .models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-.PHONY: run real test e2e gpu vllm clients check bench growth fuzz chaos mutants rewards models tasks loop pictures ui up down lock
+.PHONY: run real test e2e gpu vllm clients check bench growth fuzz chaos conditions mutants rewards models tasks loop pictures ui up down lock
 run: $(READY)
 	$(BIN)/grpo train $(CONFIG)
 
@@ -54,6 +54,10 @@ fuzz: $(READY)
 # gcc. CI plays four of the cells in one run (tests/e2e/test_chaos.py).
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos
+
+# The whole suite in random order, then in another time zone and locale, then while a year ends. Takes hours on two cores.
+conditions: $(READY)
+	$(BIN)/python -m tests.conditions
 
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants --sample 200

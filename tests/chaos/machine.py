@@ -21,6 +21,7 @@ import psutil
 from grpo_local.workers.fork_server import NO_RUN, RUN
 from tests.chaos.proxy import Proxy
 from tests.places import ROOT
+from tests.shifted_clock import VARIABLES, clock_variables, set_clock
 
 _RESTART_S = 3.0
 _GRACE_S = 20.0
@@ -28,9 +29,6 @@ _GRACE_S = 20.0
 _DISK = "512m"
 _LIMITS = {"cpu": "4", "gpu": "1"}
 """Flow runs at once, as in deployments/kubernetes."""
-_CLOCK = Path(__file__).with_name("clock.c")
-"""Compiled by `cc`. The library of Debian's `faketime` makes Python's `time.sleep` fail, and with it the heartbeats."""
-_CLOCK_VARIABLES = ("LD_PRELOAD", "CHAOS_CLOCK")
 _STAGED = re.compile(r"[0-9a-f]{32}(\.lock)?")
 """Names of `grpo.storage.locks.scratch_path`."""
 
@@ -96,17 +94,15 @@ class Machine:
 
     def restart(self, *, changeable_clock: bool = False) -> None:
         """Start the worker again, with a clock that `set_clock` changes or with the clock of this machine."""
-        self._environment = {key: value for key, value in self._environment.items() if key not in _CLOCK_VARIABLES}
+        self._environment = {key: value for key, value in self._environment.items() if key not in VARIABLES}
         if changeable_clock:
-            library = self._clock.with_suffix(".so")
-            subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(_CLOCK), "-ldl"], check=True)
-            self.set_clock(0)
-            self._environment |= dict(zip(_CLOCK_VARIABLES, (str(library), str(self._clock)), strict=True))
+            self._clock.mkdir(exist_ok=True)
+            self._environment |= clock_variables(self._clock, 0)
         self._kill_everything()
 
     def set_clock(self, seconds: int) -> None:
         """Let the clock of this machine be off by this much, from one second to the next."""
-        self._clock.write_text(f"{seconds}")
+        set_clock(self._clock, seconds)
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:

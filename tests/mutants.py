@@ -26,11 +26,25 @@ from tests.places import ROOT
 PARTS = {
     "algorithms": ("grpo/algorithms", ["tests/grpo/algorithms"]),
     "evaluation": ("grpo/evaluation", ["tests/grpo/evaluation"]),
-    "renderer": ("grpo/renderers/chat_template.py", ["tests/grpo/renderers/test_chat_template.py"]),
+    "renderers": (
+        "grpo/renderers",
+        [
+            f"tests/grpo/renderers/test_{name}.py"
+            for name in ("chat_template", "encoding", "reply_format", "reply_grammar", "template_patches", "written_calls")
+        ],
+    ),
     "artifacts": ("grpo/artifacts.py", ["tests/grpo/test_artifacts.py", "tests/grpo/test_artifacts_remote.py"]),
     "split": ("grpo/scenarios/split.py", ["tests/grpo/scenarios/test_split.py"]),
     "rollout": ("grpo/rollout", ["tests/grpo/rollout"]),
     "registry": ("grpo/registry", ["tests/grpo/registry"]),
+    "log": ("grpo/log", ["tests/grpo/log"]),
+    "access": (
+        "grpo/serving/access",
+        [
+            f"tests/grpo/serving/test_{name}.py"
+            for name in ("budgets", "connections", "guard", "jwt_tokens", "keys", "limits", "preparation")
+        ],
+    ),
     "policy": ("grpo/policy/transformers", ["tests/grpo/policy"]),
     "learner": ("grpo/learner", ["tests/grpo/learner"]),
 }

@@ -30,7 +30,10 @@ PARTS = {
         "grpo/renderers",
         [
             f"tests/grpo/renderers/test_{name}.py"
-            for name in ("chat_template", "encoding", "reply_format", "reply_grammar", "template_patches", "written_calls")
+            for name in (
+                *("chat_template", "encoding", "reply_format", "reply_grammar", "template_patches"),
+                "written_calls",
+            )
         ],
     ),
     "artifacts": ("grpo/artifacts.py", ["tests/grpo/test_artifacts.py", "tests/grpo/test_artifacts_remote.py"]),

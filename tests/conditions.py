@@ -65,8 +65,7 @@ def _condition(name: str, seed: int, folder: Path) -> tuple[dict[str, str], tupl
     if name == "order":
         return {}, ("--random-order-bucket", "module", "--random-order-seed", str(seed))
     if name == "environment":
-        zone = {"TZ": "Pacific/Chatham", "PYTHONHASHSEED": str(seed)}  # 13 hours and 45 minutes before UTC
-        return zone | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, ()
+        return {"TZ": "Pacific/Chatham", "LC_ALL": "C", "PYTHONHASHSEED": str(seed)}, ()
     now = datetime.now().astimezone()
     end = now.replace(year=now.year + 1, month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
     return clock_variables(folder, int((end - _BEFORE_THE_YEAR_ENDS - now).total_seconds()), files=True), ()

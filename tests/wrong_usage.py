@@ -156,7 +156,10 @@ def _fork(arguments: list[str], environment: Mapping[str, str], folder: Path) ->
         for descriptor, name in ((1, ".stdout"), (2, ".stderr")):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        sys.stdout, sys.stderr = open(1, "w", buffering=1, closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = (
+            open(descriptor, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+            for descriptor in (1, 2)
+        )
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(ROOT)

@@ -109,7 +109,7 @@ def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             except OSError:
                 break
         time.sleep(0.1)
-    raise RuntimeError(f"a server did not start: {log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(f"a server did not start: {log.read_text(encoding='utf-8', errors='replace')[-2000:]}")
 
 
 @contextmanager

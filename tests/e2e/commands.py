@@ -59,7 +59,7 @@ class Command:
 
 def start(*arguments: str, environment: Mapping[str, str], output: Path, cwd: Path = ROOT) -> Command:
     """Start `grpo ARGUMENTS` with this environment and nothing of the caller's."""
-    output.write_text("")
+    output.write_text("", encoding="utf-8")
     process = _context.Process(
         target=_run, args=(arguments, dict(environment), str(output), str(cwd)), name=f"grpo {' '.join(arguments)}"
     )

@@ -35,7 +35,7 @@ class Project:
         reward = [{"kind": "politeness", "weight": 0.9}, {"kind": "constant", "weight": 0.1}]
         self.config = changed(config, name="polite", reward=reward, gates=[{"kind": "length", "max_ratio": 99.0}])
         self.config_file = str(folder / "run.yaml")
-        Path(self.config_file).write_text(yaml.safe_dump(self.config))
+        Path(self.config_file).write_text(yaml.safe_dump(self.config), encoding="utf-8")
 
     def train(self, *, cwd: Path = ROOT) -> ReportDocument:
         """Run `grpo train`, and read the report."""
@@ -118,7 +118,7 @@ def test_what_a_reward_reads_in_any_way_is_scored_again(desk_config: dict[str, A
     project = Project(tmp_path, server, desk_config)
     package = put_reading(tmp_path / "code", "readings")
     reward = {"kind": "python", "object": "readings.numbers:Reading", "weight": 1.0, "reads": package.reads}
-    Path(project.config_file).write_text(yaml.safe_dump(changed(project.config, reward=[reward])))
+    Path(project.config_file).write_text(yaml.safe_dump(changed(project.config, reward=[reward])), encoding="utf-8")
     project.environment["GRPO_DEBUG"] = "1"
     result = tmp_path / "measured.json"
 

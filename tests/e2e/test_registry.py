@@ -140,12 +140,12 @@ def test_a_version_is_made_again_with_the_same_weights(version: int, config: Pip
 
 def test_sources_that_changed_cannot_be_reproduced(version: int, pack: Path):
     """Nothing is trained; the error says which setting names them."""
-    whole = pack.read_text()
+    whole = pack.read_text(encoding="utf-8")
     try:
-        pack.write_text(whole + whole.splitlines()[0].replace("desk-00000", "desk-99999") + "\n")
+        pack.write_text(whole + whole.splitlines()[0].replace("desk-00000", "desk-99999") + "\n", encoding="utf-8")
         result = grpo("reproduce", f"models:/{MODEL}@champion")
     finally:
-        pack.write_text(whole)
+        pack.write_text(whole, encoding="utf-8")
     assert result.exit_code == 1
     assert "the files of scenarios.sources have changed" in " ".join(result.stderr.split())
 

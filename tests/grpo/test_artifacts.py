@@ -92,7 +92,7 @@ def test_leftovers_of_a_killed_writer_are_removed_by_the_next_write(store: Artif
 def test_a_changed_file_is_refused(store: ArtifactStore):
     """One other byte is damage, and the error names the artifact."""
     artifact = _text(store, "x")
-    Path(artifact.uri).write_text("y")
+    Path(artifact.uri).write_text("y", encoding="utf-8")
     with pytest.raises(ArtifactError, match="damaged"):
         ArtifactStore(store.root).path(artifact)
 
@@ -140,7 +140,7 @@ def test_an_artifact_outside_the_store_is_refused(store: ArtifactStore, tmp_path
 def test_a_full_disk_names_the_remedy(store: ArtifactStore):
     """/dev/full is a full disk: the error names the store and the remedy."""
     with pytest.raises(StorageError, match="disk is full"), store.new_file("note", ".txt"):
-        Path("/dev/full").write_text("x" * 100_000)
+        Path("/dev/full").write_text("x" * 100_000, encoding="utf-8")
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])

@@ -133,7 +133,7 @@ def test_what_is_damaged_stays_and_is_computed_again(tmp_path: Path, target: str
     (Path(source) / "checkpoint" / ("0" * 20)).mkdir()
     (Path(source) / "checkpoint" / ("0" * 20) / "x").write_text("x")
     result = Path(f"{source}/{store.documents.names('results')[0]}.json")
-    result.write_text(result.read_text().replace('"compute_s":', '"compute_s": 1'))
+    result.write_text(result.read_text(encoding="utf-8").replace('"compute_s":', '"compute_s": 1'), encoding="utf-8")
     moved = move_store(source, target)
     assert len(moved.damaged) == 3
     assert all((Path(source) / name).exists() or (Path(source) / f"{name}.json").exists() for name in moved.damaged)

@@ -56,9 +56,9 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             with urllib.request.urlopen(url, timeout=5):
                 return
         except OSError:
-            assert process.poll() is None, log.read_text()[-3000:]
+            assert process.poll() is None, log.read_text(encoding="utf-8")[-3000:]
             time.sleep(1)
-    raise TimeoutError(log.read_text()[-3000:])
+    raise TimeoutError(log.read_text(encoding="utf-8")[-3000:])
 
 
 @pytest.fixture

@@ -132,7 +132,7 @@ def test_a_full_disk_is_the_one_of_the_folder_that_the_command_was_given(small_d
 
 def test_a_file_that_the_system_refuses_is_named():
     """An output that is a folder, a path below a file."""
-    assert "/: Is a directory" in str(known_failure(_raised(lambda: Path("/").write_text("x"))))
+    assert "/: Is a directory" in str(known_failure(_raised(lambda: Path("/").write_text("x", encoding="utf-8"))))
 
 
 @pytest.mark.parametrize("error", [ConfigError("x"), PolicyError("x"), ConnectionError("there cannot be reached")])

@@ -49,7 +49,7 @@ def test_unsigned_documents_of_an_earlier_version_are_signed(source: str):
     """Their number is printed; a second call finds none."""
     name, text = f"results/score-{'2b' * 32}", json.dumps({"x": 1}, separators=(",", ":"))
     digest = hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()
-    Path(f"{source}/{name}.json").write_text(json.dumps({"sha256": digest, "document": {"x": 1}}))
+    Path(f"{source}/{name}.json").write_text(json.dumps({"sha256": digest, "document": {"x": 1}}), encoding="utf-8")
     assert grpo("store", "sign", source) == (0, f"1 documents of {source} are signed now")
     assert grpo("store", "sign", source) == (0, f"0 documents of {source} are signed now")
     assert ArtifactStore(source).documents.read(name) == {"x": 1}

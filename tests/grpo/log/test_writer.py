@@ -378,7 +378,9 @@ def begin(folder: Path, ledger: Path, *, conversations: int, count: int) -> subp
 
 
 def acknowledged(ledger: Path) -> list[str]:
-    return [line for line in ledger.read_text().splitlines() if line != "begun"] if ledger.exists() else []
+    return (
+        [line for line in ledger.read_text(encoding="utf-8").splitlines() if line != "begun"] if ledger.exists() else []
+    )
 
 
 def test_two_processes_write_to_one_folder(tmp_path: Path):

@@ -69,8 +69,8 @@ def test_what_is_written_and_what_is_excluded_is_not_an_input(tmp_path: Path):
         (tmp_path / "cache").write_text("1")
         (tmp_path / "cache").read_text()
         inside.read_text()
-        Path(sqlite3.__file__).read_text()
-        Path(pytest.__file__).read_text()
+        Path(sqlite3.__file__).read_text(encoding="utf-8")
+        Path(pytest.__file__).read_text(encoding="utf-8")
     assert recorder.digests(exclude=(tmp_path / "home",)) == {}
 
 

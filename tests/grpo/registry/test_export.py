@@ -56,7 +56,7 @@ def test_a_version_is_exported_as_transformers_reads_it(registry: Registry, poli
     assert command[:5] == ["vllm", "serve", str(folder), "--max-model-len", str(policy.max_context)]
     assert command[command.index("--tool-call-parser") + 1] == "hermes"
     assert command[-2:] == ["--served-model-name", "exported"]
-    assert Path(command[command.index("--chat-template") + 1]).read_text() == tokenizer.chat_template
+    assert Path(command[command.index("--chat-template") + 1]).read_text(encoding="utf-8") == tokenizer.chat_template
     assert [path.name for path in folder.parent.iterdir()] == ["champion"]
 
 

@@ -199,7 +199,9 @@ def test_a_file_name_that_is_not_utf8_is_stored_with_a_replacement_character(
     for part in ("train", "dev"):
         (folder / part).mkdir(parents=True)
         (folder / part / "schema.json").write_text("[]")
-        Path(os.fsdecode(bytes(folder / part) + b"/dialogues_\xff.json")).write_text('[{"dialogue_id": 1}]')
+        Path(os.fsdecode(bytes(folder / part) + b"/dialogues_\xff.json")).write_text(
+            '[{"dialogue_id": 1}]', encoding="utf-8"
+        )
     source = PublishedSource(kind="sgd", path=str(folder))
     _, rows = run(tmp_path, write(tmp_path / "a.jsonl", GOOD), source)
     assert [row["source"] for row in rows] == [f"{folder}/{part}/dialogues_?.json" for part in ("train", "dev")]

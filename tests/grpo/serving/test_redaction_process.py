@@ -41,7 +41,7 @@ def test_a_text_of_megabytes_takes_no_time_of_this_process(redaction: RedactionP
     pid, text = redaction.pid, [Message(role="user", content="call 4155550132 " * 60_000)]
 
     def seconds_there() -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     here, there = time.process_time(), seconds_there()
@@ -98,6 +98,6 @@ def test_the_process_ends_with_the_server(tmp_path: Path):
 
 def _runs(pid: int) -> bool:
     try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except FileNotFoundError:
         return False

@@ -136,7 +136,7 @@ def test_an_artifact_is_found_by_its_digest_in_the_place_that_its_store_has_now(
     text = put_file(ArtifactStore(str(home.parent / place)), "text", ".txt", lambda path: path.write_text("a"))
     home.parent.rename(tmp_path / "new")
     Path(text.uri).parent.mkdir(parents=True)
-    Path(text.uri).write_text("a decoy")
+    Path(text.uri).write_text("a decoy", encoding="utf-8")
     monkeypatch.setenv("GRPO_HOME", str(tmp_path / "new" / home.name))
     rewrite_places(tmp_path / "new" / home.name / "mlflow.db")
     assert store_of(text).path(text) == tmp_path / "new" / place / os.path.relpath(text.uri, home.parent / place)

@@ -121,7 +121,7 @@ def test_a_missing_artifact_is_made_again(tmp_path: Path):
     Path(first.text.uri).unlink()
     assert weigh.fn("abc", str(tmp_path)).text == first.text
     assert calls == ["abc"] * 2
-    assert Path(first.text.uri).read_text() == "abc"
+    assert Path(first.text.uri).read_text(encoding="utf-8") == "abc"
 
 
 def test_lines_that_a_generator_reads_are_part_of_its_result(tmp_path: Path):

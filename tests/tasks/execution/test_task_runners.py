@@ -79,7 +79,7 @@ def _rows(store: Path) -> pa.Table:
 def _holder(locks: Path) -> int | None:
     """Id of another process that holds a lock in a folder, as the kernel lists it: a look costs no more than a read."""
     numbers = {path.stat().st_ino for path in locks.glob("*")}
-    for line in Path("/proc/locks").read_text().splitlines():
+    for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
         kind, pid, file = (line.split()[place] for place in (1, 4, 5))  # 1: FLOCK ADVISORY WRITE 4711 fe:00:815 0 EOF
         if kind == "FLOCK" and int(file.rpartition(":")[2]) in numbers and int(pid) != os.getpid():
             return int(pid)

@@ -254,7 +254,10 @@ def test_mlflows_client_works_with_the_login(tracking: Tracking, tmp_path: Path,
     client = MlflowClient(tracking.url)
     run = client.create_run(client.create_experiment("round trip", artifact_location="mlflow-artifacts:/round"))
     client.log_text(run.info.run_id, "hello", "folder/text.txt")
-    assert Path(client.download_artifacts(run.info.run_id, "folder/text.txt", str(tmp_path))).read_text() == "hello"
+    assert (
+        Path(client.download_artifacts(run.info.run_id, "folder/text.txt", str(tmp_path))).read_text(encoding="utf-8")
+        == "hello"
+    )
     client.create_registered_model("round-trip")
     version = client.create_model_version(
         "round-trip", source=f"runs:/{run.info.run_id}/folder", run_id=run.info.run_id

@@ -109,7 +109,7 @@ def _record(path: Path) -> str:
 
 
 def _recorded(path: Path) -> list[list[Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_each_stage_has_a_process_of_its_own_from_one_server(project: Path, tmp_path: Path):

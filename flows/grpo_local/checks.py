@@ -27,7 +27,7 @@ import httpx
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
-from grpo.errors import ConfigError, StorageError
+from grpo.errors import ConfigError, StorageError, install_command
 from grpo.storage.credentials import masked
 from grpo.storage.databases import exclusive
 from grpo.storage.files import nearest_existing
@@ -275,7 +275,10 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
         with engine.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
         engine.dispose()
-    except (SQLAlchemyError, ImportError, TypeError, ValueError) as error:
+    except ModuleNotFoundError as error:
+        remedy = f"Call {install_command('postgres')}"
+        return _store_check(name, f"{masked(uri)} needs a driver ({error})", remedy, wrong_input=True)
+    except (SQLAlchemyError, TypeError, ValueError) as error:
         detail = f"{masked(uri)}: {masked(str(error).strip().splitlines()[0], known=uri)}"
         wrong_input = not isinstance(error, OperationalError)
         return _store_check(name, detail, f"Start the database, or set {setting}", wrong_input=wrong_input)

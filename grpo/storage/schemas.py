@@ -20,7 +20,7 @@ MIGRATION = "Make a backup, because a migration cannot be undone, and call `grpo
 _REVISION = re.compile(r'^(down_)?revision = "(\w{1,64})"$', re.MULTILINE)
 _SQLITE = "sqlite:///"
 _TABLE = "alembic_version"
-_QUERY = f"SELECT version_num FROM {_TABLE}"
+_QUERY = "SELECT version_num FROM alembic_version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

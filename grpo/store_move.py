@@ -5,7 +5,8 @@
     other files  left in the source, and named
 
 Stages find their results by digest, and versions their checkpoints, so that nothing is computed twice. If a move is
-interrupted, repeat it: it skips what was copied. The source is emptied only when the target has everything.
+interrupted, repeat it: it skips what was copied. The source is emptied only when the target has everything. Several
+moves of a home happen one after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from grpo.artifacts import Artifact, ArtifactStore, stored_artifact
 from grpo.errors import ArtifactError, ConfigError, StorageError
 from grpo.storage.digests import MANIFEST
 from grpo.storage.documents import Document, is_document_name
-from grpo.storage.moved_stores import note_move
+from grpo.storage.home import home
+from grpo.storage.locks import file_lock
+from grpo.storage.moved_stores import note_move, present_address
 from grpo.storage.objects import open_uri
 
 _ARTIFACT = re.compile(r"(?P<name>[^/]+/[0-9a-f]{20}(?:\.\w+)?)(?:/.*)?")
@@ -56,9 +59,6 @@ class _Content:
     documents: set[str] = field(default_factory=set)
     others: set[str] = field(default_factory=set)
 
-    def __len__(self) -> int:
-        return len(self.artifacts) + len(self.documents)
-
 
 def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = False) -> StoreMove:
     """Move everything of one store into another one, and let this home find it there. `keep` leaves the source.
@@ -69,9 +69,16 @@ def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = 
     before, after = ArtifactStore(source), ArtifactStore(target)
     if f"{before.uri}/".startswith(f"{after.uri}/") or f"{after.uri}/".startswith(f"{before.uri}/"):
         raise ConfigError(f"{before.uri} and {after.uri} lie in each other. Name two separate places")
+    with nullcontext() if dry_run else file_lock(home() / "stores.lock"):
+        return _move(before, after, keep=keep, dry_run=dry_run)
+
+
+def _move(before: ArtifactStore, after: ArtifactStore, *, keep: bool, dry_run: bool) -> StoreMove:
     mover = _Mover(before, after, dry_run=dry_run)
     moved: set[str] = set()
     content = _content(before)
+    if content == _Content() and present_address(before.uri) != after.uri:
+        raise _no_store(before.uri)
     for _ in range(_PASSES):
         names = [*sorted(content.artifacts - moved), *sorted(content.documents - moved)]  # results name artifacts
         for number, name in enumerate(names):
@@ -105,7 +112,9 @@ def sign_store(address: str, *, dry_run: bool = False) -> int:
     If `dry_run` is True, they are only counted.
     """
     store = ArtifactStore(address)
-    return sum(store.documents.sign(name, dry_run=dry_run) for name in sorted(_content(store).documents))
+    if (content := _content(store)) == _Content():
+        raise _no_store(store.uri)
+    return sum(store.documents.sign(name, dry_run=dry_run) for name in sorted(content.documents))
 
 
 class _Mover:
@@ -118,14 +127,14 @@ class _Mover:
 
     def artifact(self, name: str) -> None:
         """Copy an artifact, unless the target has it."""
-        try:
-            artifact = stored_artifact(self._source, name)
-            if not self._source.has(artifact):  # its content has another digest than its name
-                raise ArtifactError(name)
-            path = self._source.path(artifact)
-        except ArtifactError:
-            self.damaged.add(name)
+        undamaged = _undamaged(self._source, name)
+        if undamaged is None:
+            if _undamaged(self._target, name) is None:
+                self.damaged.add(name)
+            else:  # a move was interrupted while it removed this artifact
+                self.present += 1
             return
+        artifact, path = undamaged
         if self._has(artifact):
             self.present += 1
             return
@@ -163,6 +172,21 @@ class _Mover:
             raise StorageError(f"{new.artifact.uri} differs from {artifact.uri}, which it is a copy of. Move again")
 
 
+def _undamaged(store: ArtifactStore, name: str) -> tuple[Artifact, Path] | None:
+    """An artifact and its content, or None if the content has another digest than the name, or was removed."""
+    try:
+        artifact = stored_artifact(store, name)
+        return (artifact, store.path(artifact)) if store.has(artifact) else None
+    except ArtifactError:
+        return None
+
+
+def _no_store(address: str) -> ConfigError:
+    present = present_address(address)
+    moved = "" if present == address else f". Its content was moved to {present}"
+    return ConfigError(f"there is no store at {address}, or it is empty{moved}. Name the `store` of your configs")
+
+
 def _content(store: ArtifactStore) -> _Content:
     content = _Content()
     for name in _files(store):
@@ -179,13 +203,10 @@ def _content(store: ArtifactStore) -> _Content:
 
 
 def _files(store: ArtifactStore) -> Iterator[str]:
-    """Names of all files below a store. Raises `ConfigError` if there is none."""
+    """Names of all files below a store."""
     file_system, root = open_uri(store.uri)
     store.documents.names("results")  # an object store that cannot be reached is an error with a remedy here
-    names = file_system.find(root.rstrip("/"), withdirs=False)
-    if not names:
-        raise ConfigError(f"there is no store at {store.uri}, or it is empty. Name the `store` of your configs")
-    for name in names:
+    for name in file_system.find(root.rstrip("/"), withdirs=False):
         yield name[len(root.rstrip("/")) + 1 :]
 
 

@@ -27,11 +27,14 @@ import httpx
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
-from grpo.errors import ConfigError, StorageError
+from grpo.errors import ConfigError, StorageError, install_command
 from grpo.storage.credentials import masked
+from grpo.storage.databases import exclusive
 from grpo.storage.files import nearest_existing
 from grpo.storage.moved import MIGRATE, former_place, moved
+from grpo.storage.schemas import MIGRATION, mlflow_schema, require_newest
 from grpo_local.login import CLIENT, LOGIN_REMEDIES, PASSWORD, USERNAME, Server, login, login_file
+from grpo_local.schemas import prefect_schema
 from grpo_local.servers import mlflow_service, prefect_service
 from grpo_local.service import port_is_free
 
@@ -272,11 +275,30 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
         with engine.connect() as connection:
             connection.exec_driver_sql("SELECT 1")
         engine.dispose()
-    except (SQLAlchemyError, ImportError, TypeError, ValueError) as error:
+    except ModuleNotFoundError as error:
+        remedy = f"Call {install_command('postgres')}"
+        return _store_check(name, f"{masked(uri)} needs a driver ({error})", remedy, wrong_input=True)
+    except (SQLAlchemyError, TypeError, ValueError) as error:
         detail = f"{masked(uri)}: {masked(str(error).strip().splitlines()[0], known=uri)}"
         wrong_input = not isinstance(error, OperationalError)
         return _store_check(name, detail, f"Start the database, or set {setting}", wrong_input=wrong_input)
-    return _store_check(name, masked(uri))
+    return _check_schema(name, uri, masked(uri))
+
+
+def _check_schema(name: str, uri: str, detail: str) -> CheckResult:
+    """Compare the schema of a database with the one of the installed package. `detail` is for a database that fits."""
+    try:
+        older = (mlflow_schema if name == "mlflow" else prefect_schema)(uri).older
+        if older is None:
+            return _store_check(name, detail)
+        if name == "prefect":  # its server migrates it
+            return _store_check(name, older).model_copy(update={"state": "warning", "remedy": MIGRATION})
+        with exclusive(uri):  # another process may be migrating it
+            require_newest(uri)
+    except (ConfigError, ConnectionError) as error:
+        detail, _, remedy = str(error).partition(". ")
+        return _store_check(name, detail, remedy, wrong_input=isinstance(error, ConfigError))
+    return _store_check(name, detail)
 
 
 def _check_sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
@@ -290,7 +312,7 @@ def _check_sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
     except sqlite3.Error as error:
         remedy = f"Restore a backup, move the file away and call `grpo migrate`, or set {setting}"
         return _store_check(name, f"the records of {name} in {path} cannot be used: {error}", remedy)
-    return _store_check(name, str(path))
+    return _check_schema(name, f"sqlite:///{path}", str(path))
 
 
 def protocol_known(store: str) -> bool:

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from grpo.errors import ConfigError
 from grpo.log.log_tables import find_tables
@@ -21,20 +21,20 @@ from grpo.storage.credentials import masked
 from grpo.storage.databases import exclusive, is_database, upgrade_tracking
 from grpo.storage.files import storage_errors
 from grpo.storage.home import tighten
-from grpo.storage.schemas import schema
+from grpo.storage.schemas import mlflow_schema
 from grpo.store_move import sign_store
-
-if TYPE_CHECKING:
-    from alembic.script import ScriptDirectory
+from grpo_local.schemas import prefect_schema
 
 
 def upgrade(home: Path, *, dry_run: bool = False) -> Iterator[str]:
     """Upgrade the databases, stores and files of a home. Yields a sentence for each change.
 
     With `dry_run` nothing is changed, and the sentences say what would be changed. Raises `ConfigError` if a database
-    cannot be used, or if a newer release has migrated it.
+    cannot be used, or if a newer release has migrated it. Then the other database is not migrated either.
     """
     if not dry_run:
+        for _ in (*_mlflow(dry_run=True), *_prefect(home, dry_run=True)):
+            pass
         with storage_errors(str(home)):
             home.mkdir(parents=True, exist_ok=True)
     yield from _mlflow(dry_run=dry_run)
@@ -79,27 +79,12 @@ def _upgrade_prefect(uri: str) -> None:
         raise ConfigError(f"Prefect's database {masked(uri)} cannot be made:\n{output}")
 
 
-def _change(name: str, uri: str) -> str | None:
+def _change(name: Literal["MLflow", "Prefect"], uri: str) -> str | None:
     """Sentence about what a migration of a database does. None if it has the schema of the installed package."""
     file = Path(uri.replace("+aiosqlite", "").removeprefix("sqlite:///"))
     if uri.startswith("sqlite") and not file.exists():
         return "is created"
-    return schema(name, uri, _migrations(name, uri)).change
-
-
-def _migrations(name: str, uri: str) -> ScriptDirectory:
-    """Migrations of the installed package. Prefect has different ones for each kind of database."""
-    from alembic.script import ScriptDirectory
-
-    if name == "MLflow":
-        import mlflow.store.db_migrations
-
-        return ScriptDirectory(str(Path(mlflow.store.db_migrations.__file__).parent))
-    import prefect.server.database
-
-    folder = Path(prefect.server.database.__file__).parent / "_migrations"
-    kind = "sqlite" if uri.startswith("sqlite") else "postgresql"
-    return ScriptDirectory(str(folder), version_locations=[str(folder / "versions" / kind)])
+    return (mlflow_schema if name == "MLflow" else prefect_schema)(uri).change
 
 
 def _unreadable_tables(folder: Path) -> Iterator[str]:

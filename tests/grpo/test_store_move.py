@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from grpo.artifacts import Artifact, ArtifactStore, store_of
 from grpo.errors import ConfigError, StorageError
 from grpo.registry.retention import Retention
 from grpo.storage.moved_stores import present_address
-from grpo.store_move import move_store
+from grpo.store_move import move_store, sign_store
 from grpo_tasks.execution.results import StageResult
 from grpo_tasks.execution.stage import stage
 from tests.doubles import put_file, put_folder
@@ -165,6 +166,49 @@ def test_an_interrupted_move_is_repeated(tmp_path: Path, target: str, monkeypatc
     assert (moved.present, moved.artifacts) == (at, 4 - at)
 
 
+def test_a_move_that_was_killed_while_it_removed_is_completed(tmp_path: Path, target: str):
+    """An artifact lacks its manifest in the source then, and is whole in the target. A third move has nothing to do."""
+    source, made = full(tmp_path)
+    move_store(source, target, keep=True)
+    (ArtifactStore(source).path(made.folder) / "manifest.json").unlink()
+    moved = move_store(source, target)
+    assert (moved.artifacts, moved.present, moved.damaged) == (0, 4, ())
+    assert [path.name for path in Path(source).rglob("*")] == ["notes.txt"]
+    (Path(source) / "notes.txt").unlink()
+    moved = move_store(source, target)
+    assert (moved.artifacts, moved.present, moved.documents) == (0, 0, 0)
+    with pytest.raises(ConfigError, match=f"Its content was moved to {target}"):
+        move_store(source, str(tmp_path / "elsewhere"))
+
+
+def test_a_second_move_waits_for_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It would otherwise miss what the first one removes, and name its own target as the new place of all."""
+    source, _ = full(tmp_path)
+    (Path(source) / "notes.txt").unlink()
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    document, errors = store_move._Mover.document, list[BaseException]()
+
+    def move() -> None:
+        try:
+            move_store(source, second)
+        except ConfigError as error:
+            errors.append(error)
+
+    other = threading.Thread(target=move)
+
+    def with_another(self: store_move._Mover, name: str) -> None:
+        if other.ident is None:
+            other.start()
+            other.join(1)
+        document(self, name)
+
+    monkeypatch.setattr(store_move._Mover, "document", with_another)
+    assert move_store(source, first).artifacts == 4
+    other.join()
+    assert [f"Its content was moved to {first}" in str(error) for error in errors] == [True]
+    assert present_address(source) == first
+
+
 def test_a_run_that_writes_meanwhile_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What appears after the listing is moved as well; a store that is written all the time is refused, and stays."""
     source, _ = full(tmp_path)
@@ -198,6 +242,8 @@ def test_a_store_that_is_not_there_is_refused(tmp_path: Path, target: str):
     """With the remedy; a typing error does not pass as an empty store."""
     with pytest.raises(ConfigError, match="there is no store at"):
         move_store(str(tmp_path / "missing"), target)
+    with pytest.raises(ConfigError, match="there is no store at"):
+        sign_store(str(tmp_path / "missing"))
 
 
 def test_a_home_that_names_no_move_finds_nothing_elsewhere(home: Path):

@@ -40,10 +40,11 @@ from grpo.policy.weights.promotion_records import (
     missing_champion,
     promotion_state,
 )
-from grpo.storage.databases import exclusive, make_tracking
+from grpo.storage.databases import exclusive, is_database, make_tracking
 from grpo.storage.documents import Document
 from grpo.storage.home import home
 from grpo.storage.moved import check_not_moved
+from grpo.storage.schemas import require_newest
 from grpo.storage.signing import KEY, Unverified, canonical, key_file, sign, verify
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def tracking_uri() -> str:
 def open_client(uri: str) -> MlflowClient:
     """Open MLflow's client of a registry. Only one process at a time creates the tables of a database.
 
-    Raises `ConfigError` if the database belongs to a home that was moved.
+    Raises `ConfigError` if the database belongs to a home that was moved, or another release of MLflow has written it.
     """
     check_not_moved(uri)
     import mlflow
@@ -162,6 +163,8 @@ def open_client(uri: str) -> MlflowClient:
     mlflow.set_tracking_uri(uri)
     with exclusive(uri):
         make_tracking(uri)
+        if is_database(uri):
+            require_newest(uri)
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)
     return client

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -21,14 +22,17 @@ from grpo.log.compaction import compact
 from grpo.log.folder import ServedLog
 from grpo.log.join import join
 from grpo.log.records import Feedback, ServedTurn
+from grpo.policy.weights.registered import open_client
 from grpo.scenarios.table import read_scenarios
+from grpo.storage.schemas import MIGRATION
 from grpo.tables import read_trajectories
 from grpo.trajectories import Outcome
+from grpo_local.checks import CheckResult, check_records
 from grpo_local.upgrade import upgrade
 from tests.places import ROOT
 
 SCHEMAS = ROOT / "tests" / "schemas"
-"""Files of earlier versions, each written by the code that had the version."""
+"""Files of earlier versions, each written by the code that had the version. `.sql.gz` are dumps of databases."""
 
 
 @pytest.fixture
@@ -51,6 +55,19 @@ def _database(path: Path, revision: str) -> None:
         database.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         database.execute("INSERT INTO alembic_version VALUES (?)", [revision])
         database.commit()
+
+
+def _dumped(path: Path, name: str) -> None:
+    """A database that an earlier release has written, with a version or a flow run in it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(gzip.decompress((SCHEMAS / f"{name}.sql.gz").read_bytes()).decode())
+        database.commit()
+
+
+def _records(home: Path) -> dict[str, CheckResult]:
+    """What `grpo doctor` says about the records of a home that uses no Prefect server."""
+    return {check.name: check for check in check_records(home)}
 
 
 def _contents(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -105,11 +122,48 @@ def test_a_database_of_a_newer_release_is_refused_and_kept(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # a server migrates its own database
     before = (home / file).read_bytes()
     with pytest.raises(
-        ConfigError, match=f"the installed {name} does not know, because a newer {name} migrated it"
+        ConfigError, match=rf"the installed {name} [\d.]+ does not know, because a newer {name} migrated it"
     ) as refused:
         list(upgrade(home, dry_run=dry_run))
     assert "\n" not in str(refused.value)
     assert (home / file).read_bytes() == before
+    check = _records(home)[name.lower()]
+    assert (check.state, f"{check.detail}. {check.remedy}") == ("problem", str(refused.value))
+
+
+def test_neither_database_is_migrated_if_one_is_refused(home: Path):
+    """MLflow's is of an earlier release, and Prefect's of a newer one."""
+    _dumped(home / "mlflow.db", "mlflow-3.16.1")
+    _database(home / "prefect" / "prefect.db", "feedfeedfeed")
+    before = _contents(home)
+    with pytest.raises(ConfigError, match="a newer Prefect migrated it"):
+        list(upgrade(home))
+    assert _contents(home) == before
+
+
+def test_databases_of_earlier_releases_are_migrated_by_nothing_else(home: Path):
+    """A command refuses MLflow's, because opening it would migrate it. Prefect's server migrates its own database."""
+    _dumped(home / "mlflow.db", "mlflow-3.16.1")
+    _dumped(home / "prefect" / "prefect.db", "prefect-3.7.8")
+    before = _contents(home)
+    checks = _records(home)
+    assert [checks[name].state for name in ("mlflow", "prefect")] == ["problem", "warning"]
+    assert "has schema b7e2c1a4d9f3 of an earlier release, and the installed one" in checks["mlflow"].detail
+    assert {checks[name].remedy for name in ("mlflow", "prefect")} == {MIGRATION}
+    with pytest.raises(ConfigError, match="has schema b7e2c1a4d9f3 of an earlier release") as refused:
+        open_client(os.environ["MLFLOW_TRACKING_URI"])
+    assert str(refused.value).endswith(f". {MIGRATION}")
+    assert {name: entry for name, entry in _contents(home).items() if not name.endswith(".lock")} == before
+
+    changes = list(upgrade(home))
+    assert ", is migrated from b7e2c1a4d9f3 to " in changes[0]
+    assert ", is migrated from 79e7a60e43d8 to " in changes[1]
+    assert {_records(home)[name].state for name in ("mlflow", "prefect")} == {"ok"}
+    champion = open_client(os.environ["MLFLOW_TRACKING_URI"]).get_model_version_by_alias("kept", "champion")
+    assert champion.tags["verdict"] == "promote"
+    with closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database:
+        assert database.execute("SELECT name, state_type FROM flow_run").fetchall() == [("night", "COMPLETED")]
+    assert not [change for change in upgrade(home, dry_run=True) if "database" in change]
 
 
 @pytest.mark.parametrize("version", ["6", "7"])

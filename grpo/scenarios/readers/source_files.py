@@ -25,6 +25,7 @@ from pydantic_core import from_json
 from grpo.data_errors import check_is_file
 from grpo.errors import DataError
 
+_MOST_VALUES = 2**23  # of a document, counted by its commas
 LARGEST_DOCUMENT = 64 * 2**20  # bytes, because parsed JSON takes about ten times as much memory
 _FORMATS = {
     b"PK\x03\x04": "an Excel workbook or another archive. Save the sheet as CSV UTF-8, or unpack the archive",
@@ -206,6 +207,11 @@ def read_document(path: Path) -> Any:
         raise DataError(
             f"{path} has more than {LARGEST_DOCUMENT // 2**20} MiB, too much for one JSON document. "
             "Write one record a line and read it with kind jsonl"
+        )
+    if content.count(b",") > _MOST_VALUES:
+        raise DataError(
+            f"{path} has more than {_MOST_VALUES} values, too many for one JSON document. Write one record a line and "
+            "read it with kind jsonl"
         )
     try:
         return from_json(content, allow_inf_nan=False)

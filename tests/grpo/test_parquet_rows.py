@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,14 +21,14 @@ def _write_arrow(table: pa.Table, path: Path) -> None:
         writer.write_table(table)
 
 
-def _read_arrow(path: Path) -> list[Any]:
-    return list(ArrowFile(path).read())
+def _read_arrow(path: Path) -> int:
+    return sum(1 for _ in ArrowFile(path).read())
 
 
-FORMATS: dict[str, tuple[Callable[[pa.Table, Path], None], Callable[[Path], list[Any]]]] = {
+FORMATS: dict[str, tuple[Callable[[pa.Table, Path], None], Callable[[Path], int]]] = {
     "parquet": (
         lambda table, path: pq.write_table(table, path, compression="zstd"),
-        lambda path: [*read_parquet(path)],
+        lambda path: sum(1 for _ in read_parquet(path)),
     ),
     "arrow": (_write_arrow, _read_arrow),
 }
@@ -58,7 +57,7 @@ def test_a_text_that_each_row_repeats_is_not_read_a_hundred_thousand_times(tmp_p
     with pytest.raises(DataError, match="rows holds rows of over 1000 times its own size"):
         read(tmp_path / "rows")
     write(pa.table({"id": ids[:5000], "goal": _dictionary("x" * 20_000, 5000)}), tmp_path / "rows")
-    assert len(read(tmp_path / "rows")) == 5000
+    assert read(tmp_path / "rows") == 5000
 
 
 @pytest.mark.parametrize("kind", FORMATS)

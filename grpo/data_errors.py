@@ -23,6 +23,11 @@ from grpo.errors import DataError, GRPOError
 
 LONGEST_LINE = 16 * 2**20
 """Bytes of a line, row or record that is read."""
+MOST_COLUMNS = 10_000
+"""Columns of a table, or keys of a record."""
+MOST_VALUES = 500_000
+"""Values of a JSON record, counted by its commas before it is parsed. A value of two bytes takes hundreds of bytes once
+it is refused with its reason."""
 EXCERPT_CHARS = 500
 _TRANSIENT = (ConnectionError, TimeoutError)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -35,6 +40,12 @@ def check_is_file(path: Path) -> None:
     """Raise `DataError` for a pipe, a device or a socket, which may have no end and cannot be read twice."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise DataError(f"{path} is a pipe or a device, and a source is read several times. Store it in a file")
+
+
+def check_columns(path: Path, count: int) -> None:
+    """Raise `DataError` if a table has too many columns."""
+    if count > MOST_COLUMNS:
+        raise DataError(f"{path} has {count} columns, and at most {MOST_COLUMNS} are read. Leave out the others")
 
 
 def try_call(build: Callable[[], T]) -> T | Exception:

@@ -4,6 +4,7 @@
     a row of more than 16 MiB                                                      the row has a problem
     a damaged page, or more or fewer rows than the footer declares                 `DataError`
     a column chunk that expands to more than 1 GiB                                 `DataError`, before it is read
+    more rows than bytes, or rows of over 1,000 times the file's size              `DataError`
 
 Dictionaries are not expanded, so that 1,000,000 rows that repeat a text of 16 MiB take 16 MiB and not 16 TiB.
 """
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from grpo.data_errors import LONGEST_LINE, error_text, try_call
+from grpo.data_errors import LONGEST_LINE, check_columns, error_text, try_call
 from grpo.errors import DataError
 from grpo.parquet_footer import read_footer
 from grpo.tables import open_parquet
@@ -28,6 +29,11 @@ from grpo.tables import open_parquet
 BATCH_ROWS = 512
 LARGEST_CHUNK = 2**30  # bytes of a column chunk once decompressed
 MOST_VALUES = 2**26  # of a column chunk, because a value that repeats takes no space in a file
+ALWAYS_READ = 100_000
+"""Rows that a file of any size may have. In a larger one each row takes a byte, because it has an id of its own."""
+MOST_TIMES = 1000
+"""Rows of more than 1 GiB in all may have this many times the size of their file. Prompts of a column that repeat in
+each row reach 200 times."""
 _LARGEST_BATCH = 64 * 2**20  # bytes, above which a batch is converted row by row
 
 T = TypeVar("T")
@@ -42,6 +48,34 @@ class ArrowRow:
     problem: str | None = None
 
 
+class RowBudget:
+    """Rows and bytes that may be read of a file or folder, because a value that repeats takes no space in it."""
+
+    def __init__(self, path: Path) -> None:
+        files = path.rglob("*") if path.is_dir() else (path,)
+        size = sum(file.stat().st_size for file in files)
+        self._path = path
+        self._rows, self._bytes = max(ALWAYS_READ, size), max(LARGEST_CHUNK, MOST_TIMES * size)
+
+    def take_rows(self, count: int) -> None:
+        """Count rows that a file declares. Raises `DataError` if there are too many."""
+        self._rows -= count
+        if self._rows < 0:
+            raise DataError(
+                f"{self._path} has more rows than bytes, so that most of them are empty or the same. Write it again "
+                "without them"
+            )
+
+    def take_bytes(self, count: int) -> None:
+        """Count bytes of rows, before the rows are made. Raises `DataError` if there are too many."""
+        self._bytes -= count
+        if self._bytes < 0:
+            raise DataError(
+                f"{self._path} holds rows of over {MOST_TIMES} times its own size, and hardly any data do. If you "
+                "trust it, write it without compression and dictionaries"
+            )
+
+
 class ParquetRows:
     """Rows of a Parquet file.
 
@@ -51,6 +85,7 @@ class ParquetRows:
     def __init__(self, path: Path, *, largest_chunk: int = LARGEST_CHUNK, most_values: int = MOST_VALUES) -> None:
         self._path = path
         file = open_parquet(path)
+        check_columns(path, file.metadata.num_columns)
         footer = try_call(lambda: read_footer(path))
         if isinstance(footer, Exception):
             raise DataError(f"{path} has a damaged footer: {error_text(footer)}. Write it again") from footer
@@ -62,12 +97,12 @@ class ParquetRows:
 
     def read(self, columns: Sequence[str]) -> Iterator[ArrowRow]:
         """Read the rows in order. If the file is damaged, the rows before the damage come first, then `DataError`."""
-        number = 0
+        number, budget = 0, RowBudget(self._path)
         for index, group in enumerate(self._footer.groups):
             start = number
             batches = self._intact(partial(self._batches, index, columns), number)
             while (batch := self._intact(partial(next, batches, None), number)) is not None:
-                yield from batch_rows(batch, number, self.schema)
+                yield from batch_rows(batch, number, self.schema, budget)
                 number += batch.num_rows
             if number - start != group.rows:
                 raise DataError(
@@ -89,6 +124,7 @@ class ParquetRows:
                 f"{self._path} is damaged: its footer claims {self._footer.rows} rows, its row groups {total}. "
                 "Write it again"
             )
+        RowBudget(self._path).take_rows(total)
         for chunk in (chunk for group in self._footer.groups for chunk in group.chunks):
             if chunk.uncompressed > largest_chunk or chunk.values > most_values:
                 raise DataError(
@@ -106,30 +142,37 @@ class ParquetRows:
         raise DataError(f"{self._path} is damaged {place}: {error_text(value)}. Write it again") from value
 
 
-def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema) -> Iterator[ArrowRow]:
-    """Rows of a batch, numbered from `before` + 1. `schema` has its columns without dictionaries."""
+def batch_rows(
+    batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema, budget: RowBudget
+) -> Iterator[ArrowRow]:
+    """Rows of a batch, numbered from `before` + 1. `schema` has its columns without dictionaries.
+
+    Raises `DataError` if the bytes of the rows exceed the budget.
+    """
     size = try_call(lambda: _expanded(batch))
     rows: Any = size
     if isinstance(size, int) and size <= _LARGEST_BATCH:
+        budget.take_bytes(size)
         rows = try_call(lambda: _plain(batch, schema).to_pylist())  # dictionaries take six times as long
     if isinstance(rows, list):
         for number, cells in enumerate(rows, start=before + 1):
             yield ArrowRow(number=number, cells=cells)
         return
     for index in range(batch.num_rows):
-        yield _row(batch.slice(index, 1), before + 1 + index)
+        yield _row(batch.slice(index, 1), before + 1 + index, budget)
 
 
 def _plain(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch | pa.Table:
     return batch.cast(pa.schema([schema.field(name) for name in batch.schema.names]))
 
 
-def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
+def _row(row: pa.RecordBatch | pa.Table, number: int, budget: RowBudget) -> ArrowRow:
     size = try_call(lambda: _expanded(row))
     if isinstance(size, Exception):
         return ArrowRow(number=number, cells={}, problem=f"row cannot be decoded: {error_text(size)}")
     if size > LONGEST_LINE:
         return ArrowRow(number=number, cells={}, problem=f"over-long row: {size} bytes, at most {LONGEST_LINE}")
+    budget.take_bytes(size)
     cells = {name: try_call(column[0].as_py) for name, column in zip(row.schema.names, row.columns, strict=True)}
     errors = {name: cell for name, cell in cells.items() if isinstance(cell, Exception)}
     problem = "; ".join(f"{name}: {error_text(error)}" for name, error in errors.items())

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     BaseModel,
     ConfigDict,
+    FailFast,
     Field,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -33,6 +34,10 @@ conversation, the calls that were made, the facts that were communicated."""
 NL_ASSERTION = "NL_ASSERTION"
 """The part of success that a language model judges."""
 
+Texts = Annotated[tuple[str, ...], FailFast()]
+Objects = Annotated[tuple[dict[str, Any], ...], FailFast()]
+"""Lists of which the first wrong item is the error, because an error for each of a million takes a gigabyte."""
+
 
 class _Record(BaseModel):
     model_config = ConfigDict(
@@ -46,18 +51,18 @@ class _Record(BaseModel):
 class Expected(_Record):
     """Expected outcome of an episode, for the environment and rewards."""
 
-    responses: tuple[str, ...] = ()
+    responses: Texts = ()
     """Reference replies of an agent."""
-    facts: tuple[str, ...] = ()
+    facts: Texts = ()
     """Facts that the agent must communicate."""
-    calls: tuple[dict[str, Any], ...] = ()
+    calls: Objects = ()
     """Tool calls that solve the task, in order: `{"name", "arguments"}`. If the source has them, also `turn`, the
     number of the user turn that the call answers, and `compare_args`, the arguments that must be equal."""
     state: dict[str, Any] = Field(default_factory=dict)
     """The final state of the world."""
-    assertions: tuple[str, ...] = ()
+    assertions: Texts = ()
     """Statements about the conversation that must be true. A language model judges them."""
-    required_documents: tuple[str, ...] = ()
+    required_documents: Texts = ()
     """Documents of the domain's knowledge base that the task needs, by id."""
     reward_basis: Annotated[tuple[SuccessCriterion, ...], Field(min_length=1)] | None = None
     """Parts of success. None means every part that is expected here. `[DB]` without calls and state means that the
@@ -151,13 +156,13 @@ class Scenario(_Record):
     """Subject, for people."""
     domain: Domain = "general"
     """Field of the conversation."""
-    user_responses: tuple[str, ...] = ()
+    user_responses: Texts = ()
     """The user's turns in order. The user begins."""
     goal: str = ""
     """Wishes and knowledge of a simulated user."""
     context: str = ""
     """Background that the agent and the reward may see."""
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: Objects = ()
     """Tools of this world: `{"name", "description", "parameters"}`. If a tool is not available from the first user
     turn, `from_turn` is the number of the turn from which it is."""
     world: dict[str, Any] = Field(default_factory=dict)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import yaml
 from prefect import flow
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.schema import EvaluationDocument, Interval
@@ -23,6 +22,7 @@ from grpo_local.rollout_servers import run_executor
 from grpo_tasks.evaluate_policy import EvaluatePolicyResult, evaluate_policy
 from grpo_tasks.execution.task_runners import one_thread
 from grpo_tasks.model_addresses import REGISTERED, stored_checkpoint
+from grpo_tasks.page_artifacts import show_table, show_text
 from grpo_tasks.registry import registry
 
 
@@ -101,16 +101,16 @@ def measure(config: PipelineConfig, model: str, *, whole: bool) -> tuple[str, Sc
 def _attach(document: EvaluationDocument, path: Path) -> None:
     """Show the numbers in Prefect's page."""
     evaluation = document.measurement
-    create_markdown_artifact(
-        f"# {document.model} on the scenarios of {document.name}\n\npolicy {evaluation.policy}, "
-        f"{evaluation.episodes} episodes; `{path}`",
+    show_text(
+        f"{document.model} on the scenarios of {document.name}",
+        f"policy {evaluation.policy}, {evaluation.episodes} episodes; {path}",
         key="evaluation",
     )
-    create_table_artifact(
+    show_table(
         [_row(name=part.name, success=part.success, reward=part.reward) for part in evaluation.slices], key="slices"
     )
     tries = enumerate(zip(evaluation.pass_at_k, evaluation.pass_hat_k, strict=True), start=1)
-    create_table_artifact(
+    show_table(
         [_row(name=f"{k} tries", **{"pass@k": once, "pass^k": each}) for k, (once, each) in tries], key="pass-rates"
     )
 

@@ -16,11 +16,14 @@ import httpx
 from grpo.environment_variables import variables_set
 from grpo.errors import ConfigError
 from grpo.storage.files import storage_errors
+from grpo.storage.signing import KEY
 from grpo_local.login import (
+    CLIENT,
     HOSTS,
     LOGIN_VARIABLES,
     ORIGINS,
     PASSWORD,
+    SERVER,
     USERNAME,
     Server,
     login,
@@ -35,7 +38,7 @@ _ANSWER_S = 30.0
 
 
 def prefect_service(home: Path) -> Service:
-    """Prefect's server of this home. It is started with the login in the environment."""
+    """Prefect's server of this home. It is started with its login in the environment, and without other keys."""
     host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
     origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
     return Service(
@@ -46,12 +49,12 @@ def prefect_service(home: Path) -> Service:
         port=port,
         path="/api",
         remedy="Set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
-        environment={ORIGINS: os.environ.get(ORIGINS, origins)},
+        environment={ORIGINS: os.environ.get(ORIGINS, origins), **dict.fromkeys((USERNAME, PASSWORD, KEY))},
     )
 
 
 def mlflow_service(home: Path) -> Service:
-    """MLflow's server of this home. It is started with the login in the environment.
+    """MLflow's server of this home. It is started with its login in the environment, and without other keys.
 
     Its artifact folder is the same as for a client that opens the database itself.
     """
@@ -71,6 +74,7 @@ def mlflow_service(home: Path) -> Service:
             "MLFLOW_ARTIFACTS_DESTINATION": str(files),
             "MLFLOW_DEFAULT_ARTIFACT_ROOT": files.as_uri(),
             HOSTS: os.environ.get(HOSTS, hosts),
+            **dict.fromkeys((SERVER, CLIENT, KEY)),
         },
     )
 

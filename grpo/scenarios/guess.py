@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from grpo.config.chats import KEYS
 from grpo.config.scenarios import Source, TraceSource
-from grpo.data_errors import error_text, excerpt
+from grpo.data_errors import error_text, excerpt, read_guarded
 from grpo.errors import DataError, GRPOError
 from grpo.parquet_rows import ParquetRows
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
@@ -85,7 +85,8 @@ def guess_source(path: Path) -> Source:
 
     Raises `DataError` if the file is missing or in no known format, or if no candidate reads a record.
     """
-    candidates = [_SOURCE.validate_python(settings) for settings in _candidates(path)]
+    readable = read_guarded(lambda: _candidates(path), str(path))
+    candidates = [_SOURCE.validate_python(settings) for settings in readable]
     if not candidates:
         names = _names(path)
         shown = excerpt(", ".join(names), 300) or "nothing"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from prefect import task
-from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
@@ -15,6 +14,7 @@ from grpo.retraining.champion import Challenger, Champion, known_topics, new_con
 from grpo.retraining.curation import ACCEPTED, LIVE, REDACTED
 from grpo.retraining.triggers import ServedVersion, TriggerInputs, TriggerResult
 from grpo.retraining.triggers import check_triggers as check_all_triggers
+from grpo_tasks.page_artifacts import show_table
 
 
 @task(name="check-triggers", cache_policy=NO_CACHE, persist_result=False)
@@ -55,5 +55,5 @@ def check_triggers(
         for result in results
     ]
     if flow_run.get_id() is not None:
-        create_table_artifact(rows, key="triggers")
+        show_table(rows, key="triggers")
     return results

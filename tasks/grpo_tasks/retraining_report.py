@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
@@ -15,6 +14,7 @@ from grpo.retraining.curation import CurationCounts
 from grpo.retraining.mixture import MixtureCounts
 from grpo.retraining.reports import RetrainingReport
 from grpo.storage.files import write_atomically
+from grpo_tasks.page_artifacts import show_table, show_text
 from grpo_tasks.registry import registry
 
 FILE = "retraining.json"
@@ -75,8 +75,8 @@ def retraining_report(document: RetrainingReport, version: ModelVersion | None, 
         rows += [{"what": "corrections, trained on", "count": corrections.used}]
         rows += [{"what": f"corrections, {why}", "count": count} for why, count in corrections.rejected.items()]
     if flow_run.get_id() is not None:
-        create_table_artifact(rows, key="curation")
-        create_markdown_artifact(f"# {document.name}: {document.verdict}\n\n{document.reason}\n", key="retraining")
+        show_table(rows, key="curation")
+        show_text(f"{document.name}: {document.verdict}", document.reason, key="retraining")
     if version is not None and document.triggers is not None:
         models = registry()
         triggers = json.dumps([result.model_dump() for result in document.triggers.results])

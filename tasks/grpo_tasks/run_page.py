@@ -12,13 +12,12 @@ from uuid import UUID
 
 from prefect.artifacts import (
     create_image_artifact,
-    create_markdown_artifact,
     create_progress_artifact,
-    create_table_artifact,
     update_progress_artifact,
 )
 
 from grpo.evaluation.schema import GateCheck, ReportDocument
+from grpo_tasks.page_artifacts import show_table, show_text
 
 _WORDS = {">": "above", ">=": "at least", "<=": "at most"}
 _PAUSE_S = 1.0
@@ -49,16 +48,18 @@ def iteration_progress(iterations: int) -> Iterator[Callable[[int], None]]:
 def show_report(document: ReportDocument, picture: Path, page: Path) -> None:
     """Show the decision, the gates, the stages and the curves in Prefect's page."""
     decision = document.decision
-    create_markdown_artifact(
-        f"# {document.name}: {decision.verdict}\n\n{decision.reason}\n\nReport: `{page}`",
+    show_text(
+        f"{document.name}: {decision.verdict}",
+        decision.reason,
+        f"Report: {page}",
         key="decision",
         description=f"{decision.verdict}: {decision.reason}",
     )
     if decision.checks:
         passed = sum(check.passed for check in decision.checks)
         rows = [_row(check) for check in decision.checks]
-        create_table_artifact(rows, key="gates", description=f"{passed} of {len(rows)} gates passed")
-    create_table_artifact(
+        show_table(rows, key="gates", description=f"{passed} of {len(rows)} gates passed")
+    show_table(
         [stage.model_dump() for stage in document.stages],
         key="stages",
         description=f"where {document.wall_s:.0f} s went, and what was cached",
@@ -70,7 +71,7 @@ def show_report(document: ReportDocument, picture: Path, page: Path) -> None:
 
 
 def _row(check: GateCheck) -> dict[str, str]:
-    """A gate as Prefect's page can show it. A cell is read as Markdown, in which > would begin a quotation."""
+    """A gate as a row, with the relation in words."""
     return {
         "gate": check.name,
         "value": "–" if check.value is None else f"{check.value:.4g}",

@@ -6,7 +6,7 @@ import base64
 from pathlib import Path
 
 from prefect import task
-from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_image_artifact
 from prefect.cache_policies import NO_CACHE
 
 from grpo.config.tuning import TuneConfig
@@ -14,6 +14,7 @@ from grpo.identity.provenance import parameters
 from grpo.tuning.document import BEST, StudyDocument, write_study
 from grpo.tuning.study_summary import TrialRecord
 from grpo.tuning.tracking import StudyTracker
+from grpo_tasks.page_artifacts import show_table, show_text
 from grpo_tasks.registry import registry
 
 
@@ -36,11 +37,9 @@ def report_study(document: StudyDocument, record: StudyTracker, folder: Path) ->
         if best is None
         else f"Best is trial {best.number}, {document.metric} {best.reward:.4g}."
     )
-    shown = f"\n\n```yaml\n{document.best_config}```" if document.best_config else ""
-    create_markdown_artifact(
-        f"# {document.name}\n\n{summary}\n\nReport: `{files[0]}`, config: `{folder / BEST}`{shown}", key="study"
-    )
-    create_table_artifact([_row(trial) for trial in document.study.trials], key="trials")
+    places = f"Report: {files[0]}, config: {folder / BEST}"
+    show_text(document.name, summary, places, code=document.best_config or "", key="study")
+    show_table([_row(trial) for trial in document.study.trials], key="trials")
     for name in ("history", "importance"):
         encoded = base64.b64encode((folder / f"{name}.png").read_bytes()).decode()
         create_image_artifact(f"data:image/png;base64,{encoded}", key=name)

@@ -24,13 +24,16 @@ from grpo.storage.files import nearest_existing
 MOST_BYTES = 64 * 2**20
 """Largest body, such as a batch of spans, because MLflow keeps it in memory. A file that states its length goes to disk
 as it arrives and may be larger."""
+MOST_QUERY = 64 * 2**10
+"""Largest query of GraphQL. The pages send a few kB. MLflow parses a query before it bounds it, and 5 MB keep a thread
+for over a minute."""
 KEPT_FREE = 2**30
 """Bytes of the disk that uploads leave free, because the registry, the log and Prefect write to the same disks."""
 _FILE = re.compile(r"/(?:ajax-)?api/2\.0/mlflow-artifacts/artifacts/.+")
 _EXPERIMENT = re.compile(r"/(?:ajax-)?api/[0-9.]+/mlflow/experiments/create")
 _VERSION = re.compile(r"/(?:ajax-)?api/[0-9.]+/mlflow/model-versions/create")
 _TRACE = re.compile(r"/(?:ajax-)?api/[0-9.]+/mlflow/traces(?:/.*)?")
-_SPANS = "/v1/traces"
+_SPANS, _GRAPHQL = "/v1/traces", "/graphql"
 _LOCATIONS = frozenset({"mlflow.artifactLocation", "mlflow.trace.archiveLocation"})
 """Tags of a trace with the place of its files, which MLflow itself sets."""
 _TAG_OF_TRACE = "mlflow.traceTag."
@@ -72,7 +75,8 @@ class PlaceMiddleware:
             if scope["method"] == "PUT" and _FILE.fullmatch(scope["path"]) and (length := _stated_length(scope)):
                 await self._store(length, scope, receive, send)
                 return
-            body = await _read(Headers(scope=scope), receive)
+            most = MOST_QUERY if scope["path"] == _GRAPHQL else MOST_BYTES
+            body = await _read(Headers(scope=scope), receive, most)
             if scope["path"] == _SPANS:
                 await run_in_threadpool(_check_spans, Headers(scope=scope), body)
             elif any(pattern.fullmatch(scope["path"]) for pattern in (_EXPERIMENT, _VERSION, _TRACE)) and body:
@@ -236,7 +240,7 @@ def _with_length(scope: Scope, length: int) -> Scope:
     return forwarded
 
 
-async def _read(headers: Headers, receive: Receive) -> bytes:
+async def _read(headers: Headers, receive: Receive, most: int) -> bytes:
     """The whole body. Raises `Refusal` if it is too large, or compressed, because its size is then not known before."""
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise Refusal(415, f"the body is compressed with {headers['content-encoding'][:40]}. Send it as it is")
@@ -249,6 +253,6 @@ async def _read(headers: Headers, receive: Receive) -> bytes:
         chunks.append(message.get("body", b""))
         size += len(chunks[-1])
         more = message.get("more_body", False)
-        if size > MOST_BYTES:
-            raise Refusal(413, f"the body has more than {MOST_BYTES >> 20} MiB")
+        if size > most:
+            raise Refusal(413, f"the body has more than {most >> 10:,} KiB")
     return b"".join(chunks)

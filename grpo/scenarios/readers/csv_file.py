@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.csv_format import DETECTED, CsvFormat
-from grpo.data_errors import LONGEST_LINE
+from grpo.data_errors import LONGEST_LINE, check_columns
 from grpo.errors import DataError
 from grpo.scenarios.readers.csv_dialect import UNDECODED, find_dialect
 from grpo.scenarios.readers.csv_rows import RowText, read_texts
@@ -103,7 +103,8 @@ def _read_header(path: Path, header: list[str] | str, required: Collection[str],
     if isinstance(header, str):
         raise DataError(f"{path}: the header cannot be read: {header}. The first line must name the columns")
     while header and not header[-1].strip():
-        header = header[:-1]
+        header.pop()
+    check_columns(path, len(header))
     if not header:
         raise DataError(f"source {path} is empty. Fill it or take it out of scenarios.sources")
     missing = [name for name in required if name not in header]

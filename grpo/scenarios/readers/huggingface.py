@@ -9,7 +9,7 @@ from typing import Any
 from grpo.config.scenarios import HuggingFaceSource
 from grpo.data_errors import error_text, try_call
 from grpo.errors import DataError
-from grpo.parquet_rows import BATCH_ROWS
+from grpo.parquet_rows import BATCH_ROWS, RowBudget
 from grpo.scenarios.readers.arrow_file import validated_rows
 from grpo.scenarios.readers.mapped_columns import check_present
 from grpo.scenarios.readers.row_fields import Fields, row_record
@@ -43,9 +43,10 @@ def read_huggingface(source: HuggingFaceSource, path: Path) -> Iterator[SourceRe
 
 
 def _records(path: Path, dataset: Any, fields: Fields | None) -> Iterator[SourceRecord]:
-    claimed, number = len(dataset), 0
+    claimed, number, budget = len(dataset), 0, RowBudget(path)
+    budget.take_rows(claimed)
     for table in dataset.with_format("arrow").iter(batch_size=BATCH_ROWS):
-        for row in validated_rows(table, number):
+        for row in validated_rows(table, number, budget):
             yield row_record(path, row, fields)
         number += table.num_rows
     if number != claimed:

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
-from grpo.data_errors import LONGEST_LINE, excerpt
+from grpo.data_errors import LONGEST_LINE, MOST_COLUMNS, MOST_VALUES, excerpt
 from grpo.errors import DataError
 from grpo.scenarios.readers.source_files import open_json, read_document
 from grpo.scenarios.records import SourceRecord
@@ -76,7 +76,10 @@ def _list_at(path: Path, document: Any, records: str) -> list[Any]:
 def item_records(path: Path, items: Sequence[Any]) -> Iterator[SourceRecord]:
     """Items of a document as numbered records. If an item is not an object, its record has a problem."""
     for number, item in enumerate(items, start=1):
-        if isinstance(item, dict):
+        if isinstance(item, dict) and len(item) > MOST_COLUMNS:
+            problem = f"too many keys: more than {MOST_COLUMNS}"
+            yield SourceRecord(source=str(path), line=number, data=None, raw=excerpt(item), problem=problem)
+        elif isinstance(item, dict):
             yield SourceRecord(source=str(path), line=number, data=item)
         else:
             problem = f"not an object: {type(item).__name__}"
@@ -104,6 +107,9 @@ def _records(source: str, file: IO[bytes]) -> Iterator[SourceRecord]:
 
 
 def _record(source: str, number: int, line: bytes) -> SourceRecord:
+    if line.count(b",") > MOST_VALUES:
+        problem = f"too many values: more than {MOST_VALUES}"
+        return SourceRecord(source=source, line=number, data=None, raw=_decode(line), problem=problem)
     try:
         raw = line.decode()
     except UnicodeDecodeError as error:
@@ -117,6 +123,9 @@ def _record(source: str, number: int, line: bytes) -> SourceRecord:
     if not isinstance(data, dict):
         problem = f"not an object: {type(data).__name__}"
         return SourceRecord(source=source, line=number, data=None, raw=raw, problem=problem)
+    if len(data) > MOST_COLUMNS:
+        problem = f"too many keys: more than {MOST_COLUMNS}"
+        return SourceRecord(source=source, line=number, data=None, raw=_decode(line), problem=problem)
     return SourceRecord(source=source, line=number, data=data, raw=raw)
 
 

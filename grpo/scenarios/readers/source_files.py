@@ -12,6 +12,7 @@ import codecs
 import gzip
 import io
 import lzma
+import os
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from pydantic_core import from_json
 from grpo.data_errors import check_is_file
 from grpo.errors import DataError
 
+_MOST_VALUES = 2**23  # of a document, counted by its commas
 LARGEST_DOCUMENT = 64 * 2**20  # bytes, because parsed JSON takes about ten times as much memory
 _FORMATS = {
     b"PK\x03\x04": "an Excel workbook or another archive. Save the sheet as CSV UTF-8, or unpack the archive",
@@ -32,13 +34,53 @@ _FORMATS = {
     b"ARROW1": "Arrow. Read it with kind arrow",
 }
 """Formats by the first bytes of their files."""
+ALWAYS_UNPACKED = 64 * 2**20
+"""Bytes that a file of any size may unpack to."""
+MOST_TIMES = 100
+"""A larger file may unpack to this many times its own size. Chats that share their prompts reach 30 times."""
+_WINDOW = 128 * 2**20
+"""Memory of an unpacker. xz allows 4 GiB, and its own largest preset takes 65 MiB. The others are bounded by their
+formats and libraries: 32 KiB for gzip, 4 MiB for bzip2, 128 MiB for Zstandard."""
+
+
+class _Xz:
+    """Reader of an xz file with bounded memory, which `lzma.LZMAFile` does not have."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._stream = self._new_stream()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes, and nothing at the end. Raises `LZMAError` or `EOFError` if the file is damaged."""
+        rest = b""
+        while True:
+            if self._stream.eof:
+                rest = self._stream.unused_data.lstrip(b"\x00") or self._file.read(_READ).lstrip(b"\x00")
+                if not rest:
+                    return b""
+                self._stream = self._new_stream()
+            elif self._stream.needs_input:
+                rest = self._file.read(_READ)
+                if not rest:
+                    raise EOFError("it ends before its end marker")
+            content = self._stream.decompress(rest, size)
+            if content:
+                return content
+            rest = b""
+
+    @staticmethod
+    def _new_stream() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_WINDOW)
+
+
 _UNPACKERS: dict[bytes, Callable[[io.BufferedReader], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
     b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"\xfd7zXZ\x00": _Xz,
     b"\x28\xb5\x2f\xfd": lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"),
 }
 """What unpacks a compressed file, by the file's first bytes."""
+_READ = 2**16
 _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowInvalid, UnicodeDecodeError)
 _PACKED = (".gz", ".gzip", ".bz2", ".xz", ".zst", ".zstd")
 MARKS = (
@@ -105,13 +147,32 @@ def open_text(path: Path) -> io.BufferedReader:
         head = file.peek(8)
         unpack = next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
         if unpack is not None:
-            file = io.BufferedReader(_Decoded(path, file, unpack(file).read))
+            file = io.BufferedReader(_Decoded(path, file, _bounded(path, file, unpack(file).read)))
             head = file.peek(8)
         for magic, name in _FORMATS.items():
             if head.startswith(magic):
                 raise DataError(f"{path} is not text, but {name}")
         stack.pop_all()
     return file
+
+
+def _bounded(path: Path, packed: io.BufferedReader, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """Bound what a compressed file unpacks to, because 4 MB of zeros in gzip's format are 4 GB of them."""
+    most = max(ALWAYS_UNPACKED, MOST_TIMES * os.fstat(packed.fileno()).st_size)
+    unpacked = 0
+
+    def bounded(size: int) -> bytes:
+        nonlocal unpacked
+        content = read(size)
+        unpacked += len(content)
+        if unpacked > most:
+            raise DataError(
+                f"{path} unpacks to more than {most >> 20} MiB, over {MOST_TIMES} times its own size, and hardly any "
+                "text does. If you trust it, unpack it and name the unpacked file"
+            )
+        return content
+
+    return bounded
 
 
 def open_json(path: Path) -> io.BufferedReader:
@@ -146,6 +207,11 @@ def read_document(path: Path) -> Any:
         raise DataError(
             f"{path} has more than {LARGEST_DOCUMENT // 2**20} MiB, too much for one JSON document. "
             "Write one record a line and read it with kind jsonl"
+        )
+    if content.count(b",") > _MOST_VALUES:
+        raise DataError(
+            f"{path} has more than {_MOST_VALUES} values, too many for one JSON document. Write one record a line and "
+            "read it with kind jsonl"
         )
     try:
         return from_json(content, allow_inf_nan=False)

@@ -360,6 +360,27 @@ def _two(registry: Registry, model: str) -> None:
         registry.promotions(model).promote(version, reason="gates", by=ANNA)
 
 
+def test_signed_versions_do_not_enter_service_under_numbers_of_others(registry: Registry):
+    """The tags of version 1 on version 2, and a model that was made again with the refused version as number 2."""
+    _two(registry, "replayed")
+    versions = {number: registry.client.get_model_version("replayed", str(number)) for number in (1, 2, 3)}
+    records = registry.client.get_registered_model("replayed").tags
+    for tag, value in versions[1].tags.items():
+        registry.client.set_model_version_tag("replayed", "2", tag, value)
+    with pytest.raises(SignatureError, match="models:/replayed/2 is another version than the one of this number"):
+        registry.champion("replayed")
+    registry.client.delete_registered_model("replayed")
+    registry.client.create_registered_model("replayed")
+    for version in (versions[1], versions[3]):
+        registry.client.create_model_version(
+            "replayed", source=version.source, run_id=version.run_id, tags=dict(version.tags)
+        )
+    for tag, value in records.items():
+        registry.client.set_registered_model_tag("replayed", tag, value)
+    with pytest.raises(SignatureError, match="models:/replayed/2 is another version than the one of this number"):
+        registry.champion("replayed")
+
+
 def test_an_alias_that_was_moved_by_hand_changes_nothing_and_is_told(registry: Registry):
     """Version 3 failed its gates; the alias names it, and version 2 goes on. Card, list and lineage say so."""
     _two(registry, "by-hand")

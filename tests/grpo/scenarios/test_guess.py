@@ -116,3 +116,9 @@ def test_a_label_of_a_whole_chat_is_no_reply(tmp_path: Path) -> None:
     path.write_text(json.dumps({"input": chat, "label": "complaint"}) + "\n")
     source = guess_source(path)
     assert (source.kind, getattr(source, "column", None)) == ("openai_messages", "input")
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    """A read error of a disk or a share has no name of its own. This file of Linux gives one for the first byte."""
+    with pytest.raises(DataError, match=r"^source /proc/self/mem cannot be read at its beginning: OSError.*Fix it"):
+        guess_source(Path("/proc/self/mem"))

@@ -16,11 +16,12 @@ import httpx
 import pytest
 
 from grpo_local.login import login
-from grpo_local.servers import mlflow_server
+from grpo_local.servers import mlflow_server, mlflow_service
 from grpo_local.service import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 _ASSISTANT = "/ajax-api/3.0/mlflow/assistant"
+_KEYS_OF_OTHERS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING", "GRPO_SIGNING_KEY")
 _COMMAND = "touch planted-by-the-assistant"
 
 
@@ -93,6 +94,8 @@ def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacker]:
         patch.setenv("GRPO_MLFLOW_PORT", str(free_port()))
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
         patch.setenv("HOME", str(home))
+        for name in _KEYS_OF_OTHERS:
+            patch.setenv(name, f"grpo:{'k' * 40}")
         patch.chdir(home)
         with mlflow_server(home) as url:
             user, _, password = login(home, "mlflow").partition(":")
@@ -100,6 +103,22 @@ def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacker]:
                 provider = f"http://127.0.0.1:{model.server_address[1]}"
                 yield Attacker(home=home, client=client, provider=provider, asked=asked)
         model.shutdown()
+
+
+def test_the_server_has_no_key_but_its_own(attacker: Attacker):
+    """Code that runs in it could run code through Prefect, or sign versions, with the others."""
+    process = mlflow_service(attacker.home).process()
+    assert process is not None
+    environment = process.environ()
+    assert environment["MLFLOW_TRACKING_PASSWORD"]
+    assert {*_KEYS_OF_OTHERS} & {*environment} == set()
+
+
+def test_a_large_query_is_not_parsed(attacker: Attacker):
+    """5 MB of fields kept a thread for over a minute. The queries of MLflow's pages have a few kB."""
+    for fields, status in ((10, 200), (20_000, 413)):
+        query = f'{{ mlflowGetExperiment(input: {{experimentId: "0"}}) {{ experiment {{ {"name " * fields} }} }} }}'
+        assert attacker.call("POST", "/graphql", json={"query": query}).status_code == status
 
 
 def test_the_assistant_runs_no_command_for_a_provider_that_a_client_names(attacker: Attacker):

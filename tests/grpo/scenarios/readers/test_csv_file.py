@@ -143,3 +143,13 @@ def test_a_turn_column_with_a_huge_number_is_a_problem_of_its_record(tmp_path: P
     (record,) = records(tmp_path, f"id,user_{'9' * 5000}\na,Hi.\n")
     assert record.problem is not None
     assert "integer string conversion" in record.problem
+
+
+def test_a_header_of_very_many_columns_is_refused(tmp_path: Path) -> None:
+    """And a million empty names at its end, as spreadsheets write them, take no time that grows with their square."""
+    path = tmp_path / "rows.csv"
+    path.write_text(f"id,{','.join(f'c{number}' for number in range(10_000))}\n")
+    with pytest.raises(DataError, match=r"rows\.csv has 10001 columns, and at most 10000 are read"):
+        list(read_csv(path))
+    path.write_text(f"id,user_0{',' * 10**6}\na,Hi.{',' * 10**6}\n")
+    assert [record.data for record in read_csv(path)] == [{"id": "a", "user_responses": ["Hi."]}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,4 +191,25 @@ def test_a_table_with_a_column_named_twice_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text('{"columns": ["a", "a"], "data": [[1, 2]]}')
     with pytest.raises(DataError, match="names the column a twice"):
+        list(read_json(path))
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_a_record_of_very_many_keys_or_values_is_a_problem(tmp_path: Path, suffix: str) -> None:
+    """Its neighbours are read. A list of a million empty lists has 3 MB and would have a million errors."""
+    path = tmp_path / f"chats.{suffix}"
+    keys = json.dumps({f"k{number}": 1 for number in range(10_001)})
+    values = f'{{"id": [{"[]," * 500_001}1]}}'
+    items = ['{"id": "a"}', keys, *([values] if suffix == "jsonl" else []), '{"id": "b"}']
+    path.write_text("\n".join(items) if suffix == "jsonl" else f"[{','.join(items)}]")
+    problems = [record.problem for record in (read_jsonl if suffix == "jsonl" else read_json)(path)]
+    too_many = ["too many values: more than 500000"] if suffix == "jsonl" else []
+    assert problems == [None, "too many keys: more than 10000", *too_many, None]
+
+
+def test_a_document_of_very_many_values_is_refused(tmp_path: Path) -> None:
+    """25 MB of empty objects take gigabytes once they are records."""
+    path = tmp_path / "chats.json"
+    path.write_text(f"[{'{},' * (2**23 + 1)}1]")
+    with pytest.raises(DataError, match=r"chats\.json has more than 8388608 values"):
         list(read_json(path))

@@ -7,6 +7,7 @@ import gzip
 import lzma
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -91,3 +92,33 @@ def test_an_archive_inside_of_a_compressed_file_says_what_it_is(tmp_path: Path) 
     path.write_bytes(gzip.compress(b"PK\x03\x04" + b"\x00" * 40))
     with pytest.raises(DataError, match="is not text, but an Excel workbook or another archive"):
         open_text(path)
+
+
+@pytest.mark.parametrize(("suffix", "piece"), [*((suffix, b" ") for suffix in PACKED), ("gz", b'{"id": "a"}\n')])
+def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(tmp_path: Path, suffix: str, piece: bytes) -> None:
+    """65 MiB of blanks, or of one record again and again. A bomb has thousands of times as much."""
+    path = tmp_path / f"bomb.jsonl.{suffix}"
+    path.write_bytes(PACKED[suffix](piece * (65 * 2**20 // len(piece))))
+    with open_text(path) as file, pytest.raises(DataError, match=r"bomb\.jsonl\.\w+ unpacks to more than 64 MiB"):
+        file.read(70 * 2**20)
+
+
+def test_a_large_file_may_unpack_to_many_times_its_size(tmp_path: Path) -> None:
+    """Chats that share a long prompt: 80 MiB, of which 1 in 25 characters is new."""
+    prompt, random = "You are a support agent. " * 20, Random(3)
+    chats = (prompt + f"{random.getrandbits(80):020x}\n" for _ in range(80 * 2**20 // 521))
+    path = tmp_path / "chats.txt.gz"
+    path.write_bytes(gzip.compress("".join(chats).encode(), compresslevel=1))
+    with open_text(path) as file:
+        assert sum(len(chunk) for chunk in iter(lambda: file.read(2**20), b"")) > 79 * 2**20
+
+
+def test_an_xz_file_cannot_ask_for_gigabytes_of_memory(tmp_path: Path) -> None:
+    """Its head names the size of the dictionary, up to 4 GiB. The second stream does here."""
+    window = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 2**29}]
+    path = tmp_path / "chats.jsonl.xz"
+    path.write_bytes(lzma.compress(LINES.encode()) + bytes(8) + lzma.compress(LINES.encode()))
+    assert [record.data for record in read_objects(path)] == RECORDS * 2
+    path.write_bytes(lzma.compress(LINES.encode()) + lzma.compress(LINES.encode(), filters=window))
+    with pytest.raises(DataError, match=r"is damaged: Memory usage limit exceeded"):
+        list(read_objects(path))

@@ -1,0 +1,78 @@
+"""Bounds on tables: a value that repeats takes no space in a file, and a file may hold it a billion times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from grpo.config.scenarios import HuggingFaceSource
+from grpo.errors import DataError
+from grpo.scenarios.readers.arrow_file import ArrowFile
+from grpo.scenarios.readers.huggingface import read_huggingface
+from grpo.scenarios.readers.parquet import read_parquet
+
+
+def _write_arrow(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def _read_arrow(path: Path) -> int:
+    return sum(1 for _ in ArrowFile(path).read())
+
+
+FORMATS: dict[str, tuple[Callable[[pa.Table, Path], None], Callable[[Path], int]]] = {
+    "parquet": (
+        lambda table, path: pq.write_table(table, path, compression="zstd"),
+        lambda path: sum(1 for _ in read_parquet(path)),
+    ),
+    "arrow": (_write_arrow, _read_arrow),
+}
+
+
+def _dictionary(text: str, count: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array([text]))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_of_more_rows_than_bytes_is_refused(tmp_path: Path, kind: str) -> None:
+    """2 million empty rows. A row of data has an id of its own, which takes a byte."""
+    write, read = FORMATS[kind]
+    column = pa.nulls(2_000_000, pa.string() if kind == "parquet" else pa.null())
+    write(pa.table({"id": column}), tmp_path / "rows")
+    with pytest.raises(DataError, match="rows has more rows than bytes"):
+        read(tmp_path / "rows")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_text_that_each_row_repeats_is_not_read_a_hundred_thousand_times(tmp_path: Path, kind: str) -> None:
+    """4 MiB in each of 50,000 rows are 200 GB. 20 kB in each of 5,000 rows are read."""
+    write, read = FORMATS[kind]
+    ids = [f"{number:x}" for number in range(50_000)]
+    write(pa.table({"id": ids, "goal": _dictionary("x" * 2**22, len(ids))}), tmp_path / "rows")
+    with pytest.raises(DataError, match="rows holds rows of over 1000 times its own size"):
+        read(tmp_path / "rows")
+    write(pa.table({"id": ids[:5000], "goal": _dictionary("x" * 20_000, 5000)}), tmp_path / "rows")
+    assert read(tmp_path / "rows") == 5000
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_table_of_very_many_columns_is_refused(tmp_path: Path, kind: str) -> None:
+    """Each reader looks at all columns several times."""
+    write, read = FORMATS[kind]
+    write(pa.table({"id": ["a"], **{f"c{number}": ["x"] for number in range(10_000)}}), tmp_path / "rows")
+    with pytest.raises(DataError, match="rows has 10001 columns, and at most 10000 are read"):
+        read(tmp_path / "rows")
+
+
+def test_a_saved_dataset_of_more_rows_than_bytes_is_refused(tmp_path: Path) -> None:
+    """The same bounds hold for a folder: 2 million rows of nothing."""
+    import datasets
+
+    datasets.Dataset(pa.table({"id": pa.nulls(2_000_000)})).save_to_disk(str(tmp_path / "rows"))
+    with pytest.raises(DataError, match="rows has more rows than bytes"):
+        list(read_huggingface(HuggingFaceSource(kind="huggingface", path=str(tmp_path / "rows")), tmp_path / "rows"))

@@ -26,6 +26,7 @@ from grpo_local.checks import (
     CheckResult,
     DoctorReport,
     State,
+    check_files,
     check_records,
     check_servers,
     check_store,
@@ -46,6 +47,7 @@ def run_checks(home: Path, store: str, config: PipelineConfig | None = None) -> 
         *(
             *_check_disks(home, store),
             *check_records(home),
+            *check_files(home),
             check_store(store),
             *check_servers(home),
             *check_runs(home),

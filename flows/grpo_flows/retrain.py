@@ -13,6 +13,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed
+from pydantic import ValidationError
 
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.dpo import DPOSettings, WrittenPairs
@@ -20,7 +21,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import CorrectionSettings, RetrainConfig, SFTCorrections
 from grpo.config.scenarios import FileSource, ScenarioSettings, ServedSource, Source
 from grpo.config.sft import SFTSettings, WrittenDemonstrations
-from grpo.errors import GRPOError
+from grpo.errors import DataError, GRPOError
 from grpo.identity.cache_identity import short_digest
 from grpo.identity.code import code_digest, external_digests
 from grpo.retraining.champion import Champion, champion, last_challenger, new_conversations
@@ -372,6 +373,11 @@ def _read_pending(path: Path) -> PendingRetraining | None:
         return PendingRetraining.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
+    except ValidationError as error:
+        raise DataError(
+            f"the plan of a retraining that has begun, {path}, is damaged. Restore it from a backup, or remove it, so "
+            "that the triggers are checked again"
+        ) from error
 
 
 def _write_pending(path: Path, plan: PendingRetraining) -> None:

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,12 +28,14 @@ import httpx
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import BaseModel, ConfigDict
 
-from grpo.errors import ConfigError, StorageError, install_command
+from grpo.errors import ConfigError, GRPOError, StorageError, install_command
 from grpo.storage.credentials import masked
 from grpo.storage.databases import exclusive
 from grpo.storage.files import nearest_existing
-from grpo.storage.moved import MIGRATE, former_place, moved
+from grpo.storage.moved import MIGRATE, former_homes, former_place, moved
+from grpo.storage.moved_stores import present_address
 from grpo.storage.schemas import MIGRATION, mlflow_schema, require_newest
+from grpo.storage.signing import key_name
 from grpo_local.login import CLIENT, LOGIN_REMEDIES, PASSWORD, USERNAME, Server, login, login_file
 from grpo_local.schemas import prefect_schema
 from grpo_local.servers import mlflow_service, prefect_service
@@ -223,6 +226,20 @@ def check_records(home: Path) -> Iterator[CheckResult]:
         yield _store_check("mlflow", moved(former), MIGRATE, wrong_input=True)
     else:
         yield _check_database("mlflow", os.environ[MLFLOW], setting=MLFLOW)
+
+
+def check_files(home: Path) -> Iterator[CheckResult]:
+    """Check the small files of a home that commands read: its key, its logins, and where it and its stores were."""
+    logins = [
+        (f"{server}.login", partial(login, home, server)) for server in _NAMES if login_file(home, server).exists()
+    ]
+    readers = [("signing.key", key_name), ("former homes", former_homes), ("stores.json", partial(present_address, ""))]
+    for name, read in (*readers, *logins):
+        try:
+            read()
+        except GRPOError as error:
+            detail, _, remedy = str(error).partition(". ")
+            yield _store_check(name, detail, remedy or "Restore it from a backup")
 
 
 def check_home(home: Path) -> CheckResult:

@@ -85,8 +85,7 @@ def guess_source(path: Path) -> Source:
 
     Raises `DataError` if the file is missing or in no known format, or if no candidate reads a record.
     """
-    readable = read_guarded(lambda: _candidates(path), str(path))
-    candidates = [_SOURCE.validate_python(settings) for settings in readable]
+    candidates = [_SOURCE.validate_python(settings) for settings in read_guarded(lambda: _candidates(path), str(path))]
     if not candidates:
         names = _names(path)
         shown = excerpt(", ".join(names), 300) or "nothing"

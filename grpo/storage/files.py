@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 from grpo.errors import GRPOError, StorageError
 
+JsonT = TypeVar("JsonT", list[Any], dict[str, Any])
 _ELSEWHERE = "write elsewhere (`store` of a config, GRPO_HOME, or the folder that the command names)"
 _REMEDIES = {
     errno.ENOSPC: f"the disk is full: free space, or {_ELSEWHERE}",
@@ -104,6 +107,19 @@ def write_atomically(path: Path, content: str, *, mode: int = 0o666) -> None:
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def read_json(path: Path, kind: type[JsonT]) -> JsonT:
+    """JSON of a record in the home, or an empty one if there is no file. Raises `StorageError` if it is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return kind()
+    except ValueError:
+        content = None
+    if not isinstance(content, kind):
+        raise StorageError(f"the record {path} is damaged. Restore it from a backup")
+    return content
 
 
 def file_digest(path: Path) -> str:

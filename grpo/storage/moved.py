@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from grpo.errors import ConfigError
-from grpo.storage.files import write_atomically
+from grpo.storage.files import read_json, write_atomically
 from grpo.storage.home import home
 
 ARTIFACTS = "mlartifacts"
@@ -73,10 +73,7 @@ def rewrite_places(database: Path) -> list[Path]:
 
 def former_homes() -> list[str]:
     """Places where this home was before `rewrite_places`."""
-    try:
-        return [str(place) for place in json.loads(_record().read_bytes())]
-    except FileNotFoundError:
-        return []
+    return [str(place) for place in read_json(_record(), list)]
 
 
 def in_this_home(document: Any) -> Any:

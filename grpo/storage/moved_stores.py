@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from grpo.storage.files import write_atomically
+from grpo.storage.files import read_json, write_atomically
 from grpo.storage.home import home
 
 
@@ -34,10 +34,7 @@ def note_move(source: str, target: str) -> None:
 
 
 def _moves() -> dict[str, str]:
-    try:
-        return dict(json.loads(_record().read_bytes()))
-    except FileNotFoundError:
-        return {}
+    return read_json(_record(), dict)
 
 
 def _record() -> Path:

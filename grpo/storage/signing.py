@@ -137,7 +137,7 @@ def _validated(text: str, *, place: str) -> bytes:
     """The key, if it is long enough. Otherwise raise `ConfigError`, which does not repeat the key."""
     if len(text) < _SHORTEST:
         raise ConfigError(
-            f"the signing key in {place} has {len(text)} characters, and needs at least {_SHORTEST}: `openssl rand "
-            "-hex 32` prints one. What was signed with another key is refused from then on"
+            f"the signing key in {place} has {len(text)} characters, and needs at least {_SHORTEST}. Restore it from a "
+            "backup, or set one that `openssl rand -hex 32` prints: what was signed with another key is refused then"
         )
     return text.encode(errors="surrogateescape")

@@ -253,6 +253,11 @@ def _seen(file: Path) -> int:
         return int(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return 0
+    except ValueError:
+        raise SignatureError(
+            f"the record {file} of the last promotion that this home has seen is damaged. Restore it from a backup, or "
+            "remove it if you trust whoever can write to MLflow"
+        ) from None
 
 
 def _is_record(key: str) -> bool:

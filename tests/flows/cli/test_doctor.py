@@ -18,6 +18,7 @@ from grpo_cli import doctor
 from grpo_local.checks import (
     CheckResult,
     DoctorReport,
+    check_files,
     check_named_servers,
     check_ports,
     check_records,
@@ -92,6 +93,32 @@ def test_a_path_that_cannot_be_used_is_a_problem(tmp_path: Path, monkeypatch: py
     right = _stores(tmp_path / "home", str(tmp_path / "store"))
     assert {name: check.state for name, check in right.items()} == dict.fromkeys(right, "ok")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.db", "file"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "place"),
+    [
+        ("services/signing.key", "", "services/signing.key has 0 characters"),
+        ("services/prefect.login", "", "services/prefect.login"),
+        ("services/mlflow.login", "grpo", "services/mlflow.login"),
+        ("stores.json", '{"/old": ', "stores.json is damaged"),
+        ("stores.json", "[]", "stores.json is damaged"),
+        ("moved.json", '["/ol', "moved.json is damaged"),
+    ],
+)
+def test_a_damaged_file_of_the_home_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, place: str
+):
+    """It was cut off when its backup was made. Commands refuse it in the same line."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path))
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(content)
+    (check,) = check_files(tmp_path)
+    assert check.state == "problem"
+    assert place in check.detail
+    assert check.remedy
+    (tmp_path / file).unlink()
+    assert list(check_files(tmp_path)) == []
 
 
 def test_a_read_only_store_is_a_problem(tmp_path: Path):

@@ -496,6 +496,17 @@ def test_a_moved_home_remembers_the_promotions_that_it_has_seen(tmp_path: Path, 
         moved.promotions("moving").state()
 
 
+def test_a_damaged_memory_of_promotions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It was cut off in a backup, so nobody can say whether MLflow has all promotions."""
+    monkeypatch.setenv("GRPO_HOME", str(tmp_path))
+    models = Registry(f"sqlite:///{tmp_path}/mlflow.db", artifact_root=f"file://{tmp_path}/mlartifacts")
+    _two(models, "cut")
+    (memory,) = (path for path in (tmp_path / "services" / "promotions").iterdir() if path.suffix != ".lock")
+    memory.write_text("")
+    with pytest.raises(SignatureError, match=f"the record {memory} .* is damaged. Restore it from a backup, or remove"):
+        models.promotions("cut").state()
+
+
 def test_a_look_up_does_not_wait_for_what_it_cannot_write(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -64,7 +64,7 @@ def entries(*records: Record) -> list[ServedEntry]:
 
 
 def write_segment(folder: Path, *records: Record, damage: bytes = b"") -> None:
-    """Write a segment that no process compacts, as `ServingLog` may do it at any time, and a damaged line at its end."""
+    """Write a segment that no process compacts, as `ServingLog` may do at any time, and a damaged line at its end."""
     make_folder(folder / SEGMENTS)
     segment = Segment(folder, os.fdatasync)
     segment.write(b"".join(encode(record) for record in records) + damage)

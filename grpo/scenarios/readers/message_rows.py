@@ -9,7 +9,7 @@
 
 Rows of a conversation may be anywhere in the table. They are kept in a temporary file, so that memory does not grow
 with the table. A row is quarantined if it names no conversation. A conversation is quarantined if it has an unknown
-speaker.
+speaker or a row that cannot be read.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _TABLE = """
 """
 _SHOWN = 80  # characters of a value in a reason
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+_PROBLEM = "problem of the row"
 _WHOLE_TABLE = "chat"
 """Name of the only conversation of a table."""
 SOURCE = "message_rows"
@@ -74,17 +75,20 @@ def read_message_rows(
 def _keep(
     database: sqlite3.Connection, record: SourceRecord, settings: MessageRows, columns: Mapping[str, str]
 ) -> SourceRecord | None:
-    """Keep a row. If it belongs to no conversation, return the record with its problem."""
+    """Keep a row. If it belongs to no conversation, return the record with its problem.
+
+    A row that cannot be read is kept with its problem, because its conversation would not be whole without it.
+    """
     cells = record.data
     if cells is None:
         return record
+    chat = try_call(lambda: _conversation(cells, settings))
+    if isinstance(chat, Exception):
+        return convert_record(record, partial(_raise, chat))
     content = try_call(lambda: _row(cells, settings, columns))
-    if isinstance(content, Exception):
-        return convert_record(record, partial(_raise, content))
+    kept = json.dumps({_PROBLEM: str(content)}) if isinstance(content, Exception) else content
     try:
-        database.execute(
-            "INSERT INTO rows (chat, line, content) VALUES (?, ?, ?)", (content[0], record.line, content[1])
-        )
+        database.execute("INSERT INTO rows (chat, line, content) VALUES (?, ?, ?)", (chat, record.line, kept))
     except sqlite3.OperationalError as error:
         raise StorageError(f"rows cannot be kept on disk: {error}. Free space or set TMPDIR elsewhere") from error
     return None
@@ -94,31 +98,45 @@ def _raise(error: Exception, cells: dict[str, Any]) -> dict[str, Any]:
     raise error
 
 
-def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, str]) -> tuple[str, str]:
-    """Conversation of a row, and its cells by the places that the settings name, as JSON."""
-    is_read = not _is_excluded(cells, settings) and not _is_ignored(cells, settings)
-    needed = settings.places if is_read else (settings.group_by,) if settings.group_by is not None else ()
-    for name in (*needed, *settings.where, *columns.values()):
-        if not is_there(cells, name):
-            raise ValueError(f"no column {name}: the record has {excerpt(', '.join(cells), 300) or 'none'}")
-    chat = value_at(cells, settings.group_by) if settings.group_by is not None else _WHOLE_TABLE
+def _conversation(cells: Mapping[str, Any], settings: MessageRows) -> str:
+    """Conversation of a row."""
+    name = settings.group_by
+    if name is None:
+        return _WHOLE_TABLE
+    if not is_there(cells, name):
+        raise ValueError(_missing(name, cells))
+    chat = value_at(cells, name)
     if chat in (None, "") or not isinstance(chat, (str, int, float)):
-        raise ValueError(f"no conversation: column {settings.group_by} is {excerpt(chat, _SHOWN)}")
+        raise ValueError(f"no conversation: column {name} is {excerpt(chat, _SHOWN)}")
+    return excerpt(_text(chat), 500)
+
+
+def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, str]) -> str:
+    """Cells of a row by the places that the settings name, as JSON. A tag for null stands for a missing speaker."""
+    is_read = not _is_excluded(cells, settings) and not _is_ignored(cells, settings)
+    needed = [name for name in settings.places if name != settings.speaker or "null" not in settings.tags]
+    for name in (*(needed if is_read else ()), *settings.where, *columns.values()):
+        if not is_there(cells, name):
+            raise ValueError(_missing(name, cells))
     places = dict.fromkeys((*settings.places, *settings.where, *columns.values()))
     content = json.dumps({name: value_at(cells, name) for name in places}, default=str, ensure_ascii=False)
     content.encode()
-    return excerpt(_text(chat), 500), content
+    return content
 
 
-def _is_ignored(cells: Mapping[str, Any], settings: MessageRows) -> bool:
-    speaker = value_at(cells, settings.speaker) if settings.speaker is not None else None
-    return speaker is not None and settings.tags.get(_text(speaker)) == "ignore"
+def _missing(name: str, cells: Mapping[str, Any]) -> str:
+    return f"no column {name}: the record has {excerpt(', '.join(cells), 300) or 'none'}"
 
 
 def _why_left_out(row: Mapping[str, Any], settings: MessageRows) -> str:
     if _is_excluded(row, settings):
         return f"row: {' or '.join(settings.where)} is not one of those in where"
     return f"row: the speaker {excerpt(_text(row[settings.speaker or '']), 40)} is ignored"
+
+
+def _is_ignored(cells: Mapping[str, Any], settings: MessageRows) -> bool:
+    speaker = value_at(cells, settings.speaker) if settings.speaker is not None else None
+    return speaker is not None and settings.tags.get(_text(speaker)) == "ignore"
 
 
 def _is_excluded(cells: Mapping[str, Any], settings: MessageRows) -> bool:
@@ -138,6 +156,8 @@ def _fields(
     rows = [from_json(content) for (content,) in database.execute(query, (chat, MAX_MESSAGES + 1))]
     if len(rows) > MAX_MESSAGES:
         raise ValueError(f"over-long chat: over {MAX_MESSAGES} messages")
+    if (problem := next((row[_PROBLEM] for row in rows if _PROBLEM in row), None)) is not None:
+        raise ValueError(problem)
     read = [row for row in rows if not _is_excluded(row, settings) and not _is_ignored(row, settings)]
     ordered = _ordered(read, settings)
     messages = tuple(message for row in ordered for message in _messages(row, settings))

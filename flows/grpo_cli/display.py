@@ -212,9 +212,9 @@ def model_line(plan: ModelPlan) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    """Rounded duration: 42 → under a minute, 150 → 2 minutes, 9000 → 2.5 hours."""
+    """Duration, rounded up below a minute: 42 → a minute, 150 → 2 minutes, 9000 → 2.5 hours."""
     if seconds < 60:
-        return "a minute or less"
+        return "a minute"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 

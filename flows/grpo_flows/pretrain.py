@@ -1,4 +1,4 @@
-"""Make what `make run` starts from: the scenario pack and the base model. Their cards are in data/."""
+"""Make the scenario pack and the base model of `make run`. Both ship in data/, so a run does not need this flow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Train a policy: scenarios → rollouts → updates → evaluation → gates → registered version → promotion."""
+"""Train a policy: scenarios → rollouts → updates → evaluation → gates → registered version → promotion.
+
+Each step is a stage with a cached result. If the run is interrupted and started again, it goes on after the last stage
+that has ended.
+"""
 
 from __future__ import annotations
 

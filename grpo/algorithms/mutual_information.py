@@ -1,7 +1,7 @@
-"""Mutual information of scenario and reply, by which a policy is found that gives every input the same replies.
+"""Mutual information of scenario and reply. If it is near 0, the policy gives every scenario the same replies.
 
-Entropy does not show such a policy, because its replies may differ as much as before: they only no longer depend on the
-input (template collapse, RAGEN-2, arXiv 2604.06268).
+This is template collapse (RAGEN-2, arXiv 2604.06268). Entropy does not show it, because the replies may still differ as
+much as before, although they no longer depend on the scenario.
 """
 
 from __future__ import annotations

@@ -73,14 +73,19 @@ class ChatColumns(ChatSettings):
 
 
 class MessageRows(Settings):
-    """Table with one row per message, as help desks export it."""
+    """Table with one row per message, as help desks export it, or with one per message and its reply.
 
-    group_by: Key
-    """Column of the conversation."""
-    speaker: Key
-    """Column of who wrote the message."""
+    Dots in the name of a column lead into objects, also if they are JSON in a text: `author.role`.
+    """
+
+    group_by: Key | None = None
+    """Column of the conversation. None means that all rows are one conversation."""
+    speaker: Key | None = None
+    """Column of who wrote the message. None if a row has the user's message and, in `reply`, the agent's reply."""
     text: Key
     """Column of the message."""
+    reply: Key | None = None
+    """Column of the agent's reply, if a row has both. An empty cell is no reply."""
     order: Key | None = None
     """Column that orders the messages of a conversation, an ISO 8601 time or a number. None keeps the order of the
     table."""
@@ -90,3 +95,17 @@ class MessageRows(Settings):
     """Meaning of the values of the speaker's column, `{"end-user": user, note: ignore}`. Common ones need no entry."""
     users: LoggedUsers = "script"
     """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Columns that every message needs, see `places.value_at`."""
+        names = (self.group_by, self.speaker, self.text, self.reply, self.order)
+        return tuple(name for name in names if name is not None)
+
+    @model_validator(mode="after")
+    def _who_speaks(self) -> Self:
+        if (self.speaker is None) == (self.reply is None):
+            raise ValueError("messages: give speaker if a row is one message, or reply if it has two, and not both")
+        if self.reply is not None and self.tags:
+            raise ValueError("messages: tags are values of speaker, and there is none with reply. Leave tags out")
+        return self

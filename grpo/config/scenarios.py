@@ -164,9 +164,9 @@ class TraceSource(Settings):
     become a replay.
     """
 
-    kind: Literal["langsmith", "langfuse", "braintrust", "weave", "openinference"]
-    """Format of the file: an export of LangSmith, Langfuse, Braintrust or Weave, or spans with the attributes of
-    OpenInference, as Phoenix and Arize export them."""
+    kind: Literal["langsmith", "langfuse", "braintrust", "weave", "mlflow", "openinference"]
+    """Format of the file: an export of LangSmith, Langfuse, Braintrust, Weave or MLflow, or spans with the attributes
+    of OpenInference, as Phoenix and Arize export them."""
     path: LocalPath
     """File to read."""
     users: LoggedUsers = "script"

@@ -1,6 +1,6 @@
-"""Names of the tags of a registered version that a run writes and signs, so that commands believe them.
+"""Names of the tags of a registered version that a run writes and signs.
 
-A config names further tags of the user's own, and none of these.
+Commands trust these tags because of the signature. A config may add tags of its own, but not under these names.
 """
 
 from __future__ import annotations

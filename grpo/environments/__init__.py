@@ -1,1 +1,1 @@
-"""Environments: what an agent acts in, its users and its worlds of tools."""
+"""Environments: they play the user, execute the tools, and verify at the end whether the episode was a success."""

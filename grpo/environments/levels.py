@@ -1,4 +1,4 @@
-"""Levels of games and tasks that another package generates: how many scenarios of each the splits get."""
+"""Levels of generated games and tasks, and the number of scenarios of each level in each split."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Different worlds from seeds, for training, evaluation and demonstrations, and episodes of given actions.
+"""Worlds that a package generates from seeds, without repetition, and episodes of given actions in them.
 
-Each part has seeds of a range of its own. Seeds may make the same world, so that the digest of a world says to which
-split it belongs, and no world is drawn twice: neither training nor demonstrations show a held-out one.
+Training, evaluation and demonstrations draw seeds from separate ranges. That does not keep them apart, because two
+seeds may make the same world. So the digest of a world, and not its seed, decides to which split the world belongs, and
+a world that was drawn before is skipped. No held-out world therefore appears in training or in a demonstration.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environment around an external simulator."""
+"""Environment whose turns come from a simulator of the user's own, an object with a method `process`."""
 
 from __future__ import annotations
 

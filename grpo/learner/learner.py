@@ -1,4 +1,9 @@
-"""Learner: forward and backward passes of the loss, and the optimizer."""
+"""Learner: forward and backward passes of the loss, and the optimizer.
+
+It takes one optimizer step on one minibatch at a time. Everything else comes from other modules: advantages from
+`grpo.learner.credit_assignment`, the loss of each token from `grpo.algorithms.losses`, and epochs and minibatches from
+`grpo.learner.engines`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The other nodes of distributed updates: each follows the folder of the nodes, and joins every update that appears.
+"""The other nodes of distributed updates: each watches a shared folder, and joins every update that appears in it.
 
-The first node runs the train stage. It makes a folder for each update in the folder that `GRPO_NODES` names, which all
-nodes see at the same path, with the request in it. The folder is gone when the update has ended. Nodes find each other,
-and are counted, by torchrun's rendezvous on a file in it.
+All nodes see the folder at the same path, which `GRPO_NODES` names. The first node runs the train stage. For each
+update it makes a subfolder with the request, and removes it when the update has ended. torchrun uses a file in the
+subfolder for its rendezvous, by which the nodes find each other and are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Policy update from scored rollouts: the train stage."""
+"""Policy update from scored rollouts: the train stage.
+
+It opens the policy that generated the rollouts, makes a batch of them, lets an engine take the optimizer steps, and
+saves the next checkpoint. If the rollouts have no learning signal, no checkpoint is written, because it would be equal
+to the one before.
+"""
 
 from __future__ import annotations
 

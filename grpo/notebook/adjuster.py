@@ -1,4 +1,4 @@
-"""Adjustment of training settings by the diagnostics, between iterations."""
+"""Adjustment of training settings between iterations, if the diagnostics report an issue, e.g. a KL spike."""
 
 from __future__ import annotations
 

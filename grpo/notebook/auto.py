@@ -1,4 +1,4 @@
-"""Trainer that chooses its profile by probe episodes."""
+"""Trainer that first plays a few episodes, and chooses its training profile by their rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Trajectory engine: concurrent rollouts, updates and their throughput, in batches of the caller."""
+"""Trajectory engine: collect, score and train on batches that the caller chooses, and measure the throughput.
+
+Use it instead of the trainer if a loop of your own decides what is collected and when the policy is updated.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""GRPO trainer in memory, for notebooks: the stage functions of the pipeline in a loop."""
+"""GRPO trainer in memory, for notebooks: the stage functions of the pipeline in a loop.
+
+Use it to try an agent, an environment or a reward without servers. It has no gates, no registry and no cached stages,
+so use the pipeline (`grpo train CONFIG`) for scheduled training.
+"""
 
 from __future__ import annotations
 

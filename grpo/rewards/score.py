@@ -1,4 +1,8 @@
-"""Scoring of a rollout: the score stage."""
+"""Scoring of a rollout: the score stage.
+
+Rewards are computed after the rollout and not during it. If only a reward or its weight changes, the episodes therefore
+come from the cache, and are only scored again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Rollout stage: G episodes of each scenario with one policy."""
+"""Rollout stage: G episodes of each scenario with one policy.
+
+Episodes run concurrently, so that their turns share forward passes. A failed episode is recorded with its reason, and
+the others go on. Only if more than `rollout.error_budget` of them fail, the stage fails.
+"""
 
 from __future__ import annotations
 

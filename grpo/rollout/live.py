@@ -1,8 +1,9 @@
 """Continuous rollouts of this process, which go on in a thread while their windows are trained on.
 
-A rollout is found by its last window: who has taken window k keeps the rollout under that window's key, and who wants
-window k + 1 claims it from there. In another process there is none to claim, and a rollout begins with the groups that
-window k names as unfinished.
+A run takes one window after another, and the rollout has to stay alive between them. When a run has taken window k, the
+rollout is kept under the key of this window, and the request for window k + 1 looks it up by that key. If the run was
+resumed in another process, there is no rollout to look up. A new one then begins with the groups that window k lists as
+unfinished.
 """
 
 from __future__ import annotations

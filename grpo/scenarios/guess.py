@@ -8,7 +8,7 @@ nothing is guessed, because its config states the kind.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,33 @@ from grpo.config.scenarios import Source, TraceSource
 from grpo.data_errors import error_text, excerpt, read_guarded
 from grpo.errors import DataError, GRPOError
 from grpo.parquet_rows import ParquetRows
+from grpo.scenarios.guess_tables import (
+    ANSWER_NAMES,
+    EARLIER,
+    QUESTION_NAMES,
+    chat_kinds,
+    first_name,
+    is_list_of_objects,
+    table_settings,
+    unknown_names,
+)
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
+from grpo.scenarios.message_columns import (
+    find_group,
+    find_messages,
+    find_verdicts,
+    find_visible,
+    leaves,
+    repeats,
+)
 from grpo.scenarios.readers.arrow_file import ArrowFile
 from grpo.scenarios.readers.csv_file import read_rows
-from grpo.scenarios.readers.exchanges import ANSWERS, EXPECTED, QUESTIONS, parsed, value_at
+from grpo.scenarios.readers.exchanges import ANSWERS, EXPECTED, QUESTIONS
 from grpo.scenarios.readers.help_desks import PAGES
 from grpo.scenarios.readers.json_file import document_items
+from grpo.scenarios.readers.logged_requests import is_exchange
+from grpo.scenarios.readers.parquet import read_parquet
+from grpo.scenarios.readers.places import parsed, value_at
 from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
@@ -43,41 +64,23 @@ _TABLES = {
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
 _ROLES = ("role", "from", "speaker", "sender", "author", "sender_type", "author_role")
 _CONTENTS = ("content", "value", "text", "utterance", "message", "body")
-_EARLIER = ("history", "chat_history", "context_messages")
-"""Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
-_PARTS_OF_CHATS = (*_EARLIER, "input", "inputs", "output", "outputs")
-_INPUTS = ("input", "inputs", "attributes.llm.input_messages", "prompt.raw", "arguments.gen_args_0.arg_0", "data")
+_PARTS_OF_CHATS = (*EARLIER, "input", "inputs", "output", "outputs")
+_INPUTS = (
+    "input",
+    "inputs",
+    "user_input",
+    "attributes.llm.input_messages",
+    "prompt.raw",
+    "arguments.gen_args_0.arg_0",
+    "data",
+)
 _LABELS = ("label", "target", "reference")
 """Names of what the output should be that are also names of a class of the whole record."""
 _OUTPUTS = ("output", "outputs", "attributes.llm.output_messages", "response.output")
 _RECORD_LISTS = ("records", "rows", "items", "examples", "samples", "results", "data", "conversations", "simulations")
 _WRAPPERS = ("fields", "item", "data", "doc", "example")
 """Objects that hold the input of a record and what belongs to it, as Argilla, OpenAI's evals and Label Studio have."""
-_SPEAKER_KINDS = ("author_role", "author_type", "sender_type", "role", "speaker", "message_type")
-"""Columns that tell which side wrote a message, so that a row is a message and not a scenario."""
-_LISTS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat")
-_GROUPS = ("conversation_id", "ticket_id", "conversation", "ticket", "chat_id", "thread_id", "session_id", "thread")
-_SPEAKERS = (
-    "author_role",
-    "author_type",
-    "sender_type",
-    "role",
-    "speaker",
-    "author",
-    "sender",
-    "from",
-    "direction",
-    "message_type",
-)
-_TEXTS = ("body", "plain_body", "body_text", "message", "message_text", "content", "text")
-_ORDERS = ("created_at", "timestamp", "created", "time", "date")
-_QUESTIONS = ("instruction", "question", "query", "prompt", "utterance", "text", "message", "body", "turns")
-_QUESTIONS_LAST = ("description", "ticket_description", "subject")
-_ANSWERS = ("output", "answer", "response", "reply", "completion")
 _CHATS_AND_QUESTIONS = ("messages", "chat", "conversation", "dialogue", *QUESTIONS)
-_CONTEXTS = ("system", "system_prompt", "preamble", "context")
-_CATEGORIES = ("category", "topic", "intent", "label")
-_IDS = ("id", "ticket", "ticket_id")
 
 
 def guess_source(path: Path) -> Source:
@@ -99,15 +102,7 @@ def guess_source(path: Path) -> Source:
                 f"{path}: each row is one message of a tree with several replies to one message. Read the file of "
                 "trees instead, with kind: openai_messages"
             )
-        if _are_messages(names):
-            raise DataError(
-                f"{path}: each row is one message, and no column with a known name tells to which conversation it "
-                f"belongs. It has {shown}. Name that column in messages.group_by, see docs/logs.md"
-            )
-        raise DataError(
-            f"{path} has {shown}, and none of these keys or columns is known. Map some of them by columns, column or "
-            "messages, see docs/logs.md"
-        )
+        raise DataError(unknown_names(path, shown, _rows(path)))
     scores = []
     reasons = []
     with tempfile.TemporaryDirectory(prefix="grpo-guess-") as scratch:
@@ -119,6 +114,9 @@ def guess_source(path: Path) -> Source:
             except GRPOError as error:
                 reasons.append(f"{candidate.kind}: {error_text(error)}")
     if not scores:
+        rows = _rows(path)
+        if repeats(rows, find_group(rows)) and find_messages(rows) is None:
+            raise DataError(unknown_names(path, excerpt(", ".join(_names(path)), 300), rows))
         shown = excerpt("; ".join(dict.fromkeys(reasons)), 1000)
         raise DataError(f"{path} cannot be read as it is: {shown}. See docs/logs.md")
     # several spans are one chat, so that a trace has fewer scenarios than a reader of single records finds
@@ -130,8 +128,9 @@ def unread_columns(source: Source, path: Path) -> list[str]:
     mapped, rows = getattr(source, "columns", {}), getattr(source, "messages", None)
     if not mapped and rows is None:
         return []
-    read = {*mapped.values(), *((rows.group_by, rows.speaker, rows.text, rows.order, *rows.where) if rows else ())}
-    return [name for name in _names(path) if name not in read]
+    read = {*mapped.values(), *((*rows.places, *rows.where) if rows else ())}
+    inside = {place.partition(".")[0] for place in read}
+    return [name for name in _names(path) if name not in read | inside]
 
 
 def as_yaml(source: Source) -> str:
@@ -146,19 +145,26 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
         if not any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
             raise DataError(f"{path} is a folder, but not of Dataset.save_to_disk. Name a file")
-        tables: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
-        return [{"kind": "huggingface", **place, **table} for table in tables]
-    names = _names(path)
+        ways: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
+        return [{"kind": "huggingface", **place, **way} for way in ways]
+    rows = _rows(path)
+    names = [name for name in _names(path) if name not in find_verdicts(rows)]
     if (kind := _format(path)) not in ("jsonl", "json"):
-        return [{"kind": kind, **place, **table} for table in _tables(names, path)]
+        chats = [(chat, more) for chat, more in chat_kinds(names) if chat in KEYS]
+        return [{"kind": kind, **place, **table} for table in table_settings(names, rows, chats)]
     place |= {} if (inside := _place_of_records(path)) is None else {"records": inside}
+    tables = [{"kind": kind, **place, **table} for table in table_settings(names, rows)]
+    if any("reply" in table.get("messages", {}) for table in tables):
+        return tables
     pages = () if inside is None else _keys(read_objects(path))
     return [
         *({"kind": desk, "path": str(path)} for desk, keys in PAGES.items() if {*keys} & {*pages}),
-        *({"kind": chat, **place, **more} for chat, more in _chats(names) if inside is None or chat in KEYS),
+        *({"kind": chat, **place, **more} for chat, more in chat_kinds(names) if inside is None or chat in KEYS),
+        *({"kind": "openai_messages", **place} for record in _first_records(path)[:1] if is_exchange(record)),
         *({"kind": "openai_messages", **place, **more} for more in _lists_by_shape(path)),
-        *({"kind": kind, **place, **table} for table in _tables(names, path)),
+        *tables,
         *({"kind": "input_output", **place, **more} for more in _exchanges(path)),
+        *({"kind": "openai_messages", **place, **more} for more in _lists_by_value(path)),
     ]
 
 
@@ -200,6 +206,19 @@ def _names(path: Path) -> list[str]:
     return _keys(read_objects(path, _place_of_records(path)))
 
 
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The first records with their values by place. Empty for a folder."""
+    if path.is_dir():
+        return []
+    kind = _format(path)
+    if kind == "csv":
+        return [leaves(row.cells) for row in islice(read_rows(path, required=()), _LOOKED_AT)]
+    if kind in ("parquet", "arrow"):
+        table = ArrowFile(path).read(cells=True) if kind == "arrow" else read_parquet(path, columns=_names(path))
+        return [leaves(record.data) for record in islice(table, _LOOKED_AT) if record.data is not None]
+    return [leaves(record) for record in _first_records(path)]
+
+
 def _keys(records: Iterator[SourceRecord]) -> list[str]:
     """Keys of the first records. Raises `DataError` with the reason of the first one if none of them can be read."""
     return list(dict.fromkeys(name for data in _readable(records) for name in data))
@@ -223,10 +242,16 @@ def _place_of_records(path: Path) -> str | None:
     It is the only list of objects, or the only one with a usual name.
     """
     first = next(read_objects(path), None) if _format(path) == "json" else None
-    if first is None or first.data is None or any(kind not in PAGES for kind, _ in _chats(list(first.data))):
+    if first is None or first.data is None or any(kind not in PAGES for kind, _ in chat_kinds(list(first.data))):
         return None
     document = read_document(path)
     if not isinstance(document, dict) or document_items(path, document, None) is not None:
+        return None
+    if any(
+        find_messages(inner) and find_group(inner) is None
+        for items in leaves(document).values()
+        if is_list_of_objects(items) and (inner := [leaves(item) for item in items])
+    ):
         return None
     places = list(_lists_of_objects(document))
     named = [place for place in places if place.rpartition(".")[2] in _RECORD_LISTS]
@@ -238,7 +263,7 @@ def _lists_of_objects(document: Mapping[str, Any], place: str = "") -> Iterator[
     for key, item in document.items():
         if isinstance(item, dict):
             yield from _lists_of_objects(item, f"{place}{key}.")
-        elif isinstance(item, list) and item and all(isinstance(entry, dict) for entry in item) and not _shape(item):
+        elif is_list_of_objects(item) and (not _shape(item) or find_group([leaves(entry) for entry in item])):
             yield f"{place}{key}"
 
 
@@ -265,14 +290,14 @@ def _is_read_otherwise(record: Mapping[str, Any], place: str, *, answered: bool)
     """True if the input is a whole chat, with at most a label, or stands next to a question with its answer."""
     if _is_whole_chat(parsed(value_at(record, place))):
         return not any(_is_there(record, name) for name in {*_OUTPUTS, *EXPECTED} - {*_LABELS})
-    return not answered and bool(_first([*record], _QUESTIONS) and _first([*record], _ANSWERS))
+    return not answered and bool(first_name([*record], QUESTION_NAMES) and first_name([*record], ANSWER_NAMES))
 
 
 def _is_whole_chat(value: Any) -> bool:
     """True for messages of two speakers of which the second has the last word."""
     names = _shape(value)
     if names is None:
-        return False
+        return is_list_of_objects(value) and find_messages([leaves(item) for item in value]) is not None
     speakers = [who for item in value if (who := item.get(names["role"])) not in ("system", "developer")]
     return bool(speakers[-1] != speakers[0])
 
@@ -301,6 +326,31 @@ def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
         yield {"column": key, "names": {field: name for field, name in names.items() if field != name}}
 
 
+def _lists_by_value(path: Path) -> Iterator[dict[str, Any]]:
+    """Settings of a list in which the speakers have common names, at any place and under any key.
+
+    {"Transcript": [{"ParticipantRole": "CUSTOMER", "Content": "Hi"}, …]}
+    → column Transcript, names {role: ParticipantRole, content: Content}
+    """
+    record = next(iter(_first_records(path)), {})
+    places = []
+    for place, items in leaves(record).items():
+        value = parsed(items)
+        if place not in _PARTS_OF_CHATS and is_list_of_objects(value):
+            inner = [leaves(item) for item in value]
+            columns = None if find_visible(inner) else find_messages(inner)
+            places += [] if columns is None or any(item.get("children") for item in value) else [(place, columns)]
+    if len(places) == 1:
+        ((place, columns),) = places
+        names = {"role": columns.speaker, "content": columns.text}
+        renamed = {field: name for field, name in names.items() if field != name}
+        yield {
+            "column": place,
+            **({"names": renamed} if renamed else {}),
+            **({"tags": columns.tags} if columns.tags else {}),
+        }
+
+
 def _shape(value: Any) -> dict[str, str] | None:
     """Keys of the speaker and of the text in a list of messages of two or more speakers. None for anything else."""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
@@ -310,91 +360,3 @@ def _shape(value: Any) -> dict[str, str] | None:
         return None
     speakers = {item.get(role) for item in value if isinstance(item.get(role), str)} - {"system", "developer"}
     return {"role": role, "content": content} if len(speakers) > 1 else None
-
-
-def _chats(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Kinds of chats that records with these keys may be, each with its settings."""
-    if "comments" in names and "requester_id" in names:
-        yield "zendesk", {}
-    if {"conversation_parts", "source"} <= {*names}:
-        yield "intercom", {}
-    if {"helpdesk_ticket", "description_text"} & {*names}:
-        yield "freshdesk", {}
-    if {"payload", "meta"} & {*names} or ({"messages", "inbox_id"} <= {*names}):
-        yield "chatwoot", {}
-    if "run_type" in names:
-        yield "langsmith", {}
-    if {"span_attributes", "root_span_id"} <= {*names}:
-        yield "braintrust", {}
-    if "op_name" in names:
-        yield "weave", {}
-    if any(name == "attributes" or name.startswith("attributes.") for name in names):
-        yield "openinference", {}
-    if {"traces", "observations", "trace_id", "traceId", "sessionId", "session_id"} & {*names}:
-        yield "langfuse", {}
-    if "conversations" in names:
-        yield "sharegpt", {}
-    if {"message_tree_id", "prompt"} <= {*names}:
-        yield "openai_messages", {}
-    if {*_LISTS, "request", "request_body", "body", "mapping", "contents"} & {*names}:
-        yield "openai_messages", {}
-    if "instruction" in names or ("history" in names and _first(names, _QUESTIONS)):
-        others = {
-            "instruction": _first(names, _QUESTIONS),
-            "output": _first(names, _ANSWERS),
-            "input": _first(names, ("input", "context")),
-        }
-        renamed = {key: name for key, name in others.items() if name is not None and name != key}
-        yield "alpaca", {"names": renamed} if renamed else {}
-    if "prompt" in names:
-        yield "prompt_completion", {}
-    yield from ((desk, {}) for desk, keys in PAGES.items() if {*keys} & {*names})
-
-
-def _tables(names: Sequence[str], path: Path) -> Iterator[dict[str, Any]]:
-    """Settings of tables with these columns: scenarios, chats, messages, and questions with answers."""
-    if "id" in names and any(name in names for name in ("user_responses", "goal", "user_0")):
-        yield {}
-    if _format(path) not in ("jsonl", "json"):
-        for kind, more in _chats(names):
-            if kind in KEYS:
-                yield {"chat": {"kind": kind, **more}}
-        if "input" in names and _first(names, (*EXPECTED, "output")):
-            expected = _first(names, EXPECTED)
-            renamed = {} if expected in (None, "expected") else {"expected": expected}
-            yield {"chat": {"kind": "input_output", **({"names": renamed} if renamed else {})}}
-    group, speaker, text = (_first(names, known) for known in (_GROUPS, _SPEAKERS, _TEXTS))
-    if group and speaker and text:
-        order = _first(names, _ORDERS)
-        yield {"messages": {"group_by": group, "speaker": speaker, "text": text, **({"order": order} if order else {})}}
-    question = _first(names, (*_QUESTIONS, *_QUESTIONS_LAST))
-    if question and not {*_EARLIER} & {*names} and not _are_messages(names):
-        fields: Mapping[str, str | None] = {
-            "id": _first(names, _IDS),
-            "user_responses": question,
-            "context": _first(names, _CONTEXTS),
-            "tools": _first(names, ("tools",)),
-            "expected.responses": _first(names, _ANSWERS),
-            "metadata.category": _first(names, _CATEGORIES),
-        }
-        yield {"columns": {field: column for field, column in fields.items() if column is not None}}
-
-
-def _are_messages(names: Sequence[str]) -> bool:
-    """Are the rows single messages of conversations, and no column with a known name tells of which ones?
-
-    A row with a question and an answer is a whole exchange, also if it has a column `role`, e.g. for a persona.
-    """
-    if _first(names, _QUESTIONS) and _first(names, _ANSWERS):
-        return False
-    return bool(_first(names, _SPEAKER_KINDS) and _first(names, _TEXTS)) and _first(names, _GROUPS) is None
-
-
-def _first(names: Sequence[str], known: Sequence[str]) -> str | None:
-    """The first known name that is among these, in any case, with or without spaces and underscores."""
-    by_name = {_folded(name): name for name in reversed(names)}
-    return next((by_name[_folded(name)] for name in known if _folded(name) in by_name), None)
-
-
-def _folded(name: str) -> str:
-    return name.lower().replace(" ", "").replace("_", "")

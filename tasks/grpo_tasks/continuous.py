@@ -1,4 +1,4 @@
-"""Beginning of a continuous rollout, and its end with the run."""
+"""Start of a continuous rollout, and its stop at the end of the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data quality gate (Great Expectations), before anything is computed."""
+"""Data quality gate (Great Expectations): a run stops before it computes anything if the scenarios are not usable."""
 
 from __future__ import annotations
 

@@ -18,11 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo.data_errors import excerpt
+from grpo.scenarios.readers.message_items import rewrite_items
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _CALLS = ("tool_use", "tool-call", "tool_call", "toolUse", "functionCall", "function_call")
 _RESULTS = (
     "tool_result",
+    "tool_call_result",
     "tool-result",
     "tool_call_response",
     "toolResult",
@@ -31,12 +33,24 @@ _RESULTS = (
 )
 _REASONING = ("thinking", "redacted_thinking", "reasoning", "reasoningContent")
 _IDS = ("id", "tool_use_id", "toolCallId", "toolUseId")
-_NAMES = ("name", "toolName")
+_NAMES = ("name", "toolName", "tool_name")
 _ARGUMENTS = ("input", "args", "arguments")
 _OUTPUTS = ("output", "content", "response", "result")
 _SHOWN_ONLY = ("step-start",)
 """Parts of AI SDK's messages that only tell a page where a step begins."""
-_CUT_OFF = ("max_tokens", "MAX_TOKENS")
+_SOURCES = ("source-url", "source-document", "source")
+_DATA = "data-"
+"""Prefix of the parts of AI SDK's messages that an application shows on its page, and that a model does not read."""
+_TYPES = ("type", "block_type", "content_type")
+"""Keys of the type of a part: of LlamaIndex and Semantic Kernel too."""
+_PARTS = ("parts", "blocks", "items")
+"""Lists of parts that stand in for the content."""
+_MARKUP = (
+    "bold", "italic", "underline", "strikethrough", "spoiler", "code", "pre", "link", "text_link", "mention", "hashtag",
+    "cashtag", "bot_command", "email", "phone", "plain", "blockquote",
+)  # fmt: skip
+"""Types of parts that are a text with a format, as Telegram exports them."""
+_CUT_OFF = ("max_tokens", "MAX_TOKENS", "incomplete")
 
 
 def rewrite_record(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +58,10 @@ def rewrite_record(data: Mapping[str, Any]) -> dict[str, Any]:
     record = dict(data)
     if isinstance(record.get("contents"), list) and "messages" not in record:
         record["messages"] = record.pop("contents")
+    if isinstance(record.get("chat_history"), list) and isinstance(record.get("message"), str):  # Cohere
+        asked = {"role": "user", "content": record.pop("message")}
+        record["messages"] = [*(_cohere(message) for message in record.pop("chat_history")), asked]
+        record |= {"system": record.pop("preamble")} if "preamble" in record and "system" not in record else {}
     for key in ("systemInstruction", "system_instruction"):
         if key in record and "system" not in record:
             record["system"] = record.pop(key)
@@ -53,6 +71,11 @@ def rewrite_record(data: Mapping[str, Any]) -> dict[str, Any]:
     if "system" in record:
         record["system"] = _system_text(record["system"])
     return record
+
+
+def _cohere(message: Any) -> Any:
+    is_text = isinstance(message, Mapping) and "message" in message and "content" not in message
+    return {**_without(message, "message"), "content": message["message"]} if is_text else message
 
 
 def _system_text(value: Any) -> Any:
@@ -76,6 +99,11 @@ def rewrite_reply(response: Any) -> Any:
         message, reason = output["message"], response.get("stopReason")
     elif response.get("role") == "assistant" and isinstance(response.get("content"), list):
         message, reason = {"role": "assistant", "content": response["content"]}, response.get("stop_reason")
+    elif isinstance(response.get("text"), str) and "generation_id" in response:
+        message, reason = {"content": response["text"]}, response.get("finish_reason")
+    elif response.get("object") == "response" and isinstance(output, list):
+        messages = rewrite_items([*output])
+        message, reason = (messages[0] if len(messages) == 1 else None), response.get("status")
     else:
         return response
     if isinstance(message, Mapping) and "role" not in message:
@@ -136,11 +164,17 @@ def split_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     Raises `ValueError` if a result has content other than text and JSON.
     """
-    parts = message["parts"] if message.get("content") is None and "parts" in message else message.get("content")
+    place = next((key for key in _PARTS if isinstance(message.get(key), list)), None)
+    parts = message.get("content") if message.get("content") is not None or place is None else message[place]
     if not isinstance(parts, list) or all(_is_plain(part) for part in parts):
-        yield dict(message) if parts is message.get("content") else {**_without(message, "parts"), "content": parts}
+        is_content = place is None or parts is message.get("content")
+        yield dict(message) if is_content else {**_without(message, str(place)), "content": parts}
         return
-    own = _without(message, "content", "parts")
+    own = _without(message, "content", *((place,) if place is not None else ()))
+    parts = [_typed(part) for part in parts]
+    own |= {"annotations": sources} if (sources := [part for part in parts if _kind(part) in _SOURCES]) else {}
+    own |= {str(_kind(part)): part for part in parts if _is_data(part)}
+    parts = [part for part in parts if _kind(part) not in _SOURCES and not _is_data(part)]
     if message.get("role") == "assistant":
         yield from _agent_messages(own, parts)
         return
@@ -203,6 +237,16 @@ def _is_plain(part: Any) -> bool:
     return part.get("type") in _TEXTS and any(isinstance(part.get(key), str) for key in ("text", "refusal"))
 
 
+def _typed(part: Any) -> Any:
+    """A part with its type under `type`."""
+    name = next((name for name in _TYPES if isinstance(part, Mapping) and isinstance(part.get(name), str)), "type")
+    return part if name == "type" else {**_without(part, name), "type": part[name]}
+
+
+def _is_data(part: Any) -> bool:
+    return (_kind(part) or "").startswith(_DATA)
+
+
 def _kind(part: Any) -> str | None:
     """Name of a part: its `type`, or else its only key with a meaning."""
     if not isinstance(part, Mapping):
@@ -247,6 +291,8 @@ def _result(part: Any) -> dict[str, Any] | None:
     if not isinstance(part, Mapping) or (kind not in _RESULTS and not _is_page_tool(part)):
         return None
     body = _body(part, kind)
+    if isinstance(origin := body.get("origin"), Mapping):  # Haystack's result repeats its call
+        body = {**body, "id": origin.get("id"), "name": origin.get("tool_name"), "is_error": body.get("error")}
     if _is_page_tool(part) and not body.keys() & {"output", "errorText"}:
         return None
     value = _first(body, "errorText", *_OUTPUTS)
@@ -290,6 +336,12 @@ def _text_part(part: Any) -> Any:
         return part
     if "type" not in part and isinstance(part.get("text"), str):
         return {**part, "type": "text"}
+    if part.get("type") in _MARKUP and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if part.get("type") == "text" and isinstance(inner := part.get("text"), Mapping) and "value" in inner:
+        return {**part, "text": inner["value"], "annotations": inner.get("annotations")}
+    if part.get("type") == "document" and isinstance(inner := part.get("document"), Mapping) and "data" in inner:
+        return {"type": "text", "text": _result_text(inner["data"])}
     if part.get("type") == "text" and isinstance(part.get("content"), str):
         return {**_without(part, "content"), "text": part["content"]}
     return part if "type" in part else {**part, "type": next(iter(part), None)}

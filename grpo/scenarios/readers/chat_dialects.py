@@ -22,17 +22,18 @@ from grpo.data_errors import excerpt
 from grpo.messages import TOOL_CALL_OPEN
 from grpo.renderers.reply_format import TAGGED_JSON
 from grpo.scenarios.readers.api_dialects import split_parts
+from grpo.scenarios.readers.langchain_messages import is_serialized, openai_message
+from grpo.scenarios.readers.message_items import rewrite_items
+from grpo.scenarios.readers.places import value_at, without
+from grpo.scenarios.readers.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
 
 _TAGS = {
-    **dict.fromkeys(("human", "user", "prompter", "customer", "client", "visitor"), "user"),
-    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bot", "model", "ai", "bard", "bing"), "assistant"),
-    **dict.fromkeys(("agent", "operator", "chatbot"), "assistant"),
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("function_call", "tool_call"), "call"),
-    **dict.fromkeys(("observation", "tool", "function_response", "tool_response", "ipython"), "tool"),
+    **SPEAKERS,
+    **dict.fromkeys(CALLS, "call"),
+    **dict.fromkeys(TOOLS, "tool"),
     "function": "function",
 }
-"""Common names of speakers, in lower case. `function` is OpenAI's role, in which a result names its function."""
+"""Common names of speakers, as in SPEAKERS. `function` is OpenAI's role, in which a result names its function."""
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 _RESPONSE, _END_OF_RESPONSE = "<tool_response>", "</tool_response>"
 _TOOLS, _END_OF_TOOLS = "<tools>", "</tools>"
@@ -42,9 +43,22 @@ _SHOWN = 80  # characters of a value in a reason
 
 def openai_messages(turns: Any, settings: ChatSettings) -> Any:
     """Messages in OpenAI's format. What is not a list of objects stays unchanged, so that the parser refuses it."""
+    turns = _of_pairs(rewrite_items(turns))
     if not isinstance(turns, list):
         return turns
     return [message for number, turn in enumerate(turns) for message in _messages(turn, number, settings)]
+
+
+def _of_pairs(turns: Any) -> Any:
+    """Messages of pairs of what the user and the agent say, as Gradio writes them: [["Hi.", "Hello."], …]."""
+    if not isinstance(turns, list) or not turns or not all(_is_pair(pair) for pair in turns):
+        return turns
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for pair in turns for role, text in zip(roles, pair, strict=True) if text]
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(text, str | None) for text in value)
 
 
 def tools_in_prompt(messages: Any) -> list[Any] | None:
@@ -72,9 +86,11 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
     if not isinstance(turn, Mapping):
         yield turn
         return
-    message = dict(turn)
+    message = dict(openai_message(turn) if is_serialized(turn) else turn)
     role = _take(message, (settings.names.get("role"), *_ROLE_KEYS))
     content = _take(message, (settings.names.get("content"), *_CONTENT_KEYS))
+    if message.get("public") is False or any(message.get(name) is True for name in ("private", "internal")):
+        raise ValueError(f"the user does not see message {number}: it is not public. Leave such messages out")
     calls = _take(message, (settings.names.get("tool_calls"), "tool_calls"))
     if role is None:
         keys = excerpt(", ".join(map(str, turn)), _SHOWN) or "no key"
@@ -95,21 +111,26 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
 
 
 def _take(message: dict[str, Any], names: tuple[str | None, ...]) -> Any:
-    """Remove the first of these keys that the message has, and return its value."""
+    """Remove the first of these keys or places that the message has, and return its value."""
     for name in names:
-        if name is not None and name in message:
-            return message.pop(name)
+        if name is not None and (name in message or ("." in name and value_at(message, name) is not None)):
+            value, others = value_at(message, name), without(message, name)
+            message.clear()
+            message.update(others)
+            return value
     return None
 
 
 def _meaning(role: Any, number: int, settings: ChatSettings) -> str:
-    if isinstance(role, str):
-        meaning = settings.tags.get(role) or _TAGS.get(role.strip().lower())
+    if isinstance(role, (str, bool)):
+        meaning = settings.tags.get(str(role).lower() if isinstance(role, bool) else role) or _TAGS.get(
+            speaker_name(role)
+        )
         if meaning is not None:
             return meaning
-    known = ", ".join(dict.fromkeys((*settings.tags, *_TAGS)))
     raise ValueError(
-        f"unknown role: {excerpt(role, _SHOWN)} in message {number}. Known are {known}. Name it in the source's tags"
+        f"unknown role: {excerpt(role, _SHOWN)} in message {number}. Known are user, assistant, system, tool and their "
+        "common names. Name it in the source's tags"
     )
 
 

@@ -33,6 +33,7 @@ from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, Log
 from grpo.scenarios.readers.api_dialects import rewrite_record, rewrite_reply
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
 from grpo.scenarios.readers.exchanges import read_exchange
+from grpo.scenarios.readers.logged_requests import LISTS, with_request
 from grpo.scenarios.readers.message_tree import (
     END,
     OTHER_BRANCHES,
@@ -45,15 +46,19 @@ from grpo.scenarios.readers.message_tree import (
 from grpo.scenarios.readers.openai_batches import join_batch
 from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
+from grpo.scenarios.readers.places import value_at, without
 from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.records import Converted, SourceRecord, convert_record, record_name
+from grpo.scenarios.times import instant
 
-_LISTS = {"openai_messages": ("messages", "conversations"), "sharegpt": ("conversations", "messages")}
-_MORE_LISTS = ("conversation", "dialogue", "dialog", "chat")
-"""Keys of the list of messages."""
+_FIRST_LISTS = {"openai_messages": ("messages",), "sharegpt": ("conversations",)}
+"""Key under which a format has its list of messages. It is looked up before the others."""
 _LABELS = ("label", "kto_tag")
 """Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
+_TIMES = ("created_at", "createdAt", "timestamp", "time", "date", "ts")
 _PLACE_KEYS = ("id", "metadata", "custom_id")
+_UNREAD = {name: reason for name, reason in RECORD.items() if reason} | dict.fromkeys(_PLACE_KEYS, "")
+"""Fields of a record of which only the id and the metadata are read. Everything else is counted or refused."""
 
 
 def read_chats(source: ChatSource, path: Path) -> Iterator[SourceRecord]:
@@ -109,9 +114,9 @@ def _without_last_reply(chat: LoggedChat, label: str) -> LoggedChat:
 
 def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     ignored: list[str] = []
-    if settings.column is None:
-        data, ignored = _with_request(data, settings)
     data = rewrite_record(data)
+    if settings.column is None:
+        data, ignored = with_request(data, settings)
     if settings.column is None and TREE in data:
         given = {key: value for key, value in data.items() if key not in (TREE, END)}
         data = {**given, "messages": branch_of(data)}
@@ -123,14 +128,15 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     if list_key is None:
         chat = _logged_chat(data, settings)
         return replace(chat, ignored=(*ignored, *chat.ignored))
-    messages = _parsed(data[list_key], list_key)
+    data, messages = without(data, list_key), _parsed(value_at(data, list_key), list_key)
     if isinstance(messages, Mapping) and isinstance(messages.get("messages"), list):
-        messages = messages["messages"]
+        data, messages = {**without(messages, "messages"), **data}, messages["messages"]
     _check_count(messages)
+    _check_order(messages)
     messages = openai_messages(messages, settings)
     tools = _named(data, "tools", settings)
     functions = data.get("functions")
-    ignored += left_out(_but(RECORD, list_key, *settings.names.values(), *_PLACE_KEYS), data, "record", "")
+    ignored += left_out(_but(_UNREAD, *settings.names.values(), "tools", "functions", "system"), data, "record", "")
     parsed = (*_system(data, settings), *parse_messages(messages))
     declared = tools if tools is not None else functions if functions is not None else tools_in_prompt(messages)
     return LoggedChat(
@@ -141,79 +147,15 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     )
 
 
-_EXCHANGES = (("request", "response"), ("request_body", "response_body"))
-"""Keys of a logged request and of its response. In each of them the document may be under `body`."""
-
-
-def _with_request(data: dict[str, Any], settings: ChatSettings) -> tuple[dict[str, Any], list[str]]:
-    """The record with its exchange under `request` and `response`, if it has one, and what was left out of it.
-
-    {"request_body": R, "response_body": A}, {"request": {"body": R}, "response": {"body": A}} and
-    {**R, "response": A} → {"request": R, "response": A}
-    """
-    for asked, answered in _EXCHANGES:
-        if isinstance(data.get(asked), dict):
-            kept = {key: value for key, value in data.items() if key not in (asked, answered)}
-            exchange = {"request": _under_body(data[asked]), "response": _under_body(data.get(answered))}
-            return {**kept, **{key: value for key, value in exchange.items() if value is not None}}, []
-    response, key = data.get("response"), next((key for key in ("messages", "contents") if key in data), None)
-    if key is None or not isinstance(data[key], list) or response in (None, "", {}, []):
-        return data, []
-    kept = {name: value for name, value in data.items() if name != "response"}
-    message = _reply_beside(response)
-    if message is None:
-        return kept, ["record.response: it is no reply in a known format"]
-    if (last := _last_reply(data[key], settings)) is not None:
-        if _repeats(message, last, settings):
-            return kept, []
-        return kept, ["record.response: it differs from the reply that the messages end with"]
-    if isinstance(response, str):
-        return {**kept, key: [*data[key], message]}, []
-    request = {name: value for name, value in kept.items() if name in (*REQUEST, "contents", "system")}
-    others = {name: value for name, value in data.items() if name not in request}
-    return {**others, "request": request}, []
-
-
-def _reply_beside(response: Any) -> Any:
-    """The message of a response that stands next to messages. None if the response is neither a text nor a completion.
-
-    A completion without a message gives an empty object, so that it is refused as every other one.
-    """
-    if isinstance(response, str):
-        return {"role": "assistant", "content": response} if response.strip() else None
-    completion = rewrite_reply(response)
-    if not isinstance(completion, dict) or "choices" not in completion:
-        return None
-    message = try_call(lambda: reply_of(completion, []))
-    return {} if isinstance(message, Exception) else message
-
-
-def _last_reply(messages: list[Any], settings: ChatSettings) -> LoggedMessage | None:
-    """The last message, if it is the agent's. In a chat that cannot be read there is none, and the chat is refused."""
-    parsed = try_call(lambda: parse_messages(openai_messages(messages, settings)))
-    return parsed[-1] if isinstance(parsed, tuple) and parsed and parsed[-1].role == "assistant" else None
-
-
-def _repeats(message: Any, last: LoggedMessage, settings: ChatSettings) -> bool:
-    """Does a response say the same as the reply that the messages end with? A text has no calls to compare."""
-    reply = _last_reply([message], settings)
-    return reply is not None and reply.content.strip() == last.content.strip() and reply.calls in ((), last.calls)
-
-
-def _under_body(value: Any) -> Any:
-    inner = value.get("body") if isinstance(value, dict) else None
-    return inner if isinstance(inner, dict) else value
-
-
 def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
     """Key of the list of messages. None for a logged request or a batch. Raises `ValueError` if it is neither."""
     if settings.column is not None:
-        if settings.column not in data:
+        if value_at(data, settings.column) is None:
             raise ValueError(f"no {settings.column}: the record has {', '.join(data) or 'no field'}")
         return settings.column
     if isinstance(data.get("request"), dict) or isinstance(data.get("body"), dict):
         return None
-    names = (*_LISTS[settings.format], *_MORE_LISTS)
+    names = (*_FIRST_LISTS[settings.format], *LISTS)
     if (key := next((name for name in names if name in data), None)) is not None:
         return key
     response = data.get("response")
@@ -283,7 +225,7 @@ def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
         *_completion(completion, data, completion_key),
     ]
     _check_count(turns)
-    table = {**RECORD, **dict.fromkeys((prompt_key, completion_key, *settings.names.values(), *_PLACE_KEYS), "")}
+    table = _but(_UNREAD, prompt_key, completion_key, *settings.names.values(), "tools", "system")
     ignored += left_out(table, data, "record", "")
     messages = openai_messages(turns, settings)
     tools = parse_tools(_named(data, "tools", settings), ignored)
@@ -296,8 +238,7 @@ def _exchange_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     own = {name: key for name, key in settings.names.items() if name in ("role", "content", "tool_calls")}
     chat = _messages_chat(exchange.record, ChatColumns(names=own, tags=settings.tags))
     others = {key: value for key, value in data.items() if key not in exchange.read}
-    table = {name: reason for name, reason in RECORD.items() if reason} | dict.fromkeys(_PLACE_KEYS, "")
-    ignored = (*exchange.ignored, *left_out(_but(table, *settings.names.values()), others, "record", ""))
+    ignored = (*exchange.ignored, *left_out(_but(_UNREAD, *settings.names.values()), others, "record", ""))
     return replace(chat, references=exchange.references, ignored=(*chat.ignored, *ignored))
 
 
@@ -357,6 +298,16 @@ def _parsed(value: Any, key: str) -> Any:
 def _check_count(messages: Any) -> None:
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
         raise ValueError(f"over-long chat: {len(messages)} messages, at most {MAX_MESSAGES}")
+
+
+def _check_order(messages: Any) -> None:
+    """Raise `ValueError` if each message is older than the one before it, as APIs list the newest first."""
+    if not isinstance(messages, list) or len(messages) < 2 or not all(isinstance(item, dict) for item in messages):
+        return
+    for name in _TIMES:
+        times = [try_call(partial(instant, item.get(name))) for item in messages]
+        if all(isinstance(time, float) for time in times) and times == sorted({*times}, reverse=True):  # type: ignore[type-var]
+            raise ValueError(f"the newest message comes first, by {name}. Sort them by it, or read them as rows")
 
 
 def _but(table: Mapping[str, str], *read: str) -> dict[str, str]:

@@ -18,10 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json
-
 from grpo.data_errors import excerpt
 from grpo.scenarios.readers.langchain_messages import openai_messages, reply_messages
+from grpo.scenarios.readers.places import parsed, value_at
 
 QUESTIONS = (
     "question", "query", "input", "prompt", "instruction", "user_input", "user_query", "text", "message", "content",
@@ -63,6 +62,8 @@ def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange
     Raises `ValueError` if the input is missing or cannot be read.
     """
     keys = {name: names.get(name, name) for name in ("input", "output", "expected", "tools", "system")}
+    if keys["system"] not in data and "instructions" in data:
+        keys["system"] = "instructions"
     given = value_at(data, keys["input"])
     if given in (None, "", [], {}):
         raise ValueError(f"no {keys['input']}: the record has {', '.join(data) or 'no field'}. Name it in names")
@@ -83,30 +84,6 @@ def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange
         record["response"] = _output(output, keys["output"], ignored)
     read = frozenset(key if key in data else key.partition(".")[0] for key in keys.values())
     return Exchange(record=record, references=references, read=read, ignored=tuple(ignored))
-
-
-def value_at(data: Mapping[str, Any], place: str) -> Any:
-    """Value of a key, or at a place with dots: `a.b` is the key `a.b`, or else `b` of the object `a`. Or None."""
-    if place in data:
-        return data[place]
-    first, dot, rest = place.partition(".")
-    while dot:
-        inner = parsed(data.get(first))
-        if isinstance(inner, Mapping):
-            return value_at(inner, rest)
-        more, dot, rest = rest.partition(".")
-        first = f"{first}.{more}"
-    return None
-
-
-def parsed(value: Any) -> Any:
-    """A list or object, also if it is JSON in a text. Other values stay as they are."""
-    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
-        return value
-    try:
-        return from_json(value, allow_inf_nan=False)
-    except ValueError:
-        return value
 
 
 def _unpacked(value: Any) -> Any:
@@ -138,7 +115,7 @@ def _input(value: Any, place: str, ignored: list[str], *, is_answered: bool) -> 
             return {**kept, "messages": [*_messages(chat, f"{place}.{key}", is_answered=is_last), *asked]}
     question = _first(value, QUESTIONS)
     texts = [name for name, item in value.items() if isinstance(item, str) and item.strip()]
-    if question is None and len(texts) == 1 and texts[0] not in _SYSTEM:
+    if question is None and len(texts) == 1 and texts[0] not in _SYSTEM and not _has_parts(value):
         question = texts[0]
     if question is None:
         shown = excerpt(", ".join(map(str, value)), _SHOWN)
@@ -210,7 +187,7 @@ def _answer(value: Any, place: str, ignored: list[str]) -> str:
         return _text(value)
     answer = _first(value, ANSWERS)
     texts = [name for name, item in value.items() if isinstance(item, (str, int, float)) and item != ""]
-    if answer is None and len(texts) == 1:
+    if answer is None and len(texts) == 1 and not _has_parts(value):
         answer = texts[0]
     if answer is None:
         shown = excerpt(", ".join(map(str, value)), _SHOWN)
@@ -236,6 +213,11 @@ def _without_reply(messages: Sequence[Any], ignored: list[str]) -> list[Any]:
 def _first(value: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these names with a text or a number."""
     return next((name for name in names if isinstance(value.get(name), (str, int, float)) and value[name] != ""), None)
+
+
+def _has_parts(value: Mapping[str, Any]) -> bool:
+    """True if objects or lists stand next to the texts, so that a text may only say what they are."""
+    return any(isinstance(item, (Mapping, list)) and item for item in value.values())
 
 
 def _unread(value: Mapping[str, Any], place: str, read: Sequence[str]) -> list[str]:

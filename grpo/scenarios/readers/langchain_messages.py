@@ -2,7 +2,7 @@
 
     {"lc": 1, "type": "constructor", "id": [..., "AIMessage"],
      "kwargs": {"content": "", "tool_calls": [{"name": "look_up", "args": {"order": "7"}, "id": "call_1"}]}}
-    {"type": "human", "content": "Where is order 7?"}
+    {"type": "human", "content": "Where is order 7?"}, {"type": "human", "data": {"content": "Where is order 7?"}}
 
 Messages in OpenAI's format pass through unchanged. Only calls in the form `{"name", "args", "id"}` are rewritten.
 """
@@ -13,9 +13,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.scenarios.readers.api_dialects import split_parts
+from grpo.scenarios.readers.message_items import rewrite_items
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "developer": "developer"}
 _SUFFIXES = ("MessageChunk", "Message")
+
+
+def is_serialized(message: Mapping[str, Any]) -> bool:
+    """Is this one of these forms? They have a type instead of a role."""
+    return "role" not in message and ("kwargs" in message or message.get("type") in _ROLES)
 
 
 def openai_message(message: Any) -> Any:
@@ -29,6 +35,9 @@ def openai_message(message: Any) -> Any:
         kind = name.removesuffix(suffix).lower()
     else:
         fields, kind = message, str(message.get("type", "")).lower()
+        if kind in _ROLES and isinstance(message.get("data"), Mapping):
+            fields = message["data"]
+    fields = {name: value for name, value in fields.items() if name != "type" or value not in _ROLES}
     role = fields.get("role", _ROLES.get(kind))
     calls = fields.get("tool_calls")
     rewritten = [_openai_call(call) for call in calls] if isinstance(calls, list) else calls
@@ -45,6 +54,7 @@ def openai_messages(value: Any) -> Any:
     """A list of messages, or a list with one such list, as LangChain logs the calls of a chat model."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
+    value = rewrite_items(value)
     return [plain for message in value for plain in _plain(message)] if isinstance(value, list) else value
 
 

@@ -4,9 +4,12 @@
     17,end-user,2026-11-20 09:00,Where is my parcel?          →       Where is my parcel?   It was due yesterday.
     17,agent,2026-11-20 09:02,It was due yesterday.
 
+    chat,query,answer
+    17,Where is my parcel?,It was due yesterday.         →       the same
+
 Rows of a conversation may be anywhere in the table. They are kept in a temporary file, so that memory does not grow
 with the table. A row is quarantined if it names no conversation. A conversation is quarantined if it has an unknown
-speaker.
+speaker or a row that cannot be read.
 """
 
 from __future__ import annotations
@@ -26,7 +29,11 @@ from grpo.data_errors import excerpt, try_call
 from grpo.errors import StorageError
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
+from grpo.scenarios.readers.api_dialects import split_parts
 from grpo.scenarios.readers.mapped_columns import map_cells, merge_fields
+from grpo.scenarios.readers.openai_format import parse_messages
+from grpo.scenarios.readers.places import is_there, parsed, value_at
+from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.records import Converted, SourceRecord, convert_record
 from grpo.scenarios.times import instant
 
@@ -38,17 +45,11 @@ _TABLE = """
     CREATE INDEX by_chat ON rows (chat, number);
     BEGIN;
 """
-_TAGS: dict[str, Role] = {
-    **dict.fromkeys(("user", "customer", "end-user", "end_user", "requester", "contact", "lead", "visitor"), "user"),
-    **dict.fromkeys(("client", "human", "incoming"), "user"),
-    **dict.fromkeys(
-        ("agent", "assistant", "admin", "teammate", "operator", "bot", "agentbot", "outgoing"), "assistant"
-    ),
-    "system": "system",
-}
-"""Common names of speakers, in lower case."""
 _SHOWN = 80  # characters of a value in a reason
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+_PROBLEM = "problem of the row"
+_WHOLE_TABLE = "chat"
+"""Name of the only conversation of a table."""
 SOURCE = "message_rows"
 """`metadata.source` of these scenarios."""
 
@@ -74,17 +75,20 @@ def read_message_rows(
 def _keep(
     database: sqlite3.Connection, record: SourceRecord, settings: MessageRows, columns: Mapping[str, str]
 ) -> SourceRecord | None:
-    """Keep a row. If it belongs to no conversation, return the record with its problem."""
+    """Keep a row. If it belongs to no conversation, return the record with its problem.
+
+    A row that cannot be read is kept with its problem, because its conversation would not be whole without it.
+    """
     cells = record.data
     if cells is None:
         return record
+    chat = try_call(lambda: _conversation(cells, settings))
+    if isinstance(chat, Exception):
+        return convert_record(record, partial(_raise, chat))
     content = try_call(lambda: _row(cells, settings, columns))
-    if isinstance(content, Exception):
-        return convert_record(record, partial(_raise, content))
+    kept = json.dumps({_PROBLEM: str(content)}) if isinstance(content, Exception) else content
     try:
-        database.execute(
-            "INSERT INTO rows (chat, line, content) VALUES (?, ?, ?)", (content[0], record.line, content[1])
-        )
+        database.execute("INSERT INTO rows (chat, line, content) VALUES (?, ?, ?)", (chat, record.line, kept))
     except sqlite3.OperationalError as error:
         raise StorageError(f"rows cannot be kept on disk: {error}. Free space or set TMPDIR elsewhere") from error
     return None
@@ -94,19 +98,49 @@ def _raise(error: Exception, cells: dict[str, Any]) -> dict[str, Any]:
     raise error
 
 
-def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, str]) -> tuple[str, str]:
-    """Conversation of a row, and its cells as JSON."""
-    needed = (settings.group_by, settings.speaker, settings.text, *((settings.order,) if settings.order else ()))
-    for name in (*needed, *settings.where, *columns.values()):
-        if name not in cells:
-            raise ValueError(f"no column {name}: the record has {excerpt(', '.join(cells), 300) or 'none'}")
-    chat = cells[settings.group_by]
+def _conversation(cells: Mapping[str, Any], settings: MessageRows) -> str:
+    """Conversation of a row."""
+    name = settings.group_by
+    if name is None:
+        return _WHOLE_TABLE
+    if not is_there(cells, name):
+        raise ValueError(_missing(name, cells))
+    chat = value_at(cells, name)
     if chat in (None, "") or not isinstance(chat, (str, int, float)):
-        raise ValueError(f"no conversation: column {settings.group_by} is {excerpt(chat, _SHOWN)}")
-    kept = {name: cells[name] for name in dict.fromkeys((*needed, *settings.where, *columns.values()))}
-    content = json.dumps(kept, default=str, ensure_ascii=False)
+        raise ValueError(f"no conversation: column {name} is {excerpt(chat, _SHOWN)}")
+    return excerpt(_text(chat), 500)
+
+
+def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, str]) -> str:
+    """Cells of a row by the places that the settings name, as JSON. A tag for null stands for a missing speaker."""
+    is_read = not _is_excluded(cells, settings) and not _is_ignored(cells, settings)
+    needed = [name for name in settings.places if name != settings.speaker or "null" not in settings.tags]
+    for name in (*(needed if is_read else ()), *settings.where, *columns.values()):
+        if not is_there(cells, name):
+            raise ValueError(_missing(name, cells))
+    places = dict.fromkeys((*settings.places, *settings.where, *columns.values()))
+    content = json.dumps({name: value_at(cells, name) for name in places}, default=str, ensure_ascii=False)
     content.encode()
-    return excerpt(_text(chat), 500), content
+    return content
+
+
+def _missing(name: str, cells: Mapping[str, Any]) -> str:
+    return f"no column {name}: the record has {excerpt(', '.join(cells), 300) or 'none'}"
+
+
+def _why_left_out(row: Mapping[str, Any], settings: MessageRows) -> str:
+    if _is_excluded(row, settings):
+        return f"row: {' or '.join(settings.where)} is not one of those in where"
+    return f"row: the speaker {excerpt(_text(row[settings.speaker or '']), 40)} is ignored"
+
+
+def _is_ignored(cells: Mapping[str, Any], settings: MessageRows) -> bool:
+    speaker = value_at(cells, settings.speaker) if settings.speaker is not None else None
+    return speaker is not None and settings.tags.get(_text(speaker)) == "ignore"
+
+
+def _is_excluded(cells: Mapping[str, Any], settings: MessageRows) -> bool:
+    return any(_text(value_at(cells, name)) not in accepted for name, accepted in settings.where.items())
 
 
 def _text(value: Any) -> str:
@@ -122,19 +156,13 @@ def _fields(
     rows = [from_json(content) for (content,) in database.execute(query, (chat, MAX_MESSAGES + 1))]
     if len(rows) > MAX_MESSAGES:
         raise ValueError(f"over-long chat: over {MAX_MESSAGES} messages")
-    ordered = _ordered(rows, settings)
-    ignored: list[str] = []
-    messages: list[LoggedMessage] = []
-    for row in ordered:
-        if any(_text(row[name]) not in accepted for name, accepted in settings.where.items()):
-            ignored.append(f"row: {' or '.join(settings.where)} is not one of those in where")
-            continue
-        message = _message(row, settings)
-        if message is None:
-            ignored.append(f"row: the speaker {excerpt(_text(row[settings.speaker]), 40)} is ignored")
-        else:
-            messages.append(message)
-    logged = LoggedChat(messages=tuple(messages), ignored=tuple(ignored))
+    if (problem := next((row[_PROBLEM] for row in rows if _PROBLEM in row), None)) is not None:
+        raise ValueError(problem)
+    read = [row for row in rows if not _is_excluded(row, settings) and not _is_ignored(row, settings)]
+    ordered = _ordered(read, settings)
+    messages = tuple(message for row in ordered for message in _messages(row, settings))
+    ignored = tuple(_why_left_out(row, settings) for row in rows if row not in read)
+    logged = LoggedChat(messages=messages, ignored=ignored)
     fields = {**chat_fields(logged, users=settings.users), **ChatOrigin(id=chat, source=SOURCE).fields()}
     return merge_fields(fields, map_cells(columns, ordered[0])), logged.all_ignored
 
@@ -151,15 +179,30 @@ def _ordered(rows: Sequence[dict[str, Any]], settings: MessageRows) -> list[dict
     return [row for _, row in sorted(zip(keys, rows, strict=True), key=lambda pair: pair[0])]  # type: ignore[return-value, arg-type]
 
 
-def _message(row: Mapping[str, Any], settings: MessageRows) -> LoggedMessage | None:
-    """Message of a row. None if its speaker is ignored."""
-    speaker, text = _text(row[settings.speaker]), row[settings.text]
-    meaning = settings.tags.get(speaker) or _TAGS.get(speaker.strip().lower())
-    if meaning == "ignore":
-        return None
+def _messages(row: Mapping[str, Any], settings: MessageRows) -> list[LoggedMessage]:
+    """Messages of a row: one, a message and its reply, or a message with calls and their results."""
+    if settings.reply is not None:
+        reply = row[settings.reply]
+        replies = [] if reply in (None, "") else _spoken("assistant", reply, settings.reply)
+        return [*_spoken("user", row[settings.text], settings.text), *replies]
+    speaker = row[settings.speaker or ""]
+    meaning = settings.tags.get(_text(speaker)) or SPEAKERS.get(speaker_name(speaker))
     if meaning not in _ROLES:
         raise ValueError(
-            f"unknown speaker: {excerpt(speaker, _SHOWN)} in column {settings.speaker}. Say in the source's tags "
-            "whether it is the user or the assistant, or ignore it"
+            f"unknown speaker: {excerpt(_text(speaker), _SHOWN)} in column {settings.speaker}. Say in the source's "
+            "tags whether it is the user or the assistant, or ignore it"
         )
-    return LoggedMessage(role=meaning, content="" if text is None else _text(text))
+    return _spoken(meaning, row[settings.text], settings.text)
+
+
+def _spoken(role: Role, cell: Any, column: str) -> list[LoggedMessage]:
+    """Messages of a cell: a text, or parts of a message, which may have calls with their results.
+
+    Raises `ValueError` if the cell has anything else, because it would become a text that nobody has written.
+    """
+    value = parsed(cell)
+    if isinstance(value, list) and (value is cell or all(isinstance(part, Mapping) for part in value)):
+        return list(parse_messages(list(split_parts({"role": role, "content": value}))))
+    if isinstance(cell, Mapping):
+        raise ValueError(f"column {column} is not a text: it has an object with {excerpt(', '.join(cell), _SHOWN)}")
+    return [LoggedMessage(role=role, content="" if cell is None else _text(cell))]

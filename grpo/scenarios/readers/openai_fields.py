@@ -30,7 +30,8 @@ MESSAGE: dict[str, str] = {
     **dict.fromkeys(("weight", "reasoning_content", "reasoning", "thinking"), READ),
     **dict.fromkeys(("train_detail", "training_detail"), "!spans of a text that are learned are not read"),
     "audio": _SOUND,
-    "annotations": "links to the sources of a reply",
+    **dict.fromkeys(("annotations", "citations"), "links to the sources of a reply"),
+    "children": "!answers below a message are not read. Export the chat without branches",
     **dict.fromkeys(("images", "image", "videos", "video", "audios", "files"), "!content other than text is not read"),
     "attachments": "!content other than text is not read",
 }
@@ -84,6 +85,7 @@ REQUEST: dict[str, str] = {
         ACCOUNT,
     ),
     "audio": "the voice of replies in sound",
+    "previous_response_id": "!the messages before it are in another response, and responses are not joined",
     "web_search_options": "!a search that the API made itself is not read",
 }  # fmt: skip
 """Fields of a request of chat completions."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,17 @@ from typing import Any
 from pydantic_core import from_json
 
 from grpo.data_errors import LONGEST_LINE
+from grpo.scenarios.message_columns import find_group, leaves
 from grpo.scenarios.readers.json_file import document_items, item_records, read_jsonl
+from grpo.scenarios.readers.langchain_messages import is_serialized
+from grpo.scenarios.readers.logged_requests import LISTS
+from grpo.scenarios.readers.message_items import rewrite_items
 from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
 
 _LINES = (".jsonl", ".ndjson")
+_CHAT_KEYS = {*LISTS, "scenarios"}
+"""Keys of a list of messages or of records in a document that is one record."""
 
 
 def read_objects(path: Path, records: str | None = None) -> Iterator[SourceRecord]:
@@ -22,16 +29,43 @@ def read_objects(path: Path, records: str | None = None) -> Iterator[SourceRecor
 
     The file is read as lines if its name says `.jsonl` or `.ndjson`. A file `.json` is read as lines if its first line
     is an object and another line follows, and a file of any other name unless it begins like a document. Blank lines do
-    not count. The `line` of a record is its line, or in a document its number.
+    not count. The `line` of a record is its line, or in a document its number. A document that is a list of messages is
+    one chat, and so is each list of messages in an object whose keys are ids.
 
     Raises `DataError` if a document is broken or over 64 MiB.
     """
     if records is None and (data_suffix(path) in _LINES or _has_lines(path)):
-        yield from read_jsonl(path)
+        yield from map(_line, read_jsonl(path))
         return
     document = read_document(path)
     items = document_items(path, document, records)
-    yield from item_records(path, [document] if items is None else [_as_object(item) for item in items])
+    if items is None:
+        items = _by_id(document) or [document]
+    elif _is_chat(items):
+        items = [items]
+    yield from item_records(path, [_as_object(item) for item in items])
+
+
+def _line(record: SourceRecord) -> SourceRecord:
+    """A line that is a chat's list of messages, as an object."""
+    value = _as_object(_value(record.raw.encode())) if record.data is None and record.raw.startswith("[") else None
+    return replace(record, data=value, problem=None) if isinstance(value, dict) else record
+
+
+def _by_id(document: Any) -> list[Any]:
+    """Chats of an object in which each key is the id of a chat: {"c1": [{"role", "content"}, …], …}."""
+    if not isinstance(document, dict) or document.keys() & _CHAT_KEYS or not all(map(_is_chat, document.values())):
+        return []
+    return [{"id": name, "messages": chat} for name, chat in document.items()]
+
+
+def _is_chat(value: Any) -> bool:
+    """Is this a list of messages, and no table with a column that tells to which chat a message belongs?"""
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        return False
+    is_message = all(isinstance(item.get("role"), str) and {"content", "parts", "blocks"} & {*item} for item in value)
+    is_other = all(is_serialized(item) for item in value) or rewrite_items(value) is not value
+    return (is_message or is_other) and find_group([leaves(item) for item in value]) is None
 
 
 def _has_lines(path: Path) -> bool:

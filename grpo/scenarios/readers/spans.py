@@ -1,13 +1,14 @@
-"""Chats in exports of spans: Braintrust's logs, Weave's calls, and spans with OpenInference's attributes.
+"""Chats in exports of spans: Braintrust's logs, Weave's calls, MLflow's traces, and OpenInference's spans.
 
     braintrust      root_span_id, created, span_attributes.type "llm", input, output, metadata.tools
     weave           trace_id, thread_id, started_at, op_name, inputs {"messages": […], "tools": […]}, output
+    mlflow          a trace: info.trace_id, data.spans with the attributes mlflow.spanInputs, mlflow.spanOutputs
     openinference   context.trace_id, start_time, attributes.llm.input_messages.0.message.content, …
 
-The file is JSON lines or a JSON list with one span each. Spans of one session or thread, or else of one trace, are a
-chat. Spans of a model are read. If none of them has messages, the input and output of the root spans are read instead.
-OpenInference's attributes, which Phoenix and Arize export, may be one key with dots, or objects. Not covered: scores,
-feedback, costs and pictures.
+The file is JSON lines or a JSON list with one span each, or for MLflow one trace each. Spans of one session or thread,
+or else of one trace, are a chat. Spans of a model are read. If none of them has messages, the input and output of the
+root spans are read instead. OpenInference's attributes, which Phoenix and Arize export, may be one key with dots, or
+objects. Not covered: scores, feedback, costs and pictures.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.chats import LoggedUsers
-from grpo.scenarios.readers.exchanges import parsed, read_exchange, value_at
+from grpo.scenarios.readers.exchanges import read_exchange
 from grpo.scenarios.readers.logged_runs import LoggedRun, read_runs
 from grpo.scenarios.readers.openai_format import reply_of
+from grpo.scenarios.readers.places import parsed, value_at
 from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.records import SourceRecord
 
 Span = Mapping[str, Any]
+_NANOSECONDS = 10**15  # a greater number is a time in nanoseconds, because in milliseconds it would be after 33,000
 
 
 def read_spans(kind: str, path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
@@ -32,8 +35,9 @@ def read_spans(kind: str, path: Path, *, users: LoggedUsers) -> Iterator[SourceR
     return read_runs(read_objects(path), partial(_runs, _KINDS[kind]), source=kind, users=users)
 
 
-def _runs(read: Callable[[Span], LoggedRun], data: dict[str, Any]) -> Sequence[LoggedRun]:
-    return [read(data)]
+def _runs(read: Callable[[Span], LoggedRun | list[LoggedRun]], data: dict[str, Any]) -> Sequence[LoggedRun]:
+    runs = read(data)
+    return runs if isinstance(runs, list) else [runs]
 
 
 def _braintrust(span: Span) -> LoggedRun:
@@ -52,6 +56,26 @@ def _weave(span: Span) -> LoggedRun:
         inputs = {name: value for name, value in inputs.items() if name != "self"}
     exchange = {"input": inputs, "output": span.get("output")}
     return _run(span, chat, span.get("started_at"), exchange, is_model=is_model, is_root=not span.get("parent_id"))
+
+
+def _mlflow(trace: Span) -> list[LoggedRun]:
+    spans = value_at(trace, "data.spans")
+    if not isinstance(spans, list):
+        raise ValueError(f"trace without data.spans: it has {', '.join(trace) or 'no field'}")
+    places = ("info.trace_metadata.mlflow.trace.session", "info.trace_id", "info.request_id")
+    chat = _first(trace, *places)
+    return [_mlflow_run(span, chat) for span in spans if isinstance(span, Mapping)]
+
+
+def _mlflow_run(span: Span, chat: Any) -> LoggedRun:
+    """A span whose attributes are JSON in texts: a type in quotes, inputs and outputs."""
+    attributes = {name: parsed(value) for name, value in (span.get("attributes") or {}).items()}
+    kind = str(attributes.get("mlflow.spanType")).strip('"')
+    time = _first(span, "start_time_unix_nano", "start_time_ns", "start_time")
+    exchange = {"input": attributes.get("mlflow.spanInputs"), "output": attributes.get("mlflow.spanOutputs")}
+    is_root = not _first(span, "parent_span_id", "parent_id")
+    seconds = time / 1e9 if isinstance(time, int) and time > _NANOSECONDS else time
+    return _run(span, chat, seconds, exchange, is_model=kind in ("CHAT_MODEL", "LLM"), is_root=is_root)
 
 
 def _openinference(span: Span) -> LoggedRun:
@@ -158,8 +182,9 @@ def _inside(value: Any, name: str) -> Any:
     return value[name] if isinstance(value, Mapping) and name in value else value
 
 
-_KINDS: dict[str, Callable[[Span], LoggedRun]] = {
+_KINDS: dict[str, Callable[[Span], LoggedRun | list[LoggedRun]]] = {
     "braintrust": _braintrust,
     "weave": _weave,
+    "mlflow": _mlflow,
     "openinference": _openinference,
 }

@@ -53,7 +53,8 @@ def read_table_cells(source: TableSource, kind: str, path: Path, csv: CsvFormat 
     if kind == "parquet":
         names = ParquetRows(path).names
         check_present(path, wanted, names)
-        return read_parquet(path, columns=names if source.chat is not None else wanted)
+        whole = source.chat is not None or source.messages is not None
+        return read_parquet(path, columns=names if whole else wanted)
     if kind == "arrow":
         file = ArrowFile(path)
         check_present(path, wanted, file.names)
@@ -73,15 +74,14 @@ def is_plain(source: TableSource) -> bool:
 
 
 def wanted_columns(source: TableSource) -> list[str]:
-    """Columns that a table must have."""
+    """Columns that a table must have. A place with dots may be in an object, so that each row is checked instead."""
     wanted = set(source.columns.values())
     if source.chat is not None:
         keys = source.chat.names
         first = _FIRST_KEYS.get(source.chat.format)
         wanted |= {keys.get(first, first)} if first else {source.chat.column} if source.chat.column else set()
     if source.messages is not None:
-        rows = source.messages
-        wanted |= {rows.group_by, rows.speaker, rows.text, *((rows.order,) if rows.order else ()), *rows.where}
+        wanted |= {name for name in (*source.messages.places, *source.messages.where) if "." not in name}
     return sorted(wanted)
 
 

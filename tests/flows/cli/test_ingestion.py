@@ -142,7 +142,7 @@ def test_a_guess_says_what_it_could_not_read(tmp_path: Path):
         ("x.xlsx", b"PK", "Save a workbook as CSV"),
         ("x.jsonl", b'{"role": "assistant", "text": "Hello.", "tree": "1"}', "Name that column in messages.group_by"),
         ("x.jsonl", b'{"prompt": {"text": "Hi", "replies": []}}', "prompt is not a text: "),
-        ("x.jsonl", b'{"chat_history": [{"role": "USER", "message": "Hi"}], "message": "Bye"}', "none of these keys"),
+        ("x.jsonl", b'{"chat_history": [{"role": "USER", "message": "Hi"}], "question": "Bye"}', "none of these keys"),
         (
             "x.jsonl",
             b'{"a": [{"role": "user", "text": "Hi"}, {"role": "bot", "text": "A"}], '

@@ -94,7 +94,7 @@ def test_a_json_array_and_json_lines_named_json_are_read(tmp_path: Path) -> None
         ({"messages": "x"}, "messages are not a list: str"),
         ({"words": []}, "no messages: the record has words"),
         ({"messages": ["x"]}, "message is not an object: message 0 is str"),
-        ({"messages": [{"role": "owl", "content": "x"}]}, "unknown role: owl in message 0. Known are human"),
+        ({"messages": [{"role": "owl", "content": "x"}]}, "unknown role: owl in message 0. Known are user"),
         ({"messages": [REPLY]}, "no user turn: "),
         ({"messages": [ASKED, CALLED, REPLY]}, "unanswered tool call: look_up, id c1"),
         ({"messages": [ASKED, {"role": "system", "content": "Now be brief."}]}, "late system message: message 1"),

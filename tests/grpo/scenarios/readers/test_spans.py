@@ -45,7 +45,18 @@ def _openinference(number: int, messages: list[Any], reply: Any) -> dict[str, An
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("span", [_braintrust, _weave, _openinference])
+def _mlflow(number: int, messages: list[Any], reply: Any) -> dict[str, Any]:
+    outputs = {"choices": [{"message": reply}]}
+    values = {"Type": "CHAT_MODEL" if messages else "TOOL", "Inputs": {"messages": messages}, "Outputs": outputs}
+    span = {
+        "span_id": f"s{number}", "parent_span_id": "root", "start_time_unix_nano": (1_763_629_200 + number) * 10**9,
+        "attributes": {f"mlflow.span{name}": json.dumps(value) for name, value in values.items()},
+    }  # fmt: skip
+    info = {"trace_id": f"t{number}", "trace_metadata": {"mlflow.trace.session": "lamp"}}
+    return {"info": info, "data": {"spans": [span]}}
+
+
+@pytest.mark.parametrize("span", [_braintrust, _weave, _mlflow, _openinference])
 def test_the_calls_of_a_trace_are_one_chat(tmp_path: Path, span: Any) -> None:
     """The second call repeats the first one; the file has them in the wrong order; a tool's span has no messages."""
     tool = {**span(0, [], SINCE), "span_attributes": {"type": "tool"}, "span_kind": "TOOL", "inputs": {"order": "7"}}

@@ -1,0 +1,155 @@
+"""Guess the settings of a table from its columns: scenarios, chats, messages, or questions with answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpo.data_errors import excerpt
+from grpo.scenarios.message_columns import (
+    Row,
+    are_messages,
+    find_exchange,
+    find_group,
+    find_messages,
+    find_order,
+    find_verdicts,
+    find_visible,
+    folded,
+    has_list_of_texts,
+    repeats,
+)
+from grpo.scenarios.readers.exchanges import EXPECTED
+from grpo.scenarios.readers.help_desks import PAGES
+from grpo.scenarios.readers.logged_requests import LISTS
+
+EARLIER = ("history", "chat_history", "context_messages")
+"""Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
+QUESTION_NAMES = ("instruction", "question", "query", "prompt", "utterance", "text", "message", "body", "turns")
+_LAST_NAMES = ("description", "ticket_description", "subject")
+ANSWER_NAMES = ("output", "answer", "response", "reply", "completion")
+_CONTEXTS = ("system", "system_prompt", "preamble", "context")
+_CATEGORIES = ("category", "topic", "intent", "label")
+_IDS = ("id", "ticket", "ticket_id")
+
+
+def chat_kinds(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Kinds of chats that records with these keys may be, each with its settings."""
+    if "comments" in names and "requester_id" in names:
+        yield "zendesk", {}
+    if {"conversation_parts", "source"} <= {*names}:
+        yield "intercom", {}
+    if {"helpdesk_ticket", "description_text"} & {*names}:
+        yield "freshdesk", {}
+    if {"payload", "meta"} & {*names} or ({"messages", "inbox_id"} <= {*names}):
+        yield "chatwoot", {}
+    if "run_type" in names:
+        yield "langsmith", {}
+    if {"span_attributes", "root_span_id"} <= {*names}:
+        yield "braintrust", {}
+    if {"info", "data"} <= {*names} or "mlflow.spanInputs" in names:
+        yield "mlflow", {}
+    if "op_name" in names:
+        yield "weave", {}
+    if any(name == "attributes" or name.startswith("attributes.") for name in names):
+        yield "openinference", {}
+    if {"traces", "observations", "trace_id", "traceId", "sessionId", "session_id"} & {*names}:
+        yield "langfuse", {}
+    if "conversations" in names:
+        yield "sharegpt", {}
+    if {"message_tree_id", "prompt"} <= {*names}:
+        yield "openai_messages", {}
+    if {*LISTS, "request", "request_body", "body", "mapping", "contents"} & {*names}:
+        yield "openai_messages", {}
+    if "instruction" in names or ("history" in names and first_name(names, QUESTION_NAMES)):
+        others = {
+            "instruction": first_name(names, QUESTION_NAMES),
+            "output": first_name(names, ANSWER_NAMES),
+            "input": first_name(names, ("input", "context")),
+        }
+        renamed = {key: name for key, name in others.items() if name is not None and name != key}
+        yield "alpaca", {"names": renamed} if renamed else {}
+    if "prompt" in names:
+        answer = first_name(names, ("completion", *ANSWER_NAMES))
+        yield "prompt_completion", {} if answer in (None, "completion") else {"names": {"completion": answer}}
+    yield from ((desk, {}) for desk, keys in PAGES.items() if {*keys} & {*names})
+
+
+def table_settings(
+    names: Sequence[str], rows: Sequence[Row], chats: Iterable[tuple[str, dict[str, Any]]] = ()
+) -> Iterator[dict[str, Any]]:
+    """Settings of tables with these columns. `chats` are the kinds of chats that a row may be.
+
+    If the rows are messages, or if several rows belong to one conversation, they are not read one by one.
+    """
+    if "id" in names and any(name in names for name in ("user_responses", "goal", "user_0")):
+        yield {}
+    names = [name for name in names if name not in find_verdicts(rows)]
+    group, columns, exchange = find_group(rows), find_messages(rows), find_exchange(rows)
+    order = {"order": place} if (place := find_order(rows)) is not None else {}
+    if group is not None and columns is not None:
+        tags = {"tags": columns.tags} if columns.tags else {}
+        where = {"where": visible} if (visible := find_visible(rows)) else {}
+        yield {
+            "messages": {"group_by": group, "speaker": columns.speaker, "text": columns.text, **order, **where, **tags}
+        }
+    elif repeats(rows, group) and exchange is not None:
+        yield {"messages": {"group_by": group, "text": exchange[0], "reply": exchange[1], **order}}
+        return
+    for kind, more in chats:
+        yield {"chat": {"kind": kind, **more}}
+    if chats and "input" in names and first_name(names, (*EXPECTED, "output")):
+        expected = first_name(names, EXPECTED)
+        renamed = {} if expected in (None, "expected") else {"expected": expected}
+        yield {"chat": {"kind": "input_output", **({"names": renamed} if renamed else {})}}
+    is_part = columns is not None or repeats(rows, group) or are_messages(rows)
+    if is_part or (exchange is None and has_list_of_texts(rows)):
+        return
+    question = first_name(names, (*QUESTION_NAMES, *_LAST_NAMES))
+    if question and not {*EARLIER} & {*names}:
+        fields: Mapping[str, str | None] = {
+            "id": first_name(names, _IDS),
+            "user_responses": question,
+            "context": first_name(names, _CONTEXTS),
+            "tools": first_name(names, ("tools",)),
+            "expected.responses": first_name(names, ANSWER_NAMES),
+            "metadata.category": first_name(names, _CATEGORIES),
+        }
+        yield {"columns": {field: column for field, column in fields.items() if column is not None}}
+
+
+def unknown_names(path: Path, shown: str, rows: Sequence[Row]) -> str:
+    """Why no settings could be guessed, and what to set."""
+    group, columns = find_group(rows), find_messages(rows)
+    if group is None and (columns is not None or are_messages(rows)):
+        speaker, text = ("…", "…") if columns is None else (columns.speaker, columns.text)
+        who = f"speaker: {speaker}, text: {text}"
+        return (
+            f"{path}: each row is one message, and no column with a known name tells to which conversation it "
+            f"belongs. It has {shown}. Name that column in messages.group_by. If the file is one conversation, set "
+            f"only messages: {{{who}}}, see docs/logs.md"
+        )
+    if repeats(rows, group):
+        return (
+            f"{path}: several rows have the same {group}, and no column tells in known words who speaks. It has "
+            f"{shown}. Set messages: {{group_by: {group}, speaker: …, text: …, tags: {{…: user, …: assistant}}}}, see "
+            "docs/logs.md"
+        )
+    lists = {place: items for row in rows[:1] for place, items in row.items() if is_list_of_objects(items)}
+    inside = "".join(f" {place} is a list of objects with {', '.join(items[0])}." for place, items in lists.items())
+    return (
+        f"{path} has {shown}, and none of these keys or columns is known.{excerpt(inside, 300)} Map some of them by "
+        "columns, column or messages, see docs/logs.md"
+    )
+
+
+def is_list_of_objects(value: Any) -> bool:
+    """Return True for a list of at least one object, and nothing else."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def first_name(names: Sequence[str], known: Sequence[str]) -> str | None:
+    """The first known name that is among these, in any case, with or without spaces and underscores."""
+    by_name = {folded(name): name for name in reversed(names)}
+    return next((by_name[folded(name)] for name in known if folded(name) in by_name), None)

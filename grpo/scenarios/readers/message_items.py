@@ -1,0 +1,101 @@
+"""Lists of items that are not messages one by one, rewritten into OpenAI's messages.
+
+    Responses     {"type": "function_call", "call_id", "name", "arguments"}, {"type": "function_call_output", …}
+                  → one message with all calls of a step, and a message of the role tool for each result
+    pydantic-ai   {"kind": "request", "parts": [{"part_kind": "user-prompt", "content"}]}
+                  → a message for each part of a request, and one for a response
+
+The items of OpenAI's Responses API are what its `input` and `output` hold, and what the Agents SDK stores in a session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from grpo.data_errors import excerpt
+
+_CALL, _RESULT, _REASONING = "function_call", "function_call_output", "reasoning"
+_ITEMS = (_CALL, _RESULT, _REASONING)
+_REQUEST_ROLES = {"system-prompt": "system", "user-prompt": "user", "tool-return": "tool", "retry-prompt": "user"}
+
+
+def rewrite_items(value: Any) -> Any:
+    """Messages, if the list has items of one of these kinds. Everything else stays unchanged.
+
+    Raises `ValueError` if a list has a call that the API ran itself, such as a search.
+    """
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        return value
+    if any("part_kind" in part for item in value for part in _parts(item)):
+        return [message for item in value for message in _of_parts(item)]
+    if any(item.get("type") in _ITEMS and "role" not in item for item in value):
+        return list(_of_responses(value))
+    return value
+
+
+def _of_responses(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    step: dict[str, Any] = {}  # the agent's message that the items before this one belong to
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == _REASONING:
+            thoughts = [part.get("text", "") for part in item.get("summary") or () if isinstance(part, Mapping)]
+            if step.get("content") or step.get("tool_calls"):
+                yield step
+                step = {}
+            step = {**step, "role": "assistant", "reasoning": "\n\n".join(thoughts)}
+        elif kind == _CALL:
+            call = {"id": item.get("call_id"), "function": {key: item.get(key) for key in ("name", "arguments")}}
+            step = {**step, "role": "assistant", "tool_calls": [*step.get("tool_calls", ()), call]}
+        elif kind == "message" and item.get("role") == "assistant" and "content" not in step:
+            step = {**{key: field for key, field in item.items() if key != "type"}, **step, "content": item["content"]}
+        elif kind in (_RESULT, "message"):
+            if step:
+                yield step
+                step = {}
+            yield _result(item) if kind == _RESULT else {key: field for key, field in item.items() if key != "type"}
+        else:
+            raise ValueError(f"item {excerpt(kind, 40)} cannot be read: the API made this call itself")
+    if step.get("content") or step.get("tool_calls"):
+        yield step
+
+
+def _result(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
+
+
+def _parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    parts = item.get("parts") if item.get("kind") in ("request", "response") else None
+    return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+
+
+def _of_parts(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Messages of a request or a response of pydantic-ai. A retry of a tool is the result of its call."""
+    if item.get("kind") == "request":
+        for part in _parts(item):
+            role = _REQUEST_ROLES.get(str(part.get("part_kind")))
+            if role is None:
+                raise ValueError(f"part {excerpt(part.get('part_kind'), 40)} cannot be read")
+            if part.get("tool_call_id") is not None and role in ("tool", "user"):
+                yield {"role": "tool", "tool_call_id": part["tool_call_id"], "content": _text(part.get("content"))}
+            else:
+                yield {"role": role, "content": part.get("content")}
+        return
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    for part in _parts(item):
+        kind = part.get("part_kind")
+        if kind == "text":
+            message["content"] = (message["content"] or "") + str(part.get("content") or "")
+        elif kind == "thinking":
+            message["reasoning"] = message.get("reasoning", "") + str(part.get("content") or "")
+        elif kind == "tool-call":
+            function = {"name": part.get("tool_name"), "arguments": part.get("args")}
+            message.setdefault("tool_calls", []).append({"id": part.get("tool_call_id"), "function": function})
+        else:
+            raise ValueError(f"part {excerpt(kind, 40)} cannot be read")
+    yield message
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,54 @@
+"""Values at places in records.
+
+`a.b` is the key `a.b`, or else `b` of the object `a`. An object may be JSON in a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import from_json
+
+
+def value_at(data: Mapping[str, Any], place: str) -> Any:
+    """Value at a place. None if there is none."""
+    if place in data:
+        return data[place]
+    first, dot, rest = place.partition(".")
+    while dot:
+        inner = parsed(data.get(first))
+        if isinstance(inner, Mapping):
+            return value_at(inner, rest)
+        more, dot, rest = rest.partition(".")
+        first = f"{first}.{more}"
+    return None
+
+
+def without(data: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The record without the value at a place. What stands next to it in an object stays."""
+    if place in data:
+        return {key: value for key, value in data.items() if key != place}
+    first, dot, rest = place.partition(".")
+    while dot:
+        inner = parsed(data.get(first))
+        if isinstance(inner, Mapping):
+            return {**data, first: without(inner, rest)}
+        more, dot, rest = rest.partition(".")
+        first = f"{first}.{more}"
+    return dict(data)
+
+
+def is_there(data: Mapping[str, Any], place: str) -> bool:
+    """Does the record have this key, or the first key of this place?"""
+    return place in data or place.partition(".")[0] in data or value_at(data, place) is not None
+
+
+def parsed(value: Any) -> Any:
+    """A list or object, also if it is JSON in a text. Other values stay as they are."""
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        return from_json(value, allow_inf_nan=False)
+    except ValueError:
+        return value

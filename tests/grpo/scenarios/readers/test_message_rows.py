@@ -1,0 +1,116 @@
+"""Tables with one row per message, or per message and reply: places in objects, notes, and one conversation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from grpo.config.chats import MessageRows
+from grpo.config.scenarios import FileSource
+from grpo.scenarios.records import SourceRecord
+from grpo.scenarios.sources import read_records
+
+ASKED, ANSWERED = "Where is order 7?", "It is due today."
+
+
+def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> list[SourceRecord]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(read_records(FileSource(kind="jsonl", path=str(path), messages=MessageRows(**settings))))
+
+
+def turns(record: SourceRecord) -> tuple[list[str], list[str]]:
+    assert record.data is not None, record.problem
+    return record.data["user_responses"], record.data.get("expected", {}).get("responses", [])
+
+
+def test_a_row_with_a_message_and_its_reply_is_two_turns_of_its_conversation(tmp_path: Path) -> None:
+    """Dify and other builders of bots log like this. In order of time, and not as three chats of one turn."""
+    rows = [
+        {"chat": "a", "query": "Thanks.", "answer": None, "at": 2},
+        {"chat": "b", "query": "Hi.", "answer": "Hello.", "at": 1},
+        {"chat": "a", "query": ASKED, "answer": ANSWERED, "at": 1},
+    ]
+    first, second = read(tmp_path / "a.jsonl", rows, group_by="chat", text="query", reply="answer", order="at")
+    assert turns(first) == ([ASKED, "Thanks."], [ANSWERED])
+    assert turns(second) == (["Hi."], ["Hello."])
+
+
+def test_a_column_may_be_a_place_in_an_object(tmp_path: Path) -> None:
+    """Also in an object that is JSON in a text, and without a column of the conversation."""
+    rows = [
+        {"message": json.dumps({"type": "human", "data": {"content": ASKED}})},
+        {"message": {"type": "ai", "data": {"content": ANSWERED}}},
+    ]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="message.type", text="message.data.content")
+    assert turns(record) == ([ASKED], [ANSWERED])
+
+
+def test_parts_of_a_message_keep_their_calls(tmp_path: Path) -> None:
+    """A list of parts is a message, as AI SDK stores it, and not its JSON as a text."""
+    part = {"type": "tool-look_up", "toolCallId": "1", "state": "output-available", "input": {"n": 7}, "output": "due"}
+    rows = [
+        {"role": "user", "parts": [{"type": "text", "text": ASKED}]},
+        {"role": "assistant", "parts": [part, {"type": "text", "text": ANSWERED}]},
+    ]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="parts")
+    assert turns(record) == ([ASKED], [ANSWERED])
+    assert record.data is not None
+    assert record.data["world"]["recorded"][0]["result"] == "due"
+
+
+@pytest.mark.parametrize("text", ["[2, 3, 5]", '{"order": 7}'])
+def test_a_text_that_is_json_stays_a_text(tmp_path: Path, text: str) -> None:
+    rows = [{"role": "user", "text": ASKED}, {"role": "bot", "text": text}]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
+    assert turns(record) == ([ASKED], [text])
+
+
+@pytest.mark.parametrize("text", [{"type": "image"}, [{"type": "image", "url": "x"}]])
+def test_a_text_that_is_an_object_is_refused(tmp_path: Path, text: Any) -> None:
+    """It would become a text that nobody has written."""
+    (record,) = read(tmp_path / "a.jsonl", [{"role": "user", "text": text}], speaker="role", text="text")
+    assert "is not text" in (record.problem or "") or "is not a text" in (record.problem or "")
+
+
+def test_rows_that_are_left_out_need_no_other_column(tmp_path: Path) -> None:
+    """Events of a bot between its messages have neither a text nor a time."""
+    rows: list[dict[str, Any]] = [
+        {"chat": "a", "kind": "message", "event": "user", "text": ASKED, "at": 1},
+        {"chat": "a", "kind": "message", "event": "slot"},
+        {"chat": "a", "kind": "note", "event": "bot"},
+        {"chat": "a", "kind": "message", "event": "bot", "text": ANSWERED, "at": 2},
+    ]
+    where, tags = {"kind": ["message"]}, {"slot": "ignore"}
+    settings = {"group_by": "chat", "speaker": "event", "text": "text", "order": "at", "where": where, "tags": tags}
+    (record,) = read(tmp_path / "a.jsonl", rows, **settings)
+    assert turns(record) == ([ASKED], [ANSWERED])
+    assert sorted(record.ignored) == ["row: kind is not one of those in where", "row: the speaker slot is ignored"]
+
+
+def test_a_conversation_with_a_row_that_cannot_be_read_is_quarantined(tmp_path: Path) -> None:
+    """Without the row, two turns of the user would follow each other. Slack writes no user for a bot."""
+    rows = [
+        {"thread": "a", "user": "U1", "text": ASKED},
+        {"thread": "a", "bot_id": "B1", "text": ANSWERED},
+        {"thread": "b", "user": "U1", "text": "Hi."},
+    ]
+    settings: dict[str, Any] = {"group_by": "thread", "speaker": "user", "text": "text", "tags": {"U1": "user"}}
+    broken, whole = read(tmp_path / "a.jsonl", rows, **settings)
+    assert (broken.problem or "").startswith("no column user: the record has thread, bot_id, text")
+    assert turns(whole)[0] == ["Hi."]
+    settings["tags"]["null"] = "assistant"
+    first, _ = read(tmp_path / "a.jsonl", rows, **settings)
+    assert turns(first) == ([ASKED], [ANSWERED])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"text": "a"}, {"text": "a", "speaker": "b", "reply": "c"}, {"text": "a", "reply": "b", "tags": {"c": "user"}}],
+)
+def test_a_row_is_one_message_or_a_message_with_its_reply(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"give speaker if|tags are values of speaker"):
+        MessageRows(**settings)

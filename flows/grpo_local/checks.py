@@ -17,7 +17,7 @@ import sqlite3
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -230,11 +230,15 @@ def check_records(home: Path) -> Iterator[CheckResult]:
 
 def check_files(home: Path) -> Iterator[CheckResult]:
     """Check the small files of a home that commands read: its key, its logins, and where it and its stores were."""
-    logins = [
+    readers: list[tuple[str, Callable[[], object]]] = [
+        ("signing.key", key_name),
+        ("former homes", former_homes),
+        ("stores.json", partial(present_address, "")),
+    ]
+    readers += [
         (f"{server}.login", partial(login, home, server)) for server in _NAMES if login_file(home, server).exists()
     ]
-    readers = [("signing.key", key_name), ("former homes", former_homes), ("stores.json", partial(present_address, ""))]
-    for name, read in (*readers, *logins):
+    for name, read in readers:
         try:
             read()
         except GRPOError as error:

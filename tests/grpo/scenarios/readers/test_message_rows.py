@@ -18,7 +18,7 @@ ASKED, ANSWERED = "Where is order 7?", "It is due today."
 
 
 def read(path: Path, rows: list[dict[str, Any]], **settings: Any) -> list[SourceRecord]:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return list(read_records(FileSource(kind="jsonl", path=str(path), messages=MessageRows(**settings))))
 
 

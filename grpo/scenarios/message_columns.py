@@ -185,7 +185,10 @@ def _tags(rows: Sequence[Row], speaker: str, text: str) -> dict[str, str] | None
     if not {"user", "assistant"} <= {*meanings.values()}:
         return None
     unknown = {value for value in meanings if speaker_name(value) not in (*SPEAKERS, *CALLS, *TOOLS)}
-    if any(row.get(speaker) in unknown and row.get(text) not in (None, "", []) for row in rows):
+    with_text = {
+        row[speaker] for row in rows if isinstance(row.get(speaker), str) and row.get(text) not in (None, "", [])
+    }
+    if with_text & unknown:
         return None
     return dict.fromkeys(sorted(unknown), "ignore")
 

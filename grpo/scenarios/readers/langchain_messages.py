@@ -21,7 +21,11 @@ _SUFFIXES = ("MessageChunk", "Message")
 
 def is_serialized(message: Mapping[str, Any]) -> bool:
     """Is this one of these forms? They have a type instead of a role."""
-    return "role" not in message and ("kwargs" in message or message.get("type") in _ROLES)
+    return "role" not in message and ("kwargs" in message or _is_kind(message.get("type")))
+
+
+def _is_kind(value: Any) -> bool:
+    return isinstance(value, str) and value in _ROLES
 
 
 def openai_message(message: Any) -> Any:
@@ -37,7 +41,7 @@ def openai_message(message: Any) -> Any:
         fields, kind = message, str(message.get("type", "")).lower()
         if kind in _ROLES and isinstance(message.get("data"), Mapping):
             fields = message["data"]
-    fields = {name: value for name, value in fields.items() if name != "type" or value not in _ROLES}
+    fields = {name: value for name, value in fields.items() if name != "type" or not _is_kind(value)}
     role = fields.get("role", _ROLES.get(kind))
     calls = fields.get("tool_calls")
     rewritten = [_openai_call(call) for call in calls] if isinstance(calls, list) else calls

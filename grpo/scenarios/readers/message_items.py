@@ -26,13 +26,23 @@ def rewrite_items(value: Any) -> Any:
 
     Raises `ValueError` if a list has a call that the API ran itself, such as a search.
     """
-    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+    if not has_items(value):
         return value
-    if any("part_kind" in part for item in value for part in _parts(item)):
-        return [message for item in value for message in _of_parts(item)]
-    if any(item.get("type") in _ITEMS and "role" not in item for item in value):
+    if any(_is_item(item) for item in value):
         return list(_of_responses(value))
-    return value
+    return [message for item in value for message in _of_parts(item)]
+
+
+def has_items(value: Any) -> bool:
+    """Return True if this is a list with items of one of these kinds."""
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        return False
+    return any(_is_item(item) or any("part_kind" in part for part in _parts(item)) for item in value)
+
+
+def _is_item(item: Mapping[str, Any]) -> bool:
+    kind = item.get("type")
+    return "role" not in item and isinstance(kind, str) and (kind in _ITEMS or kind.endswith("_call"))
 
 
 def _of_responses(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -49,16 +59,24 @@ def _of_responses(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]
             call = {"id": item.get("call_id"), "function": {key: item.get(key) for key in ("name", "arguments")}}
             step = {**step, "role": "assistant", "tool_calls": [*step.get("tool_calls", ()), call]}
         elif kind == "message" and item.get("role") == "assistant" and "content" not in step:
-            step = {**{key: field for key, field in item.items() if key != "type"}, **step, "content": item["content"]}
+            step = {
+                **{key: field for key, field in item.items() if key != "type"},
+                **step,
+                "content": item.get("content"),
+            }
         elif kind in (_RESULT, "message"):
             if step:
                 yield step
                 step = {}
-            yield _result(item) if kind == _RESULT else {key: field for key, field in item.items() if key != "type"}
+            yield _result(item) if kind == _RESULT else _without_type(item)
         else:
             raise ValueError(f"item {excerpt(kind, 40)} cannot be read: the API made this call itself")
     if step.get("content") or step.get("tool_calls"):
         yield step
+
+
+def _without_type(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: field for key, field in item.items() if key != "type"}
 
 
 def _result(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -134,9 +134,15 @@ def _why_left_out(row: Mapping[str, Any], settings: MessageRows) -> str:
     return f"row: the speaker {excerpt(_text(row[settings.speaker or '']), 40)} is ignored"
 
 
+def _tag(speaker: Any, settings: MessageRows) -> str | None:
+    """Meaning of a speaker by the settings. True of a JSON file and True of a CSV file that Python wrote are "true"."""
+    text = _text(speaker)
+    return settings.tags.get(text) or (settings.tags.get(text.lower()) if text in ("True", "False") else None)
+
+
 def _is_ignored(cells: Mapping[str, Any], settings: MessageRows) -> bool:
     speaker = value_at(cells, settings.speaker) if settings.speaker is not None else None
-    return speaker is not None and settings.tags.get(_text(speaker)) == "ignore"
+    return speaker is not None and _tag(speaker, settings) == "ignore"
 
 
 def _is_excluded(cells: Mapping[str, Any], settings: MessageRows) -> bool:
@@ -186,7 +192,7 @@ def _messages(row: Mapping[str, Any], settings: MessageRows) -> list[LoggedMessa
         replies = [] if reply in (None, "") else _spoken("assistant", reply, settings.reply)
         return [*_spoken("user", row[settings.text], settings.text), *replies]
     speaker = row[settings.speaker or ""]
-    meaning = settings.tags.get(_text(speaker)) or SPEAKERS.get(speaker_name(speaker))
+    meaning = _tag(speaker, settings) or SPEAKERS.get(speaker_name(speaker))
     if meaning not in _ROLES:
         raise ValueError(
             f"unknown speaker: {excerpt(_text(speaker), _SHOWN)} in column {settings.speaker}. Say in the source's "

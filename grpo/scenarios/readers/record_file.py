@@ -15,7 +15,7 @@ from grpo.scenarios.message_columns import find_group, leaves
 from grpo.scenarios.readers.json_file import document_items, item_records, read_jsonl
 from grpo.scenarios.readers.langchain_messages import is_serialized
 from grpo.scenarios.readers.logged_requests import LISTS
-from grpo.scenarios.readers.message_items import rewrite_items
+from grpo.scenarios.readers.message_items import has_items
 from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
 
@@ -64,7 +64,7 @@ def _is_chat(value: Any) -> bool:
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return False
     is_message = all(isinstance(item.get("role"), str) and {"content", "parts", "blocks"} & {*item} for item in value)
-    is_other = all(is_serialized(item) for item in value) or rewrite_items(value) is not value
+    is_other = all(is_serialized(item) for item in value) or has_items(value)
     return (is_message or is_other) and find_group([leaves(item) for item in value]) is None
 
 

@@ -84,6 +84,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "HubSpot": [{"Conversation ID": "a", "Message Direction": row["d"], "Message Text": row["t"]}
                 for row in chat("d", "t", "INCOMING", "OUTGOING")],
     "LangChain's table": chat("message.type", "message.data.content", "human", "ai", session_id="a"),
+    "a CSV file of pandas": chat("isBot", "text", "False", "True", chatId="a"),
     "Claude Code": chat("message.role", "message.content", sessionId="a", uuid="u"),
     "Crisp": [*chat("from", "content", agent="operator", session_id="a", type="text"),
               {"session_id": "a", "type": "note", "from": "operator", "content": "A bad customer.", "id": "n"}],
@@ -130,6 +131,7 @@ def test_rows_of_one_conversation_are_one_chat(tmp_path: Path, rows: list[dict[s
         ({"messages": [*chat("role", "content"), {"role": "bot", "content": "x", "public": False}]}, "is not public"),
         ({"messages": [{"role": "user", "content": ASKED, "children": [{"role": "bot"}]}]}, "children"),
         ({"input": ASKED, "output": ANSWERED, "previous_response_id": "r"}, "another response"),
+        ({"input": ASKED, "output": [{"type": "web_search_call", "id": "w"}]}, "the API made this call itself"),
         ({"thread_ts": "1", "user": "U1", "text": ASKED}, "several rows have the same thread_ts"),
     ],
 )  # fmt: skip

@@ -216,7 +216,10 @@ def _check_port(name: str, host: str, *, setting: str, taken: State) -> CheckRes
 
 def check_records(home: Path) -> Iterator[CheckResult]:
     """Check the home, and the databases of Prefect and MLflow in it or at the addresses of the environment."""
-    yield check_home(home)
+    checked = check_home(home)
+    yield checked
+    if checked.state == "problem":
+        return  # nothing can be read in a folder of another user
     if PREFECT not in os.environ:
         setting = "PREFECT_API_DATABASE_CONNECTION_URL"
         uri = os.environ.get(setting, f"sqlite:///{home / 'prefect' / 'prefect.db'}")
@@ -230,15 +233,12 @@ def check_records(home: Path) -> Iterator[CheckResult]:
 
 def check_files(home: Path) -> Iterator[CheckResult]:
     """Check the small files of a home that commands read: its key, its logins, and where it and its stores were."""
-    readers: list[tuple[str, Callable[[], object]]] = [
-        ("signing.key", key_name),
-        ("former homes", former_homes),
-        ("stores.json", partial(present_address, "")),
-    ]
-    readers += [
-        (f"{server}.login", partial(login, home, server)) for server in _NAMES if login_file(home, server).exists()
-    ]
-    for name, read in readers:
+    if check_home(home).state == "problem":
+        return
+    readers: dict[str, Callable[[], object]] = {"signing.key": key_name, "moved.json": former_homes}
+    readers["stores.json"] = partial(present_address, "")
+    readers |= {f"{name}.login": partial(login, home, name) for name in _NAMES if login_file(home, name).exists()}
+    for name, read in readers.items():
         try:
             read()
         except GRPOError as error:

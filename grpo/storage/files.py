@@ -179,6 +179,6 @@ def _number(error: BaseException) -> int | None:
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path, or the nearest existing folder above it."""
+    """The path, or the nearest folder above it that exists and that this user may see."""
     path = path.resolve()
-    return next(above for above in (path, *path.parents) if above.exists())
+    return next(above for above in (path, *path.parents) if os.path.exists(above))  # noqa: PTH110 - no PermissionError

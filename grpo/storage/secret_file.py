@@ -14,7 +14,7 @@ def read_secret(file: Path, make: Callable[[], str]) -> str:
 
     If the file's mode lets others read it, the mode is corrected. Raises `StorageError` if the home may not be written.
     """
-    with storage_errors(str(file)), file_lock(file.with_suffix(".lock")):
+    with storage_errors(str(file.parent)), file_lock(file.with_suffix(".lock")):
         if not file.exists():
             write_atomically(file, f"{make()}\n", mode=0o600)
         if file.stat().st_mode & 0o077:

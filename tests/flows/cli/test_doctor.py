@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -119,6 +120,24 @@ def test_a_damaged_file_of_the_home_is_a_problem(
     assert check.remedy
     (tmp_path / file).unlink()
     assert list(check_files(tmp_path)) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_home_of_another_user_is_a_problem(monkeypatch: pytest.MonkeyPatch):
+    """It was restored by root. The report names the folder, although nothing in it can be looked at."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        monkeypatch.setenv("GRPO_HOME", folder)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home / 'mlflow.db'}")
+        (home / "services").mkdir()
+        (home / "services" / "prefect.login").write_text("grpo:login-of-another-user")
+        os.seteuid(65534)
+        try:
+            checks = [*check_records(home), *check_files(home), check_store(f"{home}/artifacts")]
+        finally:
+            os.seteuid(0)
+    assert [(check.name, check.state) for check in checks] == [("home", "problem"), ("artifacts", "problem")]
+    assert f"the home {home}: Permission denied" in checks[0].detail
 
 
 def test_a_read_only_store_is_a_problem(tmp_path: Path):

@@ -25,12 +25,12 @@ LONGEST_LINE = 16 * 2**20
 """Bytes of a line, row or record that is read."""
 MOST_COLUMNS = 10_000
 """Columns of a table, or keys of a record."""
-MOST_VALUES = 500_000
-"""Values of a JSON record, counted by its commas before it is parsed. A value of two bytes takes hundreds of bytes once
-it is refused with its reason."""
+MOST_CONTAINERS = 2**20
+"""Lists and objects of a JSON record, counted before it is parsed. One of two bytes takes 60 once it is read."""
 EXCERPT_CHARS = 500
 _TRANSIENT = (ConnectionError, TimeoutError)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _NOT_SHOWN = "a value that cannot be shown"
 
 T = TypeVar("T")
@@ -46,6 +46,15 @@ def check_columns(path: Path, count: int) -> None:
     """Raise `DataError` if a table has too many columns."""
     if count > MOST_COLUMNS:
         raise DataError(f"{path} has {count} columns, and at most {MOST_COLUMNS} are read. Leave out the others")
+
+
+def has_more_containers(content: bytes, most: int) -> bool:
+    """Return True if a text of JSON has more lists and objects. Brackets in its strings do not count."""
+    return _brackets(content) > most and _brackets(_STRING.sub(b"", content)) > most
+
+
+def _brackets(content: bytes) -> int:
+    return content.count(b"[") + content.count(b"{")
 
 
 def try_call(build: Callable[[], T]) -> T | Exception:

@@ -4,7 +4,8 @@
     a row of more than 16 MiB                                                      the row has a problem
     a damaged page, or more or fewer rows than the footer declares                 `DataError`
     a column chunk that expands to more than 1 GiB                                 `DataError`, before it is read
-    more rows than bytes, or rows of over 1,000 times the file's size              `DataError`
+    over 2,000,000 rows, and more than four for each byte of the file              `DataError`
+    rows of over 8 GiB, and over 1,000 times the size of the file                  `DataError`
 
 Dictionaries are not expanded, so that 1,000,000 rows that repeat a text of 16 MiB take 16 MiB and not 16 TiB.
 """
@@ -29,11 +30,13 @@ from grpo.tables import open_parquet
 BATCH_ROWS = 512
 LARGEST_CHUNK = 2**30  # bytes of a column chunk once decompressed
 MOST_VALUES = 2**26  # of a column chunk, because a value that repeats takes no space in a file
-ALWAYS_READ = 100_000
-"""Rows that a file of any size may have. In a larger one each row takes a byte, because it has an id of its own."""
+ROWS_ALWAYS_READ = 2_000_000
+"""Rows that a file of any size may have. In a larger one four rows may share a byte: a million labels of a few kinds
+take 390 kB."""
+BYTES_ALWAYS_READ = 8 * 2**30
 MOST_TIMES = 1000
-"""Rows of more than 1 GiB in all may have this many times the size of their file. Prompts of a column that repeat in
-each row reach 200 times."""
+"""Rows of more than `BYTES_ALWAYS_READ` in all may have this many times the size of their file. 100,000 rows that share
+a prompt of 31 kB have 5,600 times its size, and 3 GB."""
 _LARGEST_BATCH = 64 * 2**20  # bytes, above which a batch is converted row by row
 
 T = TypeVar("T")
@@ -55,15 +58,15 @@ class RowBudget:
         files = path.rglob("*") if path.is_dir() else (path,)
         size = sum(file.stat().st_size for file in files)
         self._path = path
-        self._rows, self._bytes = max(ALWAYS_READ, size), max(LARGEST_CHUNK, MOST_TIMES * size)
+        self._rows, self._bytes = max(ROWS_ALWAYS_READ, 4 * size), max(BYTES_ALWAYS_READ, MOST_TIMES * size)
 
     def take_rows(self, count: int) -> None:
         """Count rows that a file declares. Raises `DataError` if there are too many."""
         self._rows -= count
         if self._rows < 0:
             raise DataError(
-                f"{self._path} has more rows than bytes, so that most of them are empty or the same. Write it again "
-                "without them"
+                f"{self._path} has over {ROWS_ALWAYS_READ} rows and over four for each byte, so that most of them are "
+                "empty or the same. Write it again without them"
             )
 
     def take_bytes(self, count: int) -> None:
@@ -71,8 +74,8 @@ class RowBudget:
         self._bytes -= count
         if self._bytes < 0:
             raise DataError(
-                f"{self._path} holds rows of over {MOST_TIMES} times its own size, and hardly any data do. If you "
-                "trust it, write it without compression and dictionaries"
+                f"{self._path} holds rows of over {BYTES_ALWAYS_READ >> 30} GiB and over {MOST_TIMES} times its own "
+                "size. If you trust it, write it without compression and dictionaries"
             )
 
 

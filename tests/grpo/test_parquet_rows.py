@@ -11,6 +11,7 @@ import pytest
 
 from grpo.config.scenarios import HuggingFaceSource
 from grpo.errors import DataError
+from grpo.parquet_rows import RowBudget
 from grpo.scenarios.readers.arrow_file import ArrowFile
 from grpo.scenarios.readers.huggingface import read_huggingface
 from grpo.scenarios.readers.parquet import read_parquet
@@ -39,22 +40,34 @@ def _dictionary(text: str, count: int) -> pa.Array:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_file_of_more_rows_than_bytes_is_refused(tmp_path: Path, kind: str) -> None:
-    """2 million empty rows. A row of data has an id of its own, which takes a byte."""
+def test_a_file_of_far_more_rows_than_bytes_is_refused(tmp_path: Path, kind: str) -> None:
+    """Over 2 million empty rows. Rows of data have ids of their own, which take bytes."""
     write, read = FORMATS[kind]
-    column = pa.nulls(2_000_000, pa.string() if kind == "parquet" else pa.null())
+    column = pa.nulls(2_000_001, pa.string() if kind == "parquet" else pa.null())
     write(pa.table({"id": column}), tmp_path / "rows")
-    with pytest.raises(DataError, match="rows has more rows than bytes"):
+    with pytest.raises(DataError, match="rows has over 2000000 rows and over four for each byte"):
         read(tmp_path / "rows")
 
 
+def test_a_million_labels_and_a_long_prompt_in_each_row_are_within_the_bounds(tmp_path: Path) -> None:
+    """386 kB of labels in a million rows, and 551 kB of chats in 100,000 rows with a prompt of 31 kB each."""
+    for size, rows, row_bytes in ((386_000, 1_000_000, 30), (551_000, 100_000, 31_000)):
+        (tmp_path / "rows").write_bytes(bytes(size))
+        budget = RowBudget(tmp_path / "rows")
+        budget.take_rows(rows)
+        budget.take_bytes(rows * row_bytes)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_text_that_each_row_repeats_is_not_read_a_hundred_thousand_times(tmp_path: Path, kind: str) -> None:
+def test_a_text_that_each_row_repeats_is_not_read_a_hundred_thousand_times(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """4 MiB in each of 50,000 rows are 200 GB. 20 kB in each of 5,000 rows are read."""
+    monkeypatch.setattr("grpo.parquet_rows.BYTES_ALWAYS_READ", 2**30)
     write, read = FORMATS[kind]
     ids = [f"{number:x}" for number in range(50_000)]
     write(pa.table({"id": ids, "goal": _dictionary("x" * 2**22, len(ids))}), tmp_path / "rows")
-    with pytest.raises(DataError, match="rows holds rows of over 1000 times its own size"):
+    with pytest.raises(DataError, match="rows holds rows of over 1 GiB and over 1000 times its own size"):
         read(tmp_path / "rows")
     write(pa.table({"id": ids[:5000], "goal": _dictionary("x" * 20_000, 5000)}), tmp_path / "rows")
     assert read(tmp_path / "rows") == 5000
@@ -69,10 +82,10 @@ def test_a_table_of_very_many_columns_is_refused(tmp_path: Path, kind: str) -> N
         read(tmp_path / "rows")
 
 
-def test_a_saved_dataset_of_more_rows_than_bytes_is_refused(tmp_path: Path) -> None:
-    """The same bounds hold for a folder: 2 million rows of nothing."""
+def test_a_saved_dataset_of_far_more_rows_than_bytes_is_refused(tmp_path: Path) -> None:
+    """The same bounds hold for a folder: over 2 million rows of nothing."""
     import datasets
 
-    datasets.Dataset(pa.table({"id": pa.nulls(2_000_000)})).save_to_disk(str(tmp_path / "rows"))
-    with pytest.raises(DataError, match="rows has more rows than bytes"):
+    datasets.Dataset(pa.table({"id": pa.nulls(2_000_001)})).save_to_disk(str(tmp_path / "rows"))
+    with pytest.raises(DataError, match="rows has over 2000000 rows and over four for each byte"):
         list(read_huggingface(HuggingFaceSource(kind="huggingface", path=str(tmp_path / "rows")), tmp_path / "rows"))

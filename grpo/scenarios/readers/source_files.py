@@ -12,7 +12,6 @@ import codecs
 import gzip
 import io
 import lzma
-import os
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,10 +21,10 @@ from typing import IO, Any
 import pyarrow as pa
 from pydantic_core import from_json
 
-from grpo.data_errors import check_is_file
+from grpo.data_errors import check_is_file, has_more_containers
 from grpo.errors import DataError
 
-_MOST_VALUES = 2**23  # of a document, counted by its commas
+_MOST_CONTAINERS = 2**22  # lists and objects of a document
 LARGEST_DOCUMENT = 64 * 2**20  # bytes, because parsed JSON takes about ten times as much memory
 _FORMATS = {
     b"PK\x03\x04": "an Excel workbook or another archive. Save the sheet as CSV UTF-8, or unpack the archive",
@@ -34,10 +33,8 @@ _FORMATS = {
     b"ARROW1": "Arrow. Read it with kind arrow",
 }
 """Formats by the first bytes of their files."""
-ALWAYS_UNPACKED = 64 * 2**20
-"""Bytes that a file of any size may unpack to."""
-MOST_TIMES = 100
-"""A larger file may unpack to this many times its own size. Chats that share their prompts reach 30 times."""
+MOST_BLANK = 64 * 2**20
+"""Bytes of blanks in a row that a compressed file may unpack to. 4 MB of gzip can be 4 GB of blanks."""
 _WINDOW = 128 * 2**20
 """Memory of an unpacker. xz allows 4 GiB, and its own largest preset takes 65 MiB. The others are bounded by their
 formats and libraries: 32 KiB for gzip, 4 MiB for bzip2, 128 MiB for Zstandard."""
@@ -147,7 +144,7 @@ def open_text(path: Path) -> io.BufferedReader:
         head = file.peek(8)
         unpack = next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
         if unpack is not None:
-            file = io.BufferedReader(_Decoded(path, file, _bounded(path, file, unpack(file).read)))
+            file = io.BufferedReader(_Decoded(path, file, _bounded(path, unpack(file).read)))
             head = file.peek(8)
         for magic, name in _FORMATS.items():
             if head.startswith(magic):
@@ -156,19 +153,21 @@ def open_text(path: Path) -> io.BufferedReader:
     return file
 
 
-def _bounded(path: Path, packed: io.BufferedReader, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
-    """Bound what a compressed file unpacks to, because 4 MB of zeros in gzip's format are 4 GB of them."""
-    most = max(ALWAYS_UNPACKED, MOST_TIMES * os.fstat(packed.fileno()).st_size)
-    unpacked = 0
+def _bounded(path: Path, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """Bound the blanks in a row, over which a reader of lines would otherwise spend hours.
+
+    The size is not bounded, because chats that share their prompts unpack to over 1,000 times the size of their file.
+    Each line and each document has a bound of its own.
+    """
+    blank = 0
 
     def bounded(size: int) -> bytes:
-        nonlocal unpacked
+        nonlocal blank
         content = read(size)
-        unpacked += len(content)
-        if unpacked > most:
+        blank = 0 if content.strip(b" \t\r\n\0") else blank + len(content)
+        if blank > MOST_BLANK:
             raise DataError(
-                f"{path} unpacks to more than {most >> 20} MiB, over {MOST_TIMES} times its own size, and hardly any "
-                "text does. If you trust it, unpack it and name the unpacked file"
+                f"{path} unpacks to over {MOST_BLANK >> 20} MiB of blanks in a row. Write it again without them"
             )
         return content
 
@@ -208,10 +207,10 @@ def read_document(path: Path) -> Any:
             f"{path} has more than {LARGEST_DOCUMENT // 2**20} MiB, too much for one JSON document. "
             "Write one record a line and read it with kind jsonl"
         )
-    if content.count(b",") > _MOST_VALUES:
+    if has_more_containers(content, _MOST_CONTAINERS):
         raise DataError(
-            f"{path} has more than {_MOST_VALUES} values, too many for one JSON document. Write one record a line and "
-            "read it with kind jsonl"
+            f"{path} has more than {_MOST_CONTAINERS} lists and objects, too many for one JSON document. Write one "
+            "record a line and read it with kind jsonl"
         )
     try:
         return from_json(content, allow_inf_nan=False)

@@ -21,7 +21,7 @@ from typing import Any
 
 import anyio
 from fastapi import WebSocket
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from grpo.errors import GRPOError
 from grpo.serving.access.callers import Caller
@@ -110,7 +110,7 @@ async def serve_chat_socket(
         finally:
             waiting.close()
         group.cancel_scope.cancel()
-    if refusal is not None:
+    if refusal is not None and socket.application_state is WebSocketState.CONNECTED:
         await socket.close(*refusal)
 
 

@@ -161,13 +161,15 @@ def test_frames_that_wait_are_bounded_over_all_sockets_of_a_key():
     assert (charged, counts) == ([half - 1, half, 1, 2 * WAITING_CHARACTERS], {})
 
 
-def test_frames_that_arrive_after_a_reply_could_not_be_sent_are_charged():
-    """The client leaves after five refused frames of 9 characters: the reply to the first cannot be sent."""
+@pytest.mark.parametrize("later", [[9] * 4, [WAITING_CHARACTERS] * 2], ids=["short", "too long together"])
+def test_frames_that_arrive_after_a_reply_could_not_be_sent_are_charged(later: list[int]):
+    """The client leaves after a refused frame of 9 characters and later ones: no reply, and no close, can be sent."""
     charged, failed = list[tuple[int, int]](), asyncio.Event()
-    incoming = [{"type": "websocket.connect"}, *[{"type": "websocket.receive", "text": "{" + " " * 8}] * 5]
+    frames = [{"type": "websocket.receive", "text": "{" + " " * (size - 1)} for size in [9, *later]]
+    incoming = [{"type": "websocket.connect"}, *frames]
 
     async def receive() -> Any:
-        if len(incoming) == 4:
+        if len(incoming) == len(later):
             await failed.wait()
         return incoming.pop(0) if incoming else {"type": "websocket.disconnect"}
 
@@ -190,7 +192,7 @@ def test_frames_that_arrive_after_a_reply_could_not_be_sent_are_charged():
     socket.state.charge = lambda size, status: charged.append((size, status))
     asyncio.run(serve_chat_socket(socket, service, Limiter(), lambda _: None))
     preparation.close()
-    assert charged == [(9, 400), *[(9, 408)] * 4]
+    assert charged == [(9, 400), *((size, 408) for size in later)]
     assert not service.waiting_frames
 
 

@@ -5,7 +5,7 @@
     a damaged page, or more or fewer rows than the footer declares                 `DataError`
     a column chunk that expands to more than 1 GiB                                 `DataError`, before it is read
     over 2,000,000 rows, and more than four for each byte of the file              `DataError`
-    rows of over 8 GiB, and over 1,000 times the size of the file                  `DataError`
+    rows of over 4 GiB, and over 1,000 times the size of the file                  `DataError`
 
 Dictionaries are not expanded, so that 1,000,000 rows that repeat a text of 16 MiB take 16 MiB and not 16 TiB.
 """
@@ -33,7 +33,7 @@ MOST_VALUES = 2**26  # of a column chunk, because a value that repeats takes no 
 ROWS_ALWAYS_READ = 2_000_000
 """Rows that a file of any size may have. In a larger one four rows may share a byte: a million labels of a few kinds
 take 390 kB."""
-BYTES_ALWAYS_READ = 8 * 2**30
+BYTES_ALWAYS_READ = 4 * 2**30
 MOST_TIMES = 1000
 """Rows of more than `BYTES_ALWAYS_READ` in all may have this many times the size of their file. 100,000 rows that share
 a prompt of 31 kB have 5,600 times its size, and 3 GB."""

@@ -39,4 +39,7 @@ def show_table(rows: Sequence[Mapping[str, object]], *, key: str, description: s
 
 def _shown(text: str) -> str:
     """Markdown that shows a text. Prefect's page shows an entity with a number as it is, so a backslash replaces it."""
-    return _NUMBERED.sub(lambda match: f"\\{chr(int(match[1]))}", escaped(text, limit=_LONGEST))
+    shown = _NUMBERED.sub(lambda match: f"\\{chr(int(match[1]))}", escaped(text, limit=_LONGEST))
+    rest = shown.lstrip("0123456789")
+    is_mark = rest[:1] in (("-", "+") if rest == shown else (".", ")"))  # of a list, if a blank follows
+    return f"{shown.removesuffix(rest)}\\{rest}" if is_mark and rest[1:2] in ("", " ", "-") else shown

@@ -33,7 +33,7 @@ _FORMATS = {
     b"ARROW1": "Arrow. Read it with kind arrow",
 }
 """Formats by the first bytes of their files."""
-MOST_BLANK = 64 * 2**20
+MOST_BLANK = 16 * 2**20
 """Bytes of blanks in a row that a compressed file may unpack to. 4 MB of gzip can be 4 GB of blanks."""
 _WINDOW = 128 * 2**20
 """Memory of an unpacker. xz allows 4 GiB, and its own largest preset takes 65 MiB. The others are bounded by their

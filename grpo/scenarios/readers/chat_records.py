@@ -63,7 +63,8 @@ _UNREAD = {name: reason for name, reason in RECORD.items() if reason} | dict.fro
 
 def read_chats(source: ChatSource, path: Path) -> Iterator[SourceRecord]:
     """Read one chat per record. If a chat is broken, its record has a problem."""
-    records = read_objects(path, source.records)
+    lists = source.column is None and source.format in _FIRST_LISTS
+    records = read_objects(path, source.records, chats=lists)
     if source.requests is not None:
         records = join_batch(records, local_path(source.requests))
     yield from convert_chats(records, path, source)

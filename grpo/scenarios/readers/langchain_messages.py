@@ -20,8 +20,14 @@ _SUFFIXES = ("MessageChunk", "Message")
 
 
 def is_serialized(message: Mapping[str, Any]) -> bool:
-    """Is this one of these forms? They have a type instead of a role."""
-    return "role" not in message and ("kwargs" in message or _is_kind(message.get("type")))
+    """Is this one of these forms? They have a type instead of a role, and a content."""
+    if "role" in message:
+        return False
+    fields = message.get("kwargs")
+    if isinstance(fields, Mapping) and isinstance(message.get("id"), list):
+        return "content" in fields
+    data = message.get("data")
+    return _is_kind(message.get("type")) and "content" in (data if isinstance(data, Mapping) else message)
 
 
 def _is_kind(value: Any) -> bool:

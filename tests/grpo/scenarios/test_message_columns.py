@@ -71,12 +71,13 @@ NESTED: dict[str, Any] = {
         {"role": role, "items": [{"content_type": "text", "text": text}]} for role, text in TURNS]},
 }  # fmt: skip
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "Dify": [{"conversation_id": "a", **row} for row in EXCHANGES],
+    "Dify": [{"conversation_id": "a", **row, "created_at": k} for k, row in enumerate(EXCHANGES)],
     "user_message and bot_response": [
         {"session_id": "a", "turn": k, "user_message": row["query"], "bot_response": row["answer"]}
         for k, row in enumerate(EXCHANGES)
     ],
-    "AnythingLLM": [{"thread": "a", "prompt": row["query"], "response": row["answer"]} for row in EXCHANGES],
+    "AnythingLLM": [{"thread": "a", "prompt": row["query"], "response": row["answer"], "createdAt": k}
+                    for k, row in enumerate(EXCHANGES)],
     "Flowise": chat("role", "content", "userMessage", "apiMessage", chatId="a"),
     "Botpress": chat("direction", "payload.text", "incoming", "outgoing", conversationId="a", type="text"),
     "Bot Framework": chat("from.role", "text", agent="bot", conversation={"id": "a"}),

@@ -85,7 +85,7 @@ def _is_message(item: dict[str, Any]) -> bool:
 
 
 def _is_table(messages: list[dict[str, Any]]) -> bool:
-    """Has a column several values, most of them at messages of two speakers? It may tell the chats apart.
+    """Has a column several values, most of them at messages of two speakers? It may tell to which chat each belongs.
 
     [{"sample": 1, "role": "user", …}, {"sample": 1, "role": "assistant", …}, {"sample": 2, "role": "user", …}, …]
     """
@@ -100,11 +100,14 @@ def _is_table(messages: list[dict[str, Any]]) -> bool:
 
 
 def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:
-    """Do most values of a column that repeat stand at messages of two speakers, and most messages have such a value?"""
+    """Have most messages a value that repeats, and do most of these values begin with the user and go on with others?
+
+    The speakers of each value are in the order of the list. Counts of tokens and the like begin with anybody.
+    """
     repeated = [names for names in speakers.values() if len(names) > 1]
-    of_two = [names for names in repeated if len({*names}) > 1]
+    chats = [names for names in repeated if len({*names}) > 1 and SPEAKERS.get(speaker_name(names[0])) != "assistant"]
     messages = sum(map(len, speakers.values()))
-    return len(speakers) > 1 and 2 * len(of_two) > len(repeated) and 2 * sum(map(len, repeated)) > messages
+    return len(speakers) > 1 and 2 * len(chats) > len(repeated) and 2 * sum(map(len, repeated)) > messages
 
 
 def _has_lines(path: Path) -> bool:

@@ -81,13 +81,14 @@ def chat_kinds(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def table_settings(
-    names: Sequence[str], rows: Sequence[Row], chats: Iterable[tuple[str, dict[str, Any]]] = ()
+    names: Sequence[str], rows: Sequence[Row], chats: Iterable[tuple[str, dict[str, Any]]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Settings of tables with these columns. `chats` are the kinds of chats that a row may be.
+    """Settings of tables with these columns. `chats` are the kinds of chats that a row may be, and None if the format
+    has kinds of its own for them.
 
     If the rows are messages, or if several rows belong to one conversation, they are not read one by one. Rows with a
-    question and its answer are scenarios of their own, unless several of them have the same conversation and their
-    order is known.
+    question and its answer are scenarios of their own, unless several of them have the same conversation, their order
+    is known and no context of their own is lost.
     """
     if "id" in names and any(name in names for name in ("user_responses", "goal", "user_0")):
         yield {}
@@ -95,8 +96,14 @@ def table_settings(
     group, columns, exchange = find_group(rows), find_messages(rows), find_exchange(rows)
     order = {"order": place} if group is not None and (place := find_order(rows, group)) is not None else {}
     columns = columns or find_side(rows)
-    has_messages = group is not None and columns is not None and (repeats(rows, group) or are_messages(rows))
-    if has_messages and group is not None and columns is not None:
+    is_exchange = exchange is not None or bool(
+        first_name(names, (*_ASKED, "input")) and first_name(names, ANSWER_NAMES)
+    )
+    is_turn = exchange is not None and order and first_name(names, _CONTEXTS) is None
+    has_messages = (
+        group is not None and columns is not None and not is_exchange and (repeats(rows, group) or are_messages(rows))
+    )
+    if has_messages and columns is not None:
         tags = {"tags": columns.tags} if columns.tags else {}
         without = {"without": hidden} if (hidden := find_hidden(rows, group)) else {}
         yield {
@@ -104,19 +111,19 @@ def table_settings(
                 "group_by": group, "speaker": columns.speaker, "text": columns.text, **order, **without, **tags
             }
         }  # fmt: skip
-    elif exchange is not None and order and continues(rows, group, exchange[0]):
+    elif exchange is not None and is_turn and continues(rows, group, exchange[0]):
         yield {"messages": {"group_by": group, "text": exchange[0], "reply": exchange[1], **order}}
         return
-    for kind, more in chats:
+    for kind, more in chats or ():
         yield {"chat": {"kind": kind, **more}}
-    if chats and "input" in names and first_name(names, (*EXPECTED, "output")):
+    if chats is not None and "input" in names and first_name(names, (*EXPECTED, "output")):
         expected = first_name(names, EXPECTED)
         renamed = {} if expected in (None, "expected") else {"expected": expected}
         yield {"chat": {"kind": "input_output", **({"names": renamed} if renamed else {})}}
     is_part = are_messages(rows) or (
-        first_name(names, _ASKED) is None and exchange is None and (repeats(rows, group) or has_list_of_texts(rows))
+        first_name(names, _ASKED) is None and (repeats(rows, group) or has_list_of_texts(rows))
     )
-    if has_messages or is_part:
+    if has_messages or (is_part and not is_exchange):
         return
     question = first_name(names, (*QUESTION_NAMES, *_LAST_NAMES))
     if question and not {*EARLIER} & {*names}:

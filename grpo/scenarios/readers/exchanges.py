@@ -62,8 +62,9 @@ def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange
     Raises `ValueError` if the input is missing or cannot be read.
     """
     keys = {name: names.get(name, name) for name in ("input", "output", "expected", "tools", "system")}
-    if keys["system"] not in data and "instructions" in data:
-        keys["system"] = "instructions"
+    is_response = isinstance(data.get("output"), list) and isinstance(data.get("instructions"), str)
+    if is_response and keys["system"] not in data:
+        keys["system"] = "instructions"  # of OpenAI's Responses API
     given = value_at(data, keys["input"])
     if given in (None, "", [], {}):
         raise ValueError(f"no {keys['input']}: the record has {', '.join(data) or 'no field'}. Name it in names")

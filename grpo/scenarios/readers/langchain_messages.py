@@ -27,7 +27,7 @@ def is_serialized(message: Mapping[str, Any]) -> bool:
     if isinstance(fields, Mapping) and isinstance(message.get("id"), list):
         return "content" in fields
     data = message.get("data")
-    return _is_kind(message.get("type")) and "content" in (data if isinstance(data, Mapping) else message)
+    return _is_kind(message.get("type")) and ("content" in message or (isinstance(data, Mapping) and "content" in data))
 
 
 def _is_kind(value: Any) -> bool:
@@ -45,7 +45,7 @@ def openai_message(message: Any) -> Any:
         kind = name.removesuffix(suffix).lower()
     else:
         fields, kind = message, str(message.get("type", "")).lower()
-        if kind in _ROLES and isinstance(message.get("data"), Mapping):
+        if kind in _ROLES and isinstance(message.get("data"), Mapping) and "content" not in message:
             fields = message["data"]
     fields = {name: value for name, value in fields.items() if name != "type" or not _is_kind(value)}
     role = fields.get("role", _ROLES.get(kind))

@@ -92,7 +92,7 @@ def _result(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    parts = item.get("parts") if item.get("kind") in ("request", "response") else None
+    parts = item.get("parts") if item.get("kind") in ("request", "response") and "role" not in item else None
     return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
 
 

@@ -252,6 +252,11 @@ SINGLE: dict[str, list[dict[str, Any]]] = {
     "tickets, one row each": [
         {"ticket_id": k, "text": f"{ASKED} {k}", "account_type": ("user", "admin")[k % 2]} for k in range(9)],
     "classes of texts": [{"text": f"{ASKED} {k}", "direction": ("inbound", "outbound")[k % 2]} for k in range(9)],
+    "questions on a text": [
+        {"thread": k // 2, "context": "x", "question": f"{ASKED} {k}", "answer": ANSWERED, "ts": k} for k in range(9)],
+    "inputs and outputs": [{"session_id": k, "input": f"{ASKED} {k}", "output": ANSWERED} for k in range(9)],
+    "inputs and outputs of a role": [
+        {"thread": k // 2, "role": ("user", "bot")[k % 2], "input": f"{ASKED} {k}", "output": "x"} for k in range(9)],
     "audiences of answers": [
         {"question": f"{ASKED} {k}", "answer": ANSWERED, "content": "x", "audience": ("customer", "agent")[k % 2]}
         for k in range(9)],

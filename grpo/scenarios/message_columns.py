@@ -42,6 +42,7 @@ _HIDDEN = (
 _TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _VERDICTS = {"accept", "reject", "ignore"}
 """Values of Prodigy's `answer`, which is not a reply."""
+_OF_PRODIGY = ("_input_hash", "_task_hash")
 _CREATED = ("createdat", "timestamp", "created", "createddate", "datecreated", "createtime", "datetime", "sentat")
 _TIMES = (*_CREATED, "absolutetime", "time", "date", "ts")
 _OF_A_MESSAGE = ("message", "msg", "comment", "event", "reply", "post")
@@ -87,7 +88,8 @@ def _leaves(record: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tupl
 def find_messages(rows: Sequence[Row]) -> MessageColumns | None:
     """Columns of rows that are messages of a user and an agent. None if no column tells who speaks.
 
-    If a row has another speaker, it must have no text, such as an event that a bot logs between its messages.
+    If a row has another speaker, it must have no text, such as an event that a bot logs between its messages, or the
+    column must have a known name. Its conversation is quarantined then, with the word that `tags` lacks.
     """
     text = _text_column(rows)
     places = dict.fromkeys(place for row in rows for place in row)
@@ -210,8 +212,10 @@ def _cell(value: Any) -> str:
 
 
 def find_verdicts(rows: Sequence[Row]) -> set[str]:
-    """Columns that say what an annotator thinks of a row, under the name of a reply."""
+    """Columns that say what an annotator thinks of a row, under the name of a reply, in a file of Prodigy."""
     places = {place for row in rows for place in row}
+    if not places & {*_OF_PRODIGY}:
+        return set()
     return {place for place in places if {str(row.get(place)) for row in rows} <= _VERDICTS}
 
 
@@ -281,9 +285,9 @@ def _tags(rows: Sequence[Row], speaker: str, text: str) -> dict[str, str] | None
     with_text = {
         row[speaker] for row in rows if isinstance(row.get(speaker), str) and row.get(text) not in (None, "", [])
     }
-    if with_text & unknown:
+    if with_text & unknown and _rank(speaker, _SPEAKERS) == len(_SPEAKERS):
         return None
-    return dict.fromkeys(sorted(unknown), "ignore")
+    return dict.fromkeys(sorted(unknown - with_text), "ignore")
 
 
 def _is_list(rows: Sequence[Row], place: str) -> bool:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from grpo.config.scenarios import ChatSource
 from grpo.errors import DataError
 from grpo.scenarios.guess import guess_source
 from grpo.scenarios.guess_tables import table_settings
@@ -154,11 +155,12 @@ def test_a_chat_that_would_mean_something_else_is_refused(tmp_path: Path, record
         ({"messages": json.dumps([{"role": "user", "content": ASKED}]), "response": ANSWERED}, [ANSWERED]),
         ({"conversation": json.dumps([{"role": "user", "content": ASKED}]), "response": json.dumps(
             {"choices": [{"message": {"role": "assistant", "content": ANSWERED}}]})}, [ANSWERED]),
-        ({"text": ASKED, "label": "x", "answer": "accept"}, []),
+        ({"text": ASKED, "label": "x", "answer": "accept", "_input_hash": "1"}, []),
+        ({"question": ASKED, "answer": "ignore"}, ["ignore"]),
     ],
 )  # fmt: skip
 def test_a_response_of_a_table_is_the_reference(tmp_path: Path, cells: dict[str, str], responses: list[str]) -> None:
-    """And the verdict of an annotator is not."""
+    """And the verdict of an annotator is not, in a file that Prodigy wrote."""
     path = tmp_path / "a.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(cells))
@@ -296,3 +298,31 @@ def test_settings_that_are_not_valid_are_a_candidate_that_fails(tmp_path: Path) 
     rows = [{"ticket_id": row["ticket_id"], f"{'x' * 300} role": row["author"], "body": row["body"]} for row in desk(2)]
     with pytest.raises(DataError, match=r"cannot be read as it is: csv: String should have at most 200 characters"):
         guess_source(write_csv(tmp_path / "a.csv", rows))
+
+
+def test_a_further_speaker_quarantines_its_conversation_only(tmp_path: Path) -> None:
+    """The column has a known name, and two sides of it are known. The reason names the word."""
+    rows = desk(3, created_at=minute)
+    rows[1]["author"] = "supervisor"
+    records = list(read_records(guess_source(write_csv(tmp_path / "a.csv", rows))))
+    assert [(record.problem or "")[:27] for record in records] == ["unknown speaker: supervisor", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("times", "problem"),
+    [
+        (["2026-11-20 09:01", "2026-11-20 09:00"], None),
+        ([2.5, 0.8], None),
+        ([2.5, 0.8, 0.3], None),
+        (["2026-11-20 09:02", "2026-11-20 09:01", "2026-11-20 09:00"], "the newest message comes first, by time"),
+    ],
+)
+def test_falling_times_refuse_a_chat_only_if_they_show_its_order(
+    tmp_path: Path, times: list[Any], problem: str | None
+) -> None:
+    """Two clocks may differ, and seconds of typing are no times."""
+    path = tmp_path / "a.json"
+    messages = [{**message, "time": time} for message, time in zip(chat("role", "content"), times, strict=False)]
+    path.write_text(json.dumps([{"messages": messages}]))
+    (record,) = read_records(ChatSource(kind="openai_messages", path=str(path)))
+    assert (record.problem or "")[:39] == (problem or "")

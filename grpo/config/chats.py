@@ -91,6 +91,8 @@ class MessageRows(Settings):
     table."""
     where: dict[Key, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """Read only rows with these values, `{public: ["true"]}`, because the user does not see internal notes."""
+    without: dict[Key, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    """Leave out rows with one of these values, `{type: [note]}`. Rows with no value are read."""
     tags: RowTags = Field(default_factory=dict)
     """Meaning of the values of the speaker's column, `{"end-user": user, note: ignore}`. Common ones need no entry."""
     users: LoggedUsers = "script"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from grpo.config.chats import KEYS
 from grpo.config.scenarios import Source, TraceSource
@@ -34,9 +34,9 @@ from grpo.scenarios.guess_tables import (
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 from grpo.scenarios.message_columns import (
     find_group,
+    find_hidden,
     find_messages,
     find_verdicts,
-    find_visible,
     leaves,
     repeats,
 )
@@ -55,7 +55,7 @@ from grpo.scenarios.records import SourceRecord
 _SOURCE: TypeAdapter[Source] = TypeAdapter(Source)
 _HEAD = 4096  # bytes that are searched for the first character of a file
 _TRIED = 200  # records that are read with each candidate
-_LOOKED_AT = 20  # records that are searched for their keys
+_LOOKED_AT = _TRIED  # records that are searched for their keys and values
 _TABLES = {
     **dict.fromkeys((".csv", ".tsv", ".tab"), "csv"),
     ".parquet": "parquet",
@@ -88,7 +88,7 @@ def guess_source(path: Path) -> Source:
 
     Raises `DataError` if the file is missing or in no known format, or if no candidate reads a record.
     """
-    candidates = [_SOURCE.validate_python(settings) for settings in read_guarded(lambda: _candidates(path), str(path))]
+    candidates = list(read_guarded(lambda: _candidates(path), str(path)))
     if not candidates:
         names = _names(path)
         shown = excerpt(", ".join(names), 300) or "nothing"
@@ -109,10 +109,13 @@ def guess_source(path: Path) -> Source:
         tables = Path(scratch) / SCENARIOS_FILE, Path(scratch) / QUARANTINE_FILE
         for candidate in candidates:
             try:
-                counts = ingest((candidate,), *tables, max_quarantined_fraction=1.0, most=_TRIED)
-                scores.append((counts.scenarios, candidate))
+                source = _SOURCE.validate_python(candidate)
+                counts = ingest((source,), *tables, max_quarantined_fraction=1.0, most=_TRIED)
+                scores.append((counts.scenarios, source))
+            except ValidationError as error:
+                reasons.append(f"{candidate['kind']}: {error.errors()[0]['msg']}")
             except GRPOError as error:
-                reasons.append(f"{candidate.kind}: {error_text(error)}")
+                reasons.append(f"{candidate['kind']}: {error_text(error)}")
     if not scores:
         rows = _rows(path)
         if repeats(rows, find_group(rows)) and find_messages(rows) is None:
@@ -128,7 +131,7 @@ def unread_columns(source: Source, path: Path) -> list[str]:
     mapped, rows = getattr(source, "columns", {}), getattr(source, "messages", None)
     if not mapped and rows is None:
         return []
-    read = {*mapped.values(), *((*rows.places, *rows.where) if rows else ())}
+    read = {*mapped.values(), *((*rows.places, *rows.where, *rows.without) if rows else ())}
     inside = {place.partition(".")[0] for place in read}
     return [name for name in _names(path) if name not in read | inside]
 
@@ -203,7 +206,7 @@ def _names(path: Path) -> list[str]:
     if kind == "csv":
         rows = islice(read_rows(path, required=()), _LOOKED_AT)
         return list(dict.fromkeys(name for row in rows for name in row.cells))
-    return _keys(read_objects(path, _place_of_records(path)))
+    return _keys(_objects(path))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -233,7 +236,11 @@ def _readable(records: Iterator[SourceRecord]) -> list[dict[str, Any]]:
 
 
 def _first_records(path: Path) -> list[dict[str, Any]]:
-    return _readable(read_objects(path, _place_of_records(path)))
+    return _readable(_objects(path))
+
+
+def _objects(path: Path) -> Iterator[SourceRecord]:
+    return read_objects(path, _place_of_records(path), chats=True)
 
 
 def _place_of_records(path: Path) -> str | None:
@@ -241,7 +248,7 @@ def _place_of_records(path: Path) -> str | None:
 
     It is the only list of objects, or the only one with a usual name.
     """
-    first = next(read_objects(path), None) if _format(path) == "json" else None
+    first = next(read_objects(path, chats=True), None) if _format(path) == "json" else None
     if first is None or first.data is None or any(kind not in PAGES for kind, _ in chat_kinds(list(first.data))):
         return None
     document = read_document(path)
@@ -287,7 +294,10 @@ def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _is_read_otherwise(record: Mapping[str, Any], place: str, *, answered: bool) -> bool:
-    """True if the input is a whole chat, with at most a label, or stands next to a question with its answer."""
+    """True if the input is a logged request, or a whole chat with at most a label, or stands next to a question with
+    its answer."""
+    if is_exchange({place: value_at(record, place)}):
+        return True
     if _is_whole_chat(parsed(value_at(record, place))):
         return not any(_is_there(record, name) for name in {*_OUTPUTS, *EXPECTED} - {*_LABELS})
     return not answered and bool(first_name([*record], QUESTION_NAMES) and first_name([*record], ANSWER_NAMES))
@@ -338,7 +348,7 @@ def _lists_by_value(path: Path) -> Iterator[dict[str, Any]]:
         value = parsed(items)
         if place not in _PARTS_OF_CHATS and is_list_of_objects(value):
             inner = [leaves(item) for item in value]
-            columns = None if find_visible(inner) else find_messages(inner)
+            columns = None if find_hidden(inner, None) else find_messages(inner)
             places += [] if columns is None or any(item.get("children") for item in value) else [(place, columns)]
     if len(places) == 1:
         ((place, columns),) = places

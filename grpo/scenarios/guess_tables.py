@@ -10,12 +10,14 @@ from grpo.data_errors import excerpt
 from grpo.scenarios.message_columns import (
     Row,
     are_messages,
+    continues,
     find_exchange,
     find_group,
+    find_hidden,
     find_messages,
     find_order,
+    find_side,
     find_verdicts,
-    find_visible,
     folded,
     has_list_of_texts,
     repeats,
@@ -26,7 +28,9 @@ from grpo.scenarios.readers.logged_requests import LISTS
 
 EARLIER = ("history", "chat_history", "context_messages")
 """Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
-QUESTION_NAMES = ("instruction", "question", "query", "prompt", "utterance", "text", "message", "body", "turns")
+_ASKED = ("instruction", "question", "query", "prompt")
+"""Names of what a user asks. A row with one of them is no message of a speaker whom another column names."""
+QUESTION_NAMES = (*_ASKED, "utterance", "text", "message", "body", "turns")
 _LAST_NAMES = ("description", "ticket_description", "subject")
 ANSWER_NAMES = ("output", "answer", "response", "reply", "completion")
 _CONTEXTS = ("system", "system_prompt", "preamble", "context")
@@ -77,34 +81,49 @@ def chat_kinds(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def table_settings(
-    names: Sequence[str], rows: Sequence[Row], chats: Iterable[tuple[str, dict[str, Any]]] = ()
+    names: Sequence[str], rows: Sequence[Row], chats: Iterable[tuple[str, dict[str, Any]]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Settings of tables with these columns. `chats` are the kinds of chats that a row may be.
+    """Settings of tables with these columns. `chats` are the kinds of chats that a row may be, and None if the format
+    has kinds of its own for them.
 
-    If the rows are messages, or if several rows belong to one conversation, they are not read one by one.
+    If the rows are messages, or if several rows belong to one conversation, they are not read one by one. Rows with a
+    question and its answer are scenarios of their own, unless several of them have the same conversation, their order
+    is known and no context of their own is lost.
     """
     if "id" in names and any(name in names for name in ("user_responses", "goal", "user_0")):
         yield {}
     names = [name for name in names if name not in find_verdicts(rows)]
     group, columns, exchange = find_group(rows), find_messages(rows), find_exchange(rows)
-    order = {"order": place} if (place := find_order(rows)) is not None else {}
-    if group is not None and columns is not None:
+    order = {"order": place} if group is not None and (place := find_order(rows, group)) is not None else {}
+    columns = columns or find_side(rows)
+    is_exchange = exchange is not None or bool(
+        first_name(names, (*_ASKED, "input")) and first_name(names, ANSWER_NAMES)
+    )
+    is_turn = exchange is not None and order and first_name(names, _CONTEXTS) is None
+    has_messages = (
+        group is not None and columns is not None and not is_exchange and (repeats(rows, group) or are_messages(rows))
+    )
+    if has_messages and columns is not None:
         tags = {"tags": columns.tags} if columns.tags else {}
-        where = {"where": visible} if (visible := find_visible(rows)) else {}
+        without = {"without": hidden} if (hidden := find_hidden(rows, group)) else {}
         yield {
-            "messages": {"group_by": group, "speaker": columns.speaker, "text": columns.text, **order, **where, **tags}
-        }
-    elif repeats(rows, group) and exchange is not None:
+            "messages": {
+                "group_by": group, "speaker": columns.speaker, "text": columns.text, **order, **without, **tags
+            }
+        }  # fmt: skip
+    elif exchange is not None and is_turn and continues(rows, group, exchange[0]):
         yield {"messages": {"group_by": group, "text": exchange[0], "reply": exchange[1], **order}}
         return
-    for kind, more in chats:
+    for kind, more in chats or ():
         yield {"chat": {"kind": kind, **more}}
-    if chats and "input" in names and first_name(names, (*EXPECTED, "output")):
+    if chats is not None and "input" in names and first_name(names, (*EXPECTED, "output")):
         expected = first_name(names, EXPECTED)
         renamed = {} if expected in (None, "expected") else {"expected": expected}
         yield {"chat": {"kind": "input_output", **({"names": renamed} if renamed else {})}}
-    is_part = columns is not None or repeats(rows, group) or are_messages(rows)
-    if is_part or (exchange is None and has_list_of_texts(rows)):
+    is_part = are_messages(rows) or (
+        first_name(names, _ASKED) is None and (repeats(rows, group) or has_list_of_texts(rows))
+    )
+    if has_messages or (is_part and not is_exchange):
         return
     question = first_name(names, (*QUESTION_NAMES, *_LAST_NAMES))
     if question and not {*EARLIER} & {*names}:
@@ -122,7 +141,7 @@ def table_settings(
 def unknown_names(path: Path, shown: str, rows: Sequence[Row]) -> str:
     """Why no settings could be guessed, and what to set."""
     group, columns = find_group(rows), find_messages(rows)
-    if group is None and (columns is not None or are_messages(rows)):
+    if group is None and are_messages(rows):
         speaker, text = ("…", "…") if columns is None else (columns.speaker, columns.text)
         who = f"speaker: {speaker}, text: {text}"
         return (

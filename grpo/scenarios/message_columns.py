@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from grpo.data_errors import try_call
@@ -20,11 +21,9 @@ Row = Mapping[str, Any]
 """Values of a record by their places, see `leaves`."""
 
 _DEPTH = 4  # objects within objects that are looked into
-_GROUP = re.compile(
-    r"(conversation|session|thread|chat|ticket|dialog|dialogue)"
-    r"|(conversation|conv|session|thread|chat|ticket|dialog|dialogue|case|call|contact|interaction|sender)"
-    r"(id|sid|uuid|key|identifier|number|ts)"
-)
+_GROUPS = ("conversation", "conv", "ticket", "dialogue", "dialog", "chat", "thread", "session")
+"""Names of a conversation. If a row has several of them, the first one is taken."""
+_GROUP = re.compile(rf"({'|'.join(_GROUPS)}|case|call|interaction)(id|sid|uuid|key|identifier|number|ts)")
 _SPEAKERS = ("role", "speaker", "authorrole", "authortype", "sendertype", "author", "sender", "from", "direction")
 _SIDES = ("role", "speaker", "authorrole", "authortype", "sendertype", "messagetype")
 """Columns that tell which side wrote a message, so that a row is a message and not a scenario."""
@@ -32,11 +31,24 @@ _TEXTS = (
     "body", "plainbody", "bodytext", "message", "messagetext", "content", "text", "utterance", "value", "parts",
     "blocks", "items", "transcript", "output",
 )  # fmt: skip
-_HIDDEN = ("note", "internal", "private")
+_HIDDEN = (
+    "note",
+    "notes",
+    "internal",
+    "private",
+    *(f"{a}{b}" for a in ("internal", "private") for b in ("note", "comment")),
+)
 """Values of a column that mark what the user does not see."""
+_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
 _VERDICTS = {"accept", "reject", "ignore"}
 """Values of Prodigy's `answer`, which is not a reply."""
-_ORDERS = re.compile(r".*(createdat|createddate|datecreated|created|timestamp|time|sentat|date|absolutetime)|ts|turn")
+_OF_PRODIGY = ("_input_hash", "_task_hash")
+_CREATED = ("createdat", "timestamp", "created", "createddate", "datecreated", "createtime", "datetime", "sentat")
+_TIMES = (*_CREATED, "absolutetime", "time", "date", "ts")
+_OF_A_MESSAGE = ("message", "msg", "comment", "event", "reply", "post")
+"""What a time in a row of a table belongs to. Every other word makes it the time of something else, `due_date`."""
+_NUMBERS = ("turn", *(f"{a}{b}" for a in ("turn", "message", "msg") for b in ("index", "number")))
+_ORDERS = (*_TIMES, *(f"{a}{b}" for a in _OF_A_MESSAGE for b in _TIMES), *_NUMBERS)
 _QUESTION = re.compile(
     r"(user|customer|human|client|visitor)s?(message|input|query|text|utterance|question)|question|query|prompt"
     r"|inputtranscript"
@@ -76,7 +88,8 @@ def _leaves(record: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tupl
 def find_messages(rows: Sequence[Row]) -> MessageColumns | None:
     """Columns of rows that are messages of a user and an agent. None if no column tells who speaks.
 
-    If a row has another speaker, it must have no text, such as an event that a bot logs between its messages.
+    If a row has another speaker, it must have no text, such as an event that a bot logs between its messages, or the
+    column must have a known name. Its conversation is quarantined then, with the word that `tags` lacks.
     """
     text = _text_column(rows)
     places = dict.fromkeys(place for row in rows for place in row)
@@ -87,23 +100,68 @@ def find_messages(rows: Sequence[Row]) -> MessageColumns | None:
     return None
 
 
+def find_side(rows: Sequence[Row]) -> MessageColumns | None:
+    """Columns of rows that are messages, by their names alone. All values of the speaker are common names, also if they
+    are all of one side."""
+    text = _text_column(rows)
+    places = dict.fromkeys(place for row in rows for place in row)
+    sides = (place for place in places if folded(place.rpartition(".")[2]) in _SIDES and place != text)
+    known = (side for side in sides if all(speaker_name(row.get(side)) in SPEAKERS for row in rows))
+    speaker = next(known, None)
+    return None if text is None or speaker is None else MessageColumns(speaker=speaker, text=text, tags={})
+
+
 def are_messages(rows: Sequence[Row]) -> bool:
-    """True if a row has a text and a speaker by their names, and no reply. The values may be of one speaker only."""
+    """True if a row has a text and a speaker by their names, and no reply. The values may be of one speaker only.
+
+    Inbound and outbound may also be the classes of texts, and so may the values of a column with another name.
+    """
+    columns = find_messages(rows)
     names = {folded(place.rpartition(".")[2]) for row in rows for place in row}
-    return bool(names & {*_SIDES} and names & {*_TEXTS}) and find_exchange(rows) is None
+    is_named = columns is not None and folded(columns.speaker.rpartition(".")[2]) in {*_SPEAKERS} - {"direction"}
+    return (is_named or bool(names & {*_SIDES} and names & {*_TEXTS})) and find_exchange(rows) is None
 
 
 def find_group(rows: Sequence[Row]) -> str | None:
-    """Column of the conversation of a row, by its name."""
+    """Column of the conversation of a row, by its name. A conversation comes before the session that it is in."""
     places = dict.fromkeys(place for row in rows for place in row)
-    return next((place for place in places if _GROUP.fullmatch(folded(place)) and not _is_list(rows, place)), None)
+    named = [place for place in places if _is_group(folded(place)) and not _is_list(rows, place)]
+    return min(
+        named, key=lambda place: next(k for k, word in enumerate((*_GROUPS, "")) if word in folded(place)), default=None
+    )
 
 
-def find_order(rows: Sequence[Row]) -> str | None:
-    """Column of the time of a row. Each of its values has to be a time or a number."""
+def _is_group(name: str) -> bool:
+    return name in _GROUPS or _GROUP.fullmatch(name) is not None
+
+
+def is_time_name(place: str) -> bool:
+    """Is this the name of a message's time?"""
+    return folded(place) in _ORDERS
+
+
+def find_order(rows: Sequence[Row], group: str | None) -> str | None:
+    """Column that orders the rows of a conversation: the first known name, of the time or the number of a message.
+
+    All of its values are times or numbers, and they differ within conversations, because the time of the ticket is the
+    same in all of its rows. If there is none, the time of creation is taken as it is. If it cannot be read then, the
+    reader says so, and the rows do not stay in an order that is not theirs.
+    """
     places = dict.fromkeys(place for row in rows for place in row)
-    named = (place for place in places if _ORDERS.fullmatch(folded(place)))
-    return next((place for place in named if all(_is_time(row.get(place)) for row in rows)), None)
+    named = sorted((place for place in places if folded(place) in _ORDERS), key=lambda p: _ORDERS.index(folded(p)))
+    differing = [place for place in named if _differs(rows, group, place)]
+    readable = (place for place in differing if all(_is_time(row.get(place)) for row in rows))
+    created = (place for place in differing if folded(place) in _CREATED)
+    return next(chain(readable, created), None)
+
+
+def _differs(rows: Sequence[Row], group: str | None, place: str) -> bool:
+    """Has a column several values within a conversation? True if no conversation has two rows."""
+    values: dict[str, list[str]] = {}
+    for row in rows:
+        values.setdefault(str(row.get(group or "")), []).append(str(row.get(place)))
+    several = [inner for inner in values.values() if len(inner) > 1]
+    return not several or any(len({*inner}) > 1 for inner in several)
 
 
 def find_exchange(rows: Sequence[Row]) -> tuple[str, str] | None:
@@ -116,23 +174,48 @@ def find_exchange(rows: Sequence[Row]) -> tuple[str, str] | None:
     return (asked, answered) if asked is not None and answered is not None else None
 
 
-def find_visible(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Column and values of the rows that the user sees, if others do not: internal notes of a help desk."""
+def find_hidden(rows: Sequence[Row], group: str | None) -> dict[str, list[str]]:
+    """Column and values of the rows that the user does not see: internal notes of a help desk.
+
+    A conversation has both, those that the user sees and those that are hidden. A column that tells whole conversations
+    apart, such as private and business customers, hides nothing.
+    """
     for place in dict.fromkeys(place for row in rows for place in row):
-        name, values = folded(place.rpartition(".")[2]), {row.get(place) for row in rows if _is_scalar(row.get(place))}
-        texts = {str(value).lower() for value in values if value not in (None, "")}
-        if name in ("private", "internal", "isprivate", "isinternal") and texts == {"true", "false"}:
-            return {place: ["false", "False"]}
-        if name in ("public", "ispublic") and texts == {"true", "false"}:
-            return {place: ["true", "True"]}
-        if name in ("type", "messagetype", "visibility", "kind") and texts & {*_HIDDEN}:
-            return {place: sorted(str(value) for value in values if str(value).lower() not in (*_HIDDEN, "none", ""))}
+        name = folded(place.rpartition(".")[2]).removeprefix("is")
+        if name in ("private", "internal", "public"):
+            hidden, known = {*(_FALSE if name == "public" else _TRUE)}, {*_TRUE, *_FALSE, ""}
+        elif name in ("type", "messagetype", "visibility", "kind"):
+            hidden, known = {*_HIDDEN}, None
+        else:
+            continue
+        texts = [_cell(row.get(place)) for row in rows]
+        marks = [folded(text) in hidden for text in texts]
+        if (known is None or {folded(text) for text in texts} <= known) and _vary(rows, group, marks):
+            return {place: sorted({text for text, mark in zip(texts, marks, strict=True) if mark})}
     return {}
 
 
+def _vary(rows: Sequence[Row], group: str | None, marks: Sequence[bool]) -> bool:
+    """Has a conversation rows with and without a mark?"""
+    keys = [None if group is None else str(row.get(group)) for row in rows]
+    return bool(
+        {k for k, mark in zip(keys, marks, strict=True) if mark}
+        & {k for k, mark in zip(keys, marks, strict=True) if not mark}
+    )
+
+
+def _cell(value: Any) -> str:
+    """A scalar as the reader compares it, see `MessageRows.where`. Empty for anything else."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (str, int)) else ""
+
+
 def find_verdicts(rows: Sequence[Row]) -> set[str]:
-    """Columns that say what an annotator thinks of a row, under the name of a reply."""
+    """Columns that say what an annotator thinks of a row, under the name of a reply, in a file of Prodigy."""
     places = {place for row in rows for place in row}
+    if not places & {*_OF_PRODIGY}:
+        return set()
     return {place for place in places if {str(row.get(place)) for row in rows} <= _VERDICTS}
 
 
@@ -149,6 +232,20 @@ def repeats(rows: Sequence[Row], place: str | None) -> bool:
     """Do several rows have the same value? Then these rows belong together."""
     values = [] if place is None else [str(row[place]) for row in rows if row.get(place) not in (None, "")]
     return len({*values}) < len(values)
+
+
+def continues(rows: Sequence[Row], group: str | None, question: str) -> bool:
+    """Are the questions of a conversation turns of it? Most conversations ask none twice, as replies to compare do.
+
+    The column has the name of a conversation. A case or a call may be about several questions of its own.
+    """
+    if group is None or not folded(group).startswith(_GROUPS):
+        return False
+    questions: dict[str, list[str]] = {}
+    for row in rows:
+        questions.setdefault(str(row.get(group)), []).append(str(row.get(question)))
+    several = [asked for asked in questions.values() if len(asked) > 1]
+    return 2 * sum(len({*asked}) == len(asked) for asked in several) > len(several)
 
 
 def folded(name: str) -> str:
@@ -188,17 +285,13 @@ def _tags(rows: Sequence[Row], speaker: str, text: str) -> dict[str, str] | None
     with_text = {
         row[speaker] for row in rows if isinstance(row.get(speaker), str) and row.get(text) not in (None, "", [])
     }
-    if with_text & unknown:
+    if with_text & unknown and _rank(speaker, _SPEAKERS) == len(_SPEAKERS):
         return None
-    return dict.fromkeys(sorted(unknown), "ignore")
+    return dict.fromkeys(sorted(unknown - with_text), "ignore")
 
 
 def _is_list(rows: Sequence[Row], place: str) -> bool:
     return any(isinstance(parsed(row.get(place)), (list, Mapping)) for row in rows)
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, (str, bool))
 
 
 def _is_time(value: Any) -> bool:

@@ -43,7 +43,7 @@ _SHOWN = 80  # characters of a value in a reason
 
 def openai_messages(turns: Any, settings: ChatSettings) -> Any:
     """Messages in OpenAI's format. What is not a list of objects stays unchanged, so that the parser refuses it."""
-    turns = _of_pairs(rewrite_items(turns))
+    turns = _of_pairs(turns if "role" in settings.names else rewrite_items(turns))
     if not isinstance(turns, list):
         return turns
     return [message for number, turn in enumerate(turns) for message in _messages(turn, number, settings)]
@@ -86,11 +86,9 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
     if not isinstance(turn, Mapping):
         yield turn
         return
-    message = dict(openai_message(turn) if is_serialized(turn) else turn)
+    message = dict(openai_message(turn) if is_serialized(turn) and "role" not in settings.names else turn)
     role = _take(message, (settings.names.get("role"), *_ROLE_KEYS))
     content = _take(message, (settings.names.get("content"), *_CONTENT_KEYS))
-    if message.get("public") is False or any(message.get(name) is True for name in ("private", "internal")):
-        raise ValueError(f"the user does not see message {number}: it is not public. Leave such messages out")
     calls = _take(message, (settings.names.get("tool_calls"), "tool_calls"))
     if role is None:
         keys = excerpt(", ".join(map(str, turn)), _SHOWN) or "no key"
@@ -98,6 +96,8 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
     meaning = _meaning(role, number, settings)
     if meaning == "ignore":
         return
+    if message.get("public") is False or any(message.get(name) is True for name in ("private", "internal")):
+        raise ValueError(f"the user does not see message {number}: it is not public. Leave such messages out")
     if calls not in (None, "", []):
         message["tool_calls"] = _parsed_calls(calls, number)
     if meaning == "call":

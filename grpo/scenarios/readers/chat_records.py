@@ -48,6 +48,7 @@ from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
 from grpo.scenarios.readers.places import value_at, without
 from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.records import Converted, SourceRecord, convert_record, record_name
 from grpo.scenarios.times import instant
 
@@ -57,13 +58,15 @@ _LABELS = ("label", "kto_tag")
 """Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
 _TIMES = ("created_at", "createdAt", "timestamp", "time", "date", "ts")
 _PLACE_KEYS = ("id", "metadata", "custom_id")
+_LONGEST_DURATION = 10**8  # seconds, which are three years. The time of a message is more of them since 1970
 _UNREAD = {name: reason for name, reason in RECORD.items() if reason} | dict.fromkeys(_PLACE_KEYS, "")
 """Fields of a record of which only the id and the metadata are read. Everything else is counted or refused."""
 
 
 def read_chats(source: ChatSource, path: Path) -> Iterator[SourceRecord]:
     """Read one chat per record. If a chat is broken, its record has a problem."""
-    records = read_objects(path, source.records)
+    lists = source.column is None and source.format in _FIRST_LISTS
+    records = read_objects(path, source.records, chats=lists)
     if source.requests is not None:
         records = join_batch(records, local_path(source.requests))
     yield from convert_chats(records, path, source)
@@ -301,12 +304,21 @@ def _check_count(messages: Any) -> None:
 
 
 def _check_order(messages: Any) -> None:
-    """Raise `ValueError` if each message is older than the one before it, as APIs list the newest first."""
+    """Raise `ValueError` if each message is older than the one before it, as APIs list the newest first.
+
+    Two messages do not show it if the user begins, because clocks differ and questions are edited. Small numbers are
+    durations if the user begins.
+    """
     if not isinstance(messages, list) or len(messages) < 2 or not all(isinstance(item, dict) for item in messages):
         return
+    speaker = SPEAKERS.get(speaker_name(messages[0].get("role", messages[0].get("from"))))
     for name in _TIMES:
-        times = [try_call(partial(instant, item.get(name))) for item in messages]
-        if all(isinstance(time, float) for time in times) and times == sorted({*times}, reverse=True):  # type: ignore[type-var]
+        if not all(name in item for item in messages):
+            continue
+        times = [try_call(partial(instant, item[name])) for item in messages]
+        falls = all(isinstance(time, float) for time in times) and times == sorted({*times}, reverse=True)  # type: ignore[type-var]
+        is_clear = speaker == "assistant" or (len(times) > 2 and times[-1] > _LONGEST_DURATION)  # type: ignore[operator]
+        if falls and is_clear:
             raise ValueError(f"the newest message comes first, by {name}. Sort them by it, or read them as rows")
 
 

@@ -62,8 +62,9 @@ def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange
     Raises `ValueError` if the input is missing or cannot be read.
     """
     keys = {name: names.get(name, name) for name in ("input", "output", "expected", "tools", "system")}
-    if keys["system"] not in data and "instructions" in data:
-        keys["system"] = "instructions"
+    is_response = isinstance(data.get("output"), list) and isinstance(data.get("instructions"), str)
+    if is_response and keys["system"] not in data:
+        keys["system"] = "instructions"  # of OpenAI's Responses API
     given = value_at(data, keys["input"])
     if given in (None, "", [], {}):
         raise ValueError(f"no {keys['input']}: the record has {', '.join(data) or 'no field'}. Name it in names")
@@ -115,7 +116,7 @@ def _input(value: Any, place: str, ignored: list[str], *, is_answered: bool) -> 
             return {**kept, "messages": [*_messages(chat, f"{place}.{key}", is_answered=is_last), *asked]}
     question = _first(value, QUESTIONS)
     texts = [name for name, item in value.items() if isinstance(item, str) and item.strip()]
-    if question is None and len(texts) == 1 and texts[0] not in _SYSTEM and not _has_parts(value):
+    if question is None and len(texts) == 1 and texts[0] not in _SYSTEM:
         question = texts[0]
     if question is None:
         shown = excerpt(", ".join(map(str, value)), _SHOWN)
@@ -187,7 +188,7 @@ def _answer(value: Any, place: str, ignored: list[str]) -> str:
         return _text(value)
     answer = _first(value, ANSWERS)
     texts = [name for name, item in value.items() if isinstance(item, (str, int, float)) and item != ""]
-    if answer is None and len(texts) == 1 and not _has_parts(value):
+    if answer is None and len(texts) == 1:
         answer = texts[0]
     if answer is None:
         shown = excerpt(", ".join(map(str, value)), _SHOWN)
@@ -213,11 +214,6 @@ def _without_reply(messages: Sequence[Any], ignored: list[str]) -> list[Any]:
 def _first(value: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """The first of these names with a text or a number."""
     return next((name for name in names if isinstance(value.get(name), (str, int, float)) and value[name] != ""), None)
-
-
-def _has_parts(value: Mapping[str, Any]) -> bool:
-    """True if objects or lists stand next to the texts, so that a text may only say what they are."""
-    return any(isinstance(item, (Mapping, list)) and item for item in value.values())
 
 
 def _unread(value: Mapping[str, Any], place: str, read: Sequence[str]) -> list[str]:

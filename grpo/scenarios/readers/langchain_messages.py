@@ -20,8 +20,14 @@ _SUFFIXES = ("MessageChunk", "Message")
 
 
 def is_serialized(message: Mapping[str, Any]) -> bool:
-    """Is this one of these forms? They have a type instead of a role."""
-    return "role" not in message and ("kwargs" in message or _is_kind(message.get("type")))
+    """Is this one of these forms? They have a type instead of a role, and a content."""
+    if "role" in message:
+        return False
+    fields = message.get("kwargs")
+    if isinstance(fields, Mapping) and isinstance(message.get("id"), list):
+        return "content" in fields
+    data = message.get("data")
+    return _is_kind(message.get("type")) and ("content" in message or (isinstance(data, Mapping) and "content" in data))
 
 
 def _is_kind(value: Any) -> bool:
@@ -39,7 +45,7 @@ def openai_message(message: Any) -> Any:
         kind = name.removesuffix(suffix).lower()
     else:
         fields, kind = message, str(message.get("type", "")).lower()
-        if kind in _ROLES and isinstance(message.get("data"), Mapping):
+        if kind in _ROLES and isinstance(message.get("data"), Mapping) and "content" not in message:
             fields = message["data"]
     fields = {name: value for name, value in fields.items() if name != "type" or not _is_kind(value)}
     role = fields.get("role", _ROLES.get(kind))

@@ -29,7 +29,9 @@ _EXCHANGES = (
     ("full_request", "full_response"),
     ("input.inputBodyJson", "output.outputBodyJson"),
 )
-"""Places of a request and of its response, each an object or JSON in a text."""
+"""Places of a request and of its response, each an object or JSON in a text. If the record has a list of messages, only
+an object at the first two is a request, because a text or another object may describe the list."""
+_BEFORE_MESSAGES = ("request", "request_body")
 
 
 def is_exchange(data: Mapping[str, Any]) -> bool:
@@ -45,9 +47,10 @@ def with_request(data: dict[str, Any], settings: ChatSettings) -> tuple[dict[str
     {"request_body": R, "response_body": A}, {"request": {"body": R}, "response": {"body": A}} and
     {**R, "response": A} → {"request": R, "response": A}
     """
+    has_messages = bool({*LISTS, "contents"} & {*data})
     for asked, answered in _EXCHANGES:
-        request = parsed(value_at(data, asked))
-        if isinstance(request, dict):
+        request = parsed(value_at(data, asked)) if not has_messages else data.get(asked)
+        if isinstance(request, dict) and (not has_messages or asked in _BEFORE_MESSAGES):
             kept = without(without(data, asked), answered)
             exchange = {"request": _under_body(request), "response": _under_body(parsed(value_at(data, answered)))}
             return {**kept, **{key: value for key, value in exchange.items() if value is not None}}, []

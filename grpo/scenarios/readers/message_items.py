@@ -17,7 +17,8 @@ from typing import Any
 from grpo.data_errors import excerpt
 
 _CALL, _RESULT, _REASONING = "function_call", "function_call_output", "reasoning"
-_ITEMS = (_CALL, _RESULT, _REASONING)
+_FIELDS = {_CALL: ("call_id", "name", "arguments"), _RESULT: ("call_id", "output"), _REASONING: ("summary",)}
+"""Fields that each kind has. The calls that the API makes itself, such as `web_search_call`, have an id."""
 _REQUEST_ROLES = {"system-prompt": "system", "user-prompt": "user", "tool-return": "tool", "retry-prompt": "user"}
 
 
@@ -28,7 +29,7 @@ def rewrite_items(value: Any) -> Any:
     """
     if not has_items(value):
         return value
-    if any(_is_item(item) for item in value):
+    if any(_is_item_of_responses(item) for item in value):
         return list(_of_responses(value))
     return [message for item in value for message in _of_parts(item)]
 
@@ -37,12 +38,19 @@ def has_items(value: Any) -> bool:
     """Return True if this is a list with items of one of these kinds."""
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         return False
-    return any(_is_item(item) or any("part_kind" in part for part in _parts(item)) for item in value)
+    return any(map(is_item, value))
 
 
-def _is_item(item: Mapping[str, Any]) -> bool:
+def is_item(item: Mapping[str, Any]) -> bool:
+    """Is this an item of one of these kinds? A word under `type` does not suffice: data sets name their tasks there."""
+    return _is_item_of_responses(item) or any("part_kind" in part for part in _parts(item))
+
+
+def _is_item_of_responses(item: Mapping[str, Any]) -> bool:
     kind = item.get("type")
-    return "role" not in item and isinstance(kind, str) and (kind in _ITEMS or kind.endswith("_call"))
+    if "role" in item or not isinstance(kind, str):
+        return False
+    return {*_FIELDS.get(kind, ("id",) if kind.endswith("_call") else (kind,))} <= {*item}
 
 
 def _of_responses(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -84,7 +92,7 @@ def _result(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parts(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    parts = item.get("parts") if item.get("kind") in ("request", "response") else None
+    parts = item.get("parts") if item.get("kind") in ("request", "response") and "role" not in item else None
     return [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
 
 

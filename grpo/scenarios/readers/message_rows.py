@@ -118,7 +118,7 @@ def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, 
     for name in (*(needed if is_read else ()), *settings.where, *columns.values()):
         if not is_there(cells, name):
             raise ValueError(_missing(name, cells))
-    places = dict.fromkeys((*settings.places, *settings.where, *columns.values()))
+    places = dict.fromkeys((*settings.places, *settings.where, *settings.without, *columns.values()))
     content = json.dumps({name: value_at(cells, name) for name in places}, default=str, ensure_ascii=False)
     content.encode()
     return content
@@ -129,8 +129,8 @@ def _missing(name: str, cells: Mapping[str, Any]) -> str:
 
 
 def _why_left_out(row: Mapping[str, Any], settings: MessageRows) -> str:
-    if _is_excluded(row, settings):
-        return f"row: {' or '.join(settings.where)} is not one of those in where"
+    if (reason := _why_excluded(row, settings)) is not None:
+        return f"row: {reason}"
     return f"row: the speaker {excerpt(_text(row[settings.speaker or '']), 40)} is ignored"
 
 
@@ -146,7 +146,14 @@ def _is_ignored(cells: Mapping[str, Any], settings: MessageRows) -> bool:
 
 
 def _is_excluded(cells: Mapping[str, Any], settings: MessageRows) -> bool:
-    return any(_text(value_at(cells, name)) not in accepted for name, accepted in settings.where.items())
+    return _why_excluded(cells, settings) is not None
+
+
+def _why_excluded(cells: Mapping[str, Any], settings: MessageRows) -> str | None:
+    if any(_text(value_at(cells, name)) not in accepted for name, accepted in settings.where.items()):
+        return f"{' or '.join(settings.where)} is not one of those in where"
+    left_out = (name for name, values in settings.without.items() if _text(value_at(cells, name)) in values)
+    return next((f"{name} is one of those in without" for name in left_out), None)
 
 
 def _text(value: Any) -> str:
@@ -207,7 +214,9 @@ def _spoken(role: Role, cell: Any, column: str) -> list[LoggedMessage]:
     Raises `ValueError` if the cell has anything else, because it would become a text that nobody has written.
     """
     value = parsed(cell)
-    if isinstance(value, list) and (value is cell or all(isinstance(part, Mapping) for part in value)):
+    if isinstance(value, list) and (
+        value is cell or all(isinstance(part, Mapping) and "type" in part for part in value)
+    ):
         return list(parse_messages(list(split_parts({"role": role, "content": value}))))
     if isinstance(cell, Mapping):
         raise ValueError(f"column {column} is not a text: it has an object with {excerpt(', '.join(cell), _SHOWN)}")

@@ -11,26 +11,30 @@ from typing import Any
 from pydantic_core import from_json
 
 from grpo.data_errors import LONGEST_LINE
-from grpo.scenarios.message_columns import find_group, leaves
+from grpo.scenarios.message_columns import find_group, is_time_name, leaves
 from grpo.scenarios.readers.json_file import document_items, item_records, read_jsonl
 from grpo.scenarios.readers.langchain_messages import is_serialized
 from grpo.scenarios.readers.logged_requests import LISTS
-from grpo.scenarios.readers.message_items import has_items
+from grpo.scenarios.readers.message_items import is_item
 from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
+from grpo.scenarios.readers.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
 from grpo.scenarios.records import SourceRecord
 
 _LINES = (".jsonl", ".ndjson")
 _CHAT_KEYS = {*LISTS, "scenarios"}
 """Keys of a list of messages or of records in a document that is one record."""
+_NO_GROUPS = ("role", "type", "kind", "content", "parts", "status")
+"""Keys of a message that tell nothing of its chat."""
 
 
-def read_objects(path: Path, records: str | None = None) -> Iterator[SourceRecord]:
+def read_objects(path: Path, records: str | None = None, *, chats: bool = False) -> Iterator[SourceRecord]:
     """Read JSON lines, or a JSON document. `records` is the place of the list of records in a document.
 
     The file is read as lines if its name says `.jsonl` or `.ndjson`. A file `.json` is read as lines if its first line
     is an object and another line follows, and a file of any other name unless it begins like a document. Blank lines do
-    not count. The `line` of a record is its line, or in a document its number. A document that is a list of messages is
-    one chat, and so is each list of messages in an object whose keys are ids.
+    not count. The `line` of a record is its line, or in a document its number. With `chats`, a document that is a list
+    of messages is one chat, and so is each list of messages in an object whose keys are ids. Without it, each message
+    is a record, because the records of other formats may look like messages.
 
     Raises `DataError` if a document is broken or over 64 MiB.
     """
@@ -40,8 +44,8 @@ def read_objects(path: Path, records: str | None = None) -> Iterator[SourceRecor
     document = read_document(path)
     items = document_items(path, document, records)
     if items is None:
-        items = _by_id(document) or [document]
-    elif _is_chat(items):
+        items = (chats and _by_id(document)) or [document]
+    elif chats and _is_chat(items):
         items = [items]
     yield from item_records(path, [_as_object(item) for item in items])
 
@@ -63,9 +67,47 @@ def _is_chat(value: Any) -> bool:
     """Is this a list of messages, and no table with a column that tells to which chat a message belongs?"""
     if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
         return False
-    is_message = all(isinstance(item.get("role"), str) and {"content", "parts", "blocks"} & {*item} for item in value)
-    is_other = all(is_serialized(item) for item in value) or has_items(value)
-    return (is_message or is_other) and find_group([leaves(item) for item in value]) is None
+    if not all(_is_message(item) or is_serialized(item) or is_item(item) for item in value):
+        return False
+    if not any(_is_message(item) or is_serialized(item) or "parts" in item for item in value):
+        return False
+    return find_group([leaves(item) for item in value]) is None and not _is_table(value)
+
+
+def _is_message(item: dict[str, Any]) -> bool:
+    """Is this a message of a known speaker, with a text or parts, and not a record with a list of messages?"""
+    name = speaker_name(item.get("role"))
+    return (
+        name in (*SPEAKERS, *CALLS, *TOOLS)
+        and bool({"content", "parts", "blocks"} & {*item})
+        and not {*LISTS, "request", "body", "contents"} & {*item}
+    )
+
+
+def _is_table(messages: list[dict[str, Any]]) -> bool:
+    """Has a column several values, most of them at messages of two speakers? It may tell to which chat each belongs.
+
+    [{"sample": 1, "role": "user", …}, {"sample": 1, "role": "assistant", …}, {"sample": 2, "role": "user", …}, …]
+    """
+    speakers: dict[str, dict[str | int, list[str]]] = {}
+    for message in messages:
+        for name, value in message.items():
+            if isinstance(value, (str, int)) and not isinstance(value, bool) and not is_time_name(name):
+                speakers.setdefault(name, {}).setdefault(value, []).append(
+                    str(message.get("role", message.get("type")))
+                )
+    return any(_tells_chats_apart(values) for name, values in speakers.items() if name not in _NO_GROUPS)
+
+
+def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:
+    """Have most messages a value that repeats, and do most of these values begin with the user and go on with others?
+
+    The speakers of each value are in the order of the list. Counts of tokens and the like begin with anybody.
+    """
+    repeated = [names for names in speakers.values() if len(names) > 1]
+    chats = [names for names in repeated if len({*names}) > 1 and SPEAKERS.get(speaker_name(names[0])) != "assistant"]
+    messages = sum(map(len, speakers.values()))
+    return len(speakers) > 1 and 2 * len(chats) > len(repeated) and 2 * sum(map(len, repeated)) > messages
 
 
 def _has_lines(path: Path) -> bool:

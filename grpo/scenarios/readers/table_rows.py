@@ -81,7 +81,11 @@ def wanted_columns(source: TableSource) -> list[str]:
         first = _FIRST_KEYS.get(source.chat.format)
         wanted |= {keys.get(first, first)} if first else {source.chat.column} if source.chat.column else set()
     if source.messages is not None:
-        wanted |= {name for name in (*source.messages.places, *source.messages.where) if "." not in name}
+        wanted |= {
+            name
+            for name in (*source.messages.places, *source.messages.where, *source.messages.without)
+            if "." not in name
+        }
     return sorted(wanted)
 
 

@@ -7,10 +7,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from grpo.config.scenarios import ChatSource
 from grpo.errors import DataError
 from grpo.scenarios.guess import guess_source
+from grpo.scenarios.guess_tables import table_settings
+from grpo.scenarios.message_columns import leaves
 from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.sources import read_records
 
@@ -71,12 +76,13 @@ NESTED: dict[str, Any] = {
         {"role": role, "items": [{"content_type": "text", "text": text}]} for role, text in TURNS]},
 }  # fmt: skip
 ROWS: dict[str, list[dict[str, Any]]] = {
-    "Dify": [{"conversation_id": "a", **row} for row in EXCHANGES],
+    "Dify": [{"conversation_id": "a", **row, "created_at": k} for k, row in enumerate(EXCHANGES)],
     "user_message and bot_response": [
         {"session_id": "a", "turn": k, "user_message": row["query"], "bot_response": row["answer"]}
         for k, row in enumerate(EXCHANGES)
     ],
-    "AnythingLLM": [{"thread": "a", "prompt": row["query"], "response": row["answer"]} for row in EXCHANGES],
+    "AnythingLLM": [{"thread": "a", "prompt": row["query"], "response": row["answer"], "createdAt": k}
+                    for k, row in enumerate(EXCHANGES)],
     "Flowise": chat("role", "content", "userMessage", "apiMessage", chatId="a"),
     "Botpress": chat("direction", "payload.text", "incoming", "outgoing", conversationId="a", type="text"),
     "Bot Framework": chat("from.role", "text", agent="bot", conversation={"id": "a"}),
@@ -149,11 +155,12 @@ def test_a_chat_that_would_mean_something_else_is_refused(tmp_path: Path, record
         ({"messages": json.dumps([{"role": "user", "content": ASKED}]), "response": ANSWERED}, [ANSWERED]),
         ({"conversation": json.dumps([{"role": "user", "content": ASKED}]), "response": json.dumps(
             {"choices": [{"message": {"role": "assistant", "content": ANSWERED}}]})}, [ANSWERED]),
-        ({"text": ASKED, "label": "x", "answer": "accept"}, []),
+        ({"text": ASKED, "label": "x", "answer": "accept", "_input_hash": "1"}, []),
+        ({"question": ASKED, "answer": "ignore"}, ["ignore"]),
     ],
 )  # fmt: skip
 def test_a_response_of_a_table_is_the_reference(tmp_path: Path, cells: dict[str, str], responses: list[str]) -> None:
-    """And the verdict of an annotator is not."""
+    """And the verdict of an annotator is not, in a file that Prodigy wrote."""
     path = tmp_path / "a.csv"
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(cells))
@@ -172,3 +179,150 @@ def test_a_field_that_is_not_read_is_counted(tmp_path: Path) -> None:
 
 def test_each_name_of_a_speaker_is_in_the_form_in_which_it_is_looked_up() -> None:
     assert [name for name in SPEAKERS if speaker_name(name) != name] == []
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def desk(count: int, **columns: Any) -> list[dict[str, Any]]:
+    """Tickets of three messages and a note. Functions of the ticket and of the message give further columns."""
+    return [
+        {"ticket_id": c, **{name: cell(c, k) for name, cell in columns.items()}, "author": role, "body": f"{text} {c}"}
+        for c in range(count)
+        for k, (role, text) in enumerate((*TURNS, ("assistant", "A note.")))
+    ]
+
+
+def minute(c: int, k: int) -> str:
+    return f"2026-11-20 {c:02d}:0{k}"
+
+
+ORDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "due date": ("created_at", {"due_date": lambda c, k: f"2026-12-{20 - k}", "created_at": minute}),
+    "duration": ("created_at", {"response_time": lambda c, k: 9 - k, "created_at": minute}),
+    "time of the ticket": ("created_at", {"ticket_created_at": lambda c, k: minute(c, 0), "created_at": minute}),
+    "the same for all rows": ("comment_created_at", {
+        "created_at": lambda c, k: minute(c, 0), "comment_created_at": minute}),
+    "only a duration": (None, {"handle_time": lambda c, k: 60 * (k % 2)}),
+    "only the day": (None, {"date": lambda c, k: f"2026-11-{10 + c}"}),
+    "times of another form": ("created_at", {"created_at": lambda c, k: f"11/{10 + c}/2026 9:0{k} AM"}),
+    "number": ("message_index", {"message_index": lambda c, k: k}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("order", "columns"), ORDERS.values(), ids=ORDERS)
+def test_rows_are_ordered_by_the_time_of_their_message(order: str | None, columns: dict[str, Any]) -> None:
+    """Every other time would shuffle a conversation. One that cannot be read is named by the reader."""
+    (settings,) = table_settings([], [leaves(row) for row in desk(3, **columns)])
+    assert settings["messages"].get("order") == order
+
+
+SEEN: dict[str, tuple[dict[str, list[str]], Any]] = {
+    "Excel": ({"private": ["TRUE"]}, {"private": lambda c, k: ("FALSE", "TRUE")[k == 3]}),
+    "words": ({"private": ["Yes"]}, {"private": lambda c, k: ("No", "Yes")[k == 3]}),
+    "only notes": ({"is_internal": ["true"]}, {"is_internal": lambda c, k: (None, True)[k == 3]}),
+    "public": ({"public": ["0"]}, {"public": lambda c, k: ("1", "0")[k == 3]}),
+    "empty": ({"type": ["note"]}, {"type": lambda c, k: ("", "note")[k == 3]}),
+    "two names of notes": ({"type": ["Internal note", "note"]}, {
+        "type": lambda c, k: ("reply", ("note", "Internal note")[c % 2])[k == 3]}),
+    "customers": ({}, {"kind": lambda c, k: ("business", "private")[c % 2]}),
+    "all": ({}, {"private": lambda c, k: True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hidden", "columns"), SEEN.values(), ids=SEEN)
+def test_only_rows_that_are_marked_as_hidden_are_left_out(hidden: dict[str, list[str]], columns: Any) -> None:
+    """What the first rows do not have, such as a channel, stays. What marks whole conversations hides nothing."""
+    (settings,) = table_settings([], [leaves(row) for row in desk(4, **columns)])
+    assert settings["messages"].get("without", {}) == hidden
+
+
+SINGLE: dict[str, list[dict[str, Any]]] = {
+    "questions of customers": [{"contact_id": k % 3, "question": f"{ASKED} {k}", "answer": ANSWERED} for k in range(9)],
+    "questions of customers, with times": [
+        {"contact_id": k % 3, "question": f"{ASKED} {k}", "answer": ANSWERED, "created_at": k} for k in range(9)],
+    "replies to compare": [
+        {"session_id": k // 2, "prompt": f"{ASKED} {k // 2}", "response": f"{k}", "ts": k} for k in range(9)],
+    "no order": [{"session_id": k // 2, "prompt": f"{ASKED} {k}", "response": ANSWERED} for k in range(9)],
+    "queries of sessions": [{"session_id": k // 2, "query": f"{ASKED} {k}", "intent": "x"} for k in range(9)],
+    "classes of accounts": [{"text": f"{ASKED} {k}", "account_type": ("user", "admin")[k % 2]} for k in range(9)],
+    "tickets, one row each": [
+        {"ticket_id": k, "text": f"{ASKED} {k}", "account_type": ("user", "admin")[k % 2]} for k in range(9)],
+    "classes of texts": [{"text": f"{ASKED} {k}", "direction": ("inbound", "outbound")[k % 2]} for k in range(9)],
+    "questions on a text": [
+        {"thread": k // 2, "context": "x", "question": f"{ASKED} {k}", "answer": ANSWERED, "ts": k} for k in range(9)],
+    "inputs and outputs": [{"session_id": k, "input": f"{ASKED} {k}", "output": ANSWERED} for k in range(9)],
+    "inputs and outputs of a role": [
+        {"thread": k // 2, "role": ("user", "bot")[k % 2], "input": f"{ASKED} {k}", "output": "x"} for k in range(9)],
+    "audiences of answers": [
+        {"question": f"{ASKED} {k}", "answer": ANSWERED, "content": "x", "audience": ("customer", "agent")[k % 2]}
+        for k in range(9)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", SINGLE.values(), ids=SINGLE)
+def test_a_question_in_each_row_is_a_scenario_a_row(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    """Unless rows have one conversation and a known order. Classes are no speakers."""
+    records = list(read_records(guess_source(write_csv(tmp_path / "a.csv", rows))))
+    assert [len(record.data["user_responses"]) for record in records if record.data is not None] == [1] * 9
+
+
+def test_a_conversation_is_named_before_what_it_is_part_of(tmp_path: Path) -> None:
+    rows = [{"session_id": "s", "case_id": "c", **row} for row in desk(2, created_at=minute)]
+    (settings,) = table_settings([], [leaves(row) for row in rows])
+    assert settings["messages"]["group_by"] == "ticket_id"
+
+
+def test_a_table_of_one_side_is_read_by_its_known_names(tmp_path: Path) -> None:
+    rows = [{"conversation_id": k // 2, "created_at": k, "role": "customer", "message": f"{k}"} for k in range(4)]
+    records = list(read_records(guess_source(write_csv(tmp_path / "a.csv", rows))))
+    assert [record.data["user_responses"] for record in records if record.data is not None] == [["0\n1"], ["2\n3"]]
+
+
+def test_a_preference_pair_of_messages_is_read_as_its_prompt(tmp_path: Path) -> None:
+    """The replies are lists of messages, and the question is the text next to them."""
+    pair = {name: chat("role", "content") for name in ("chosen", "rejected")}
+    pq.write_table(pa.Table.from_pylist([{"prompt": ASKED, **pair}]), tmp_path / "a.parquet")
+    (record,) = read_records(guess_source(tmp_path / "a.parquet"))
+    assert record.data is not None, record.problem
+    assert record.data["user_responses"] == [ASKED]
+
+
+def test_settings_that_are_not_valid_are_a_candidate_that_fails(tmp_path: Path) -> None:
+    """A name of a column may be longer than a setting. A guess ends with a reason and not in a traceback."""
+    rows = [{"ticket_id": row["ticket_id"], f"{'x' * 300} role": row["author"], "body": row["body"]} for row in desk(2)]
+    with pytest.raises(DataError, match=r"cannot be read as it is: csv: String should have at most 200 characters"):
+        guess_source(write_csv(tmp_path / "a.csv", rows))
+
+
+def test_a_further_speaker_quarantines_its_conversation_only(tmp_path: Path) -> None:
+    """The column has a known name, and two sides of it are known. The reason names the word."""
+    rows = desk(3, created_at=minute)
+    rows[1]["author"] = "supervisor"
+    records = list(read_records(guess_source(write_csv(tmp_path / "a.csv", rows))))
+    assert [(record.problem or "")[:27] for record in records] == ["unknown speaker: supervisor", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("times", "problem"),
+    [
+        (["2026-11-20 09:01", "2026-11-20 09:00"], None),
+        ([2.5, 0.8], None),
+        ([2.5, 0.8, 0.3], None),
+        (["2026-11-20 09:02", "2026-11-20 09:01", "2026-11-20 09:00"], "the newest message comes first, by time"),
+    ],
+)
+def test_falling_times_refuse_a_chat_only_if_they_show_its_order(
+    tmp_path: Path, times: list[Any], problem: str | None
+) -> None:
+    """Two clocks may differ, and seconds of typing are no times."""
+    path = tmp_path / "a.json"
+    messages = [{**message, "time": time} for message, time in zip(chat("role", "content"), times, strict=False)]
+    path.write_text(json.dumps([{"messages": messages}]))
+    (record,) = read_records(ChatSource(kind="openai_messages", path=str(path)))
+    assert (record.problem or "")[:39] == (problem or "")

@@ -37,6 +37,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "objects": ({"inputs": {"question": USER["content"]}, "outputs": {"answer": "It is lost."}},
                 {"input": "inputs", "output": "outputs"}),
     "one unknown text": ({"input": {"frage": USER["content"]}, "output": {"antwort": "It is lost."}}, {}),
+    "a message with data of its own": (
+        {"input": [{"type": "human", "content": USER["content"], "data": {"page": 1}}], "output": "It is lost."}, {}),
+    "instructions that are no text": (
+        {"input": USER["content"], "output": "It is lost.", "instructions": {"tone": "kind"}}, {}),
+    "a text next to objects and lists": (
+        {"input": {"ticket_text": USER["content"], "customer": {"tier": "gold"}},
+         "output": {"resolution": "It is lost.", "sources": ["x"]}}, {}),
     "expected": ({"input": USER["content"], "expected": "It is lost."}, {}),
     "a message is expected": ({"input": [USER], "ideal": LOST}, {"expected": "ideal"}),
     "inside": ({"fields": {"q": USER["content"], "a": "It is lost."}}, {"input": "fields.q", "output": "fields.a"}),

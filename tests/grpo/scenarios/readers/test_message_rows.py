@@ -62,7 +62,7 @@ def test_parts_of_a_message_keep_their_calls(tmp_path: Path) -> None:
     assert record.data["world"]["recorded"][0]["result"] == "due"
 
 
-@pytest.mark.parametrize("text", ["[2, 3, 5]", '{"order": 7}'])
+@pytest.mark.parametrize("text", ["[2, 3, 5]", '{"order": 7}', '[{"order": 7}]'])
 def test_a_text_that_is_json_stays_a_text(tmp_path: Path, text: str) -> None:
     rows = [{"role": "user", "text": ASKED}, {"role": "bot", "text": text}]
     (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
@@ -89,6 +89,20 @@ def test_rows_that_are_left_out_need_no_other_column(tmp_path: Path) -> None:
     (record,) = read(tmp_path / "a.jsonl", rows, **settings)
     assert turns(record) == ([ASKED], [ANSWERED])
     assert sorted(record.ignored) == ["row: kind is not one of those in where", "row: the speaker slot is ignored"]
+
+
+def test_rows_with_a_value_of_without_are_left_out(tmp_path: Path) -> None:
+    """Every other value is read, also one that a look at the first rows has not seen, and also none."""
+    rows = [
+        {"chat": "a", "role": "user", "text": ASKED, "type": "chat"},
+        {"chat": "a", "role": "bot", "text": "He is angry.", "type": "note"},
+        {"chat": "a", "role": "bot", "text": ANSWERED, "type": None},
+        {"chat": "a", "role": "user", "text": "Thanks."},
+    ]
+    settings: dict[str, Any] = {"group_by": "chat", "speaker": "role", "text": "text", "without": {"type": ["note"]}}
+    (record,) = read(tmp_path / "a.jsonl", rows, **settings)
+    assert turns(record) == ([ASKED, "Thanks."], [ANSWERED])
+    assert record.ignored == ("row: type is one of those in without",)
 
 
 def test_a_conversation_with_a_row_that_cannot_be_read_is_quarantined(tmp_path: Path) -> None:

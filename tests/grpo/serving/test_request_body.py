@@ -81,7 +81,8 @@ TOO_MANY, TOO_DEEP = f"A request has {SMALL_VALUES} at most", "brackets within e
 DEEP: list[Any] = reduce(lambda inner, _: [inner], range(800), [])
 SMALL: dict[str, tuple[str, dict[str, Any], str]] = {
     "expected calls": ("/v1/feedback", {**FEEDBACK, "expected": {"calls": [1] * 120_000}}, TOO_MANY),
-    "few bad calls": ("/v1/feedback", {**FEEDBACK, "expected": {"calls": [1] * 4_000}}, "4000 faults, too many to"),
+    "few bad calls": ("/v1/feedback", {**FEEDBACK, "expected": {"calls": [1] * 4_000}}, "expected.calls.0: "),
+    "bad expectation": ("/v1/feedback", {**FEEDBACK, "expected": fields(4_000)}, "4000 faults, too many to"),
     "bad responses": ("/v1/feedback", {**FEEDBACK, "expected": {"responses": [1] * 100}}, "expected.responses.0: "),
     "world": ("/v1/feedback", {**FEEDBACK, "world": {"a": [[]] * 85_000}}, TOO_MANY),
     "deep world": ("/v1/feedback", {**FEEDBACK, "world": {"a": DEEP}}, TOO_DEEP),

@@ -391,7 +391,7 @@ def test_a_process_ends_with_that_of_the_server(tiny_folder: Path):
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     server = subprocess.run(
-        [sys.executable, "-c", script, str(tiny_folder)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script, str(tiny_folder)], capture_output=True, text=True, timeout=240
     )
     assert server.returncode == -signal.SIGKILL
     until("the end of the engine process", lambda: not psutil.pid_exists(int(server.stdout)), patience_s=240)

@@ -116,9 +116,17 @@ def test_shards_go_to_the_cluster_at_the_address():
             assert [*runner.client.scheduler_info()["workers"]] == [worker.address for worker in ours.workers.values()]
 
 
+def _listening_ports() -> set[int]:
+    """Ports at which this process and its children listen."""
+    mine = psutil.Process()
+    sockets = [one for each in (mine, *mine.children(recursive=True)) for one in each.net_connections(kind="tcp")]
+    return {one.laddr.port for one in sockets if one.status == psutil.CONN_LISTEN}
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_another_program_of_this_machine_runs_nothing_on_the_cluster():
     """Whoever reaches the port of a Dask scheduler may run code; here it needs the certificate of the cluster."""
+    before = _listening_ports()
     with shard_runner(RolloutSettings(runner="dask", workers=1)) as runner:
         assert runner.client.submit(sum, [1, 2]).result() == 3
         address = runner.client.scheduler.address
@@ -126,9 +134,7 @@ def test_another_program_of_this_machine_runs_nothing_on_the_cluster():
         for stranger in (address, address.replace("tls:", "tcp:")):
             with pytest.raises((OSError, TypeError)), Client(stranger, timeout=3):
                 pass
-        mine = psutil.Process()
-        sockets = [one for each in (mine, *mine.children(recursive=True)) for one in each.net_connections(kind="tcp")]
-        ports = {one.laddr.port for one in sockets if one.status == psutil.CONN_LISTEN}
+        ports = _listening_ports() - before
         assert int(address.rpartition(":")[2]) in ports
         for port, path in itertools.product(ports, ("health", "metrics", "json/counts.json", "info/main/workers.html")):
             with suppress(httpx.TransportError):

@@ -297,7 +297,8 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
             connection.exec_driver_sql("SELECT 1")
         engine.dispose()
     except ModuleNotFoundError as error:
-        remedy = f"Call {install_command('postgres')}"
+        install = f"Call {install_command('postgres')}" if uri.startswith("postgresql") else "Install it"
+        remedy = f"{install}, or set {setting}"
         return _store_check(name, f"{masked(uri)} needs a driver ({error})", remedy, wrong_input=True)
     except (SQLAlchemyError, TypeError, ValueError) as error:
         detail = f"{masked(uri)}: {masked(str(error).strip().splitlines()[0], known=uri)}"

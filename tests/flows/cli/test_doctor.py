@@ -27,6 +27,7 @@ from grpo_local.checks import (
     check_store,
     require,
 )
+from grpo_local.login import PASSWORD, SERVER, USERNAME
 from tests.places import ROOT
 
 METADATA = """Metadata-Version: 2.1
@@ -112,6 +113,8 @@ def test_a_damaged_file_of_the_home_is_a_problem(
 ):
     """It was cut off when its backup was made. Commands refuse it in the same line."""
     monkeypatch.setenv("GRPO_HOME", str(tmp_path))
+    for variable in (SERVER, USERNAME, PASSWORD):  # a login in the environment is read instead of the file
+        monkeypatch.delenv(variable, raising=False)
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(content)
     (check,) = check_files(tmp_path)

@@ -41,8 +41,8 @@ def mutual_information(
 
     The paper scores each reply under the prompts of other scenarios, which takes a forward pass for each pair of reply
     and prompt. This estimator needs counts only, so that every iteration can have it. It sees which words are used, not
-    their order, and with several turns also a dependence on what the environment answered. Raises `ValueError` if there
-    is no token.
+    their order, and with several turns also a dependence on what the environment answered. Raises `ValueError` if
+    all replies are empty.
     """
     lengths = np.array([len(reply) for reply in tokens])
     if not lengths.sum():

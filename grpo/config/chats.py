@@ -85,7 +85,7 @@ class MessageRows(Settings):
     text: Key
     """Column of the message."""
     reply: Key | None = None
-    """Column of the agent's reply, if a row has both. An empty cell is no reply."""
+    """Column of the agent's reply, if a row has both. If the cell is empty, the agent did not reply."""
     order: Key | None = None
     """Column that orders the messages of a conversation, an ISO 8601 time or a number. None keeps the order of the
     table."""

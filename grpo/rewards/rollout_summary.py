@@ -164,7 +164,7 @@ class RolloutSummary(BaseModel):
     input_agnostic: bool = False
     """The replies cannot be told from replies that were shuffled among the scenarios."""
     turn_rewards: TurnRewardAgreement | None = None
-    """Agreement of turn rewards with success. None if there are no turn rewards."""
+    """Agreement of turn rewards with success. None if the reward scores no turns."""
 
     def joined(self, other: RolloutSummary) -> RolloutSummary:
         """Summary of both rollouts together. They must not share a scenario."""

@@ -102,8 +102,9 @@ def _without_unjudged(
 ) -> list[Trajectory]:
     """Unscored episodes that are errors.
 
-    An episode is not an error if its scenario expects nothing, or if there is no judge and only a judge can tell a part
-    of its success. The number of such episodes is logged. Raises `RewardError` if all finished episodes are such ones.
+    An episode is not an error if its scenario expects nothing, or if only a judge can tell a part of its success and
+    the config has none. The number of such episodes is logged. Raises `RewardError` if no other finished episode is
+    left.
     """
     finished = sum(trajectory.stop != "failed" for trajectory in scored)
     open_parts = {trajectory.place: _unjudged(trajectory) for trajectory in unscored}

@@ -2,8 +2,8 @@
 
 A run takes one window after another, and the rollout has to stay alive between them. When a run has taken window k, the
 rollout is kept under the key of this window, and the request for window k + 1 looks it up by that key. If the run was
-resumed in another process, there is no rollout to look up. A new one then begins with the groups that window k lists as
-unfinished.
+resumed in another process, the rollout has ended with the earlier process. A new rollout then begins with the groups
+that window k lists as unfinished.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ from grpo.scenarios.readers.logged_requests import LISTS
 EARLIER = ("history", "chat_history", "context_messages")
 """Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
 _ASKED = ("instruction", "question", "query", "prompt")
-"""Names of what a user asks. A row with one of them is no message of a speaker whom another column names."""
+"""Names of what a user asks. If a row has one of them, it is an exchange and not one message, even if a column
+names a speaker."""
 QUESTION_NAMES = (*_ASKED, "utterance", "text", "message", "body", "turns")
 _LAST_NAMES = ("description", "ticket_description", "subject")
 ANSWER_NAMES = ("output", "answer", "response", "reply", "completion")

@@ -46,7 +46,7 @@ _OF_PRODIGY = ("_input_hash", "_task_hash")
 _CREATED = ("createdat", "timestamp", "created", "createddate", "datecreated", "createtime", "datetime", "sentat")
 _TIMES = (*_CREATED, "absolutetime", "time", "date", "ts")
 _OF_A_MESSAGE = ("message", "msg", "comment", "event", "reply", "post")
-"""What a time in a row of a table belongs to. Every other word makes it the time of something else, `due_date`."""
+"""Words before the name of a time that is the time of the message. With another word, e.g. in `due_date`, it is not."""
 _NUMBERS = ("turn", *(f"{a}{b}" for a in ("turn", "message", "msg") for b in ("index", "number")))
 _ORDERS = (*_TIMES, *(f"{a}{b}" for a in _OF_A_MESSAGE for b in _TIMES), *_NUMBERS)
 _QUESTION = re.compile(

@@ -182,7 +182,7 @@ def resolve_version(connect: Callable[[], MlflowClient], address: str, *, follow
     alias `champion` differs, a warning says so. With `follow_alias` the MLflow aliases decide instead.
 
     `connect` is called only after the address is parsed, because opening a registry on a new machine creates it. Raises
-    `AddressError` if there is no such version, and `SignatureError` if it is not trusted.
+    `AddressError` if the version does not exist, and `SignatureError` if it is not trusted.
     """
     parts = address_parts(address)
     client = connect()

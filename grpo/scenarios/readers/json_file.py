@@ -39,9 +39,9 @@ def read_json(path: Path, records: str | None = None) -> Iterator[SourceRecord]:
 
 
 def document_items(path: Path, document: Any, records: str | None) -> list[Any] | None:
-    """Records of a document, see the module. None if `records` is None and the document is none of these.
+    """Records of a document, see the module. None if `records` is None and the document has another form.
 
-    Raises `DataError` if there is no list at `records`, or if a table has two columns of one name.
+    Raises `DataError` if the document has no list at `records`, or if a table has two columns of one name.
     """
     if records is not None:
         return _list_at(path, document, records)

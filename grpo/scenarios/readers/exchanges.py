@@ -53,7 +53,7 @@ class Exchange:
     read: frozenset[str]
     """Keys of the record that were read."""
     ignored: tuple[str, ...]
-    """Keys of the input and the output that were not read."""
+    """Parts of the input and the output that were not read."""
 
 
 def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange:

@@ -203,8 +203,11 @@ class Service:
                 os.killpg(process.pid, signal.SIGKILL)  # also children that outlived it
             self._wait_for_end(_STOP_TIMEOUT_S)
         kill_all(self._marked)
-        if process is not None and (child := _children.get(process.pid)) is not None and child.stdin is not None:
-            child.stdin.close()  # only now, because it is a second signal for a process that ends
+        if process is not None and (child := _children.get(process.pid)) is not None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_STOP_TIMEOUT_S)  # it is a zombie that cannot be removed until its last thread has ended
+            if child.stdin is not None:
+                child.stdin.close()  # only now, because it is a second signal for a process that ends
         self._file("json").unlink(missing_ok=True)
 
     @contextmanager

@@ -266,6 +266,19 @@ def test_a_service_that_ends_with_its_parent_is_stopped_as_others(service: Servi
     assert not process.is_running()
 
 
+def test_a_service_is_removed_from_the_process_table_when_its_last_thread_has_ended(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """Until then the system calls it a zombie and does not yet say how it ended."""
+    service.start()
+    service.wait()
+    process = service.process()
+    assert process is not None
+    monkeypatch.setattr(services._children[process.pid], "poll", lambda: None)
+    service.stop()
+    assert not process.is_running()
+
+
 def test_a_reserved_port_is_given_to_no_other_program_and_can_be_served_on(tmp_path: Path):
     """A service listens on it, also a second time. Another socket cannot."""
     with reserved_port() as port:

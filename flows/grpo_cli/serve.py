@@ -44,7 +44,7 @@ def serve(
     may end first. If several servers write to one log, they share conversations and limits in the PostgreSQL database
     that GRPO_SERVE_DATABASE names.
 
-    Example: grpo serve models:/support-desk@champion --set service.consent=training
+    Example: grpo serve models:/support-desk@champion --set service.consent=training --set service.licence=own
 
     Example: grpo serve serve.yaml
     """
@@ -92,6 +92,8 @@ def serve(
     )
     scheme = "https" if config.tls else "http"
     console.print(f"{scheme}://{config.host}:{config.port}/v1   {config.model}   log {places.log}")
+    if config.service.not_trained_on:
+        console.print(config.service.not_trained_on, soft_wrap=True)
     _run(lambda: run_server(config, places, versions, Authenticator(store, tokens), PrefectJobs(home)))
 
 

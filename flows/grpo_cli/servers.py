@@ -40,7 +40,7 @@ def up(
 
     Example: grpo up
 
-    Example: grpo up --serve models:/support-desk@champion --set service.consent=training
+    Example: grpo up --serve models:/support-desk@champion --set service.consent=training --set service.licence=own
     """
     home = start_command()
     if overrides and serve is None:
@@ -66,6 +66,8 @@ def up(
     console.print(f"Prefect {addresses.prefect}   MLflow {addresses.mlflow}   logs {addresses.logs}", soft_wrap=True)
     if addresses.model is not None:
         console.print(f"Chat page {addresses.model}/   API {addresses.model}/v1", soft_wrap=True)
+    if served is not None and served.service.not_trained_on:
+        console.print(served.service.not_trained_on, soft_wrap=True)
     for server in _own_servers():
         console.print(password_hint(home, server), soft_wrap=True)
     if "PREFECT_API_URL" not in os.environ:

@@ -60,6 +60,14 @@ class ServiceSettings(Settings):
     licence: str = ""
     """Licence of the conversations, logged with each turn."""
 
+    @property
+    def not_trained_on(self) -> str | None:
+        """Sentence that says why no retraining uses the conversations. None if a retraining may allow them."""
+        missing = [f"service.{name}" for name in ("consent", "licence") if not getattr(self, name)]
+        if not missing:
+            return None
+        return f"No retraining uses its conversations: set {' and '.join(missing)} if the users have agreed"
+
 
 class MirrorSettings(Settings):
     """Mirror of the log in MLflow, with personal data redacted."""

@@ -60,10 +60,10 @@ def test_the_page_runs_outside_of_the_repository(command: Command, folder: Path,
     The lineage names the modules; a misspelt option is refused before anything runs.
     """
     command("train", str(folder / "shop.yaml"))
-    assert computed(tmp_path / "home", "shop")["rollout"] == 2 + 2  # two iterations, two sides held out
+    assert computed(tmp_path / "home", "counter")["rollout"] == 2 + 2  # two iterations, two sides held out
     command("train", str(folder / "shop.yaml"))
-    assert computed(tmp_path / "home", "shop") == {}
-    lineage = command("lineage", "models:/shop@champion", "--json")
+    assert computed(tmp_path / "home", "counter") == {}
+    lineage = command("lineage", "models:/counter@champion", "--json")
     for module in ("shop_environment", "shop_agent", "shop_renderer", "shop_rewards", "shop_scenarios"):
         assert f"module {module}" in lineage
     misspelt = command("train", str(folder / "shop.yaml"), "--set", "agent.options.tune=3", exits=2)

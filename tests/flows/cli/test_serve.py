@@ -35,6 +35,22 @@ def test_a_model_is_short_for_a_file_with_that_model(folder: Path):
     assert serve_config("serve.yaml", None).engine.concurrency == 16
 
 
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ((), "service.consent and service.licence"),
+        (("service.consent=training",), "service.licence"),
+        (("service.licence=own",), "service.consent"),
+        (("service.consent=training", "service.licence=own"), None),
+    ],
+)
+def test_a_server_whose_conversations_no_retraining_may_use_says_so(changes: tuple[str, ...], missing: str | None):
+    """A retraining rejects conversations without consent, and those without licence."""
+    remark = serve_config("models:/desk@champion", changes).service.not_trained_on
+    sentence = f"No retraining uses its conversations: set {missing} if the users have agreed"
+    assert remark == (None if missing is None else sentence)
+
+
 def test_the_port_is_given_by_the_option_the_settings_or_the_environment(folder: Path):
     """In this order. The server of `grpo up` inherits the environment, but its file decides."""
     (folder / "serve.yaml").write_text("{model: clerk, port: 9000}\n")

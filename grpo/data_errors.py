@@ -53,6 +53,15 @@ def has_more_containers(content: bytes, most: int) -> bool:
     return _brackets(content) > most and _brackets(_STRING.sub(b"", content)) > most
 
 
+def has_crowded_object(content: bytes) -> bool:
+    """Return True if an object of a text of JSON certainly has more than `MOST_COLUMNS` keys, as it has few objects."""
+    return _is_crowded(content) and _is_crowded(_STRING.sub(b"", content))
+
+
+def _is_crowded(content: bytes) -> bool:
+    return content.count(b":") > MOST_COLUMNS * content.count(b"{")
+
+
 def _brackets(content: bytes) -> int:
     return content.count(b"[") + content.count(b"{")
 

@@ -4,8 +4,8 @@
     a row of more than 16 MiB                                                      the row has a problem
     a damaged page, or more or fewer rows than the footer declares                 `DataError`
     a column chunk that expands to more than 1 GiB                                 `DataError`, before it is read
-    over 2,000,000 rows, and more than four for each byte of the file              `DataError`
-    rows of over 4 GiB, and over 1,000 times the size of the file                  `DataError`
+    over 2,000,000 rows, and more than four for each byte of the file              `DataError`, before a row is made
+    rows of over 4 GiB, and over 1,000 times the size of the file                  `DataError`, before a row is made
 
 Dictionaries are not expanded, so that 1,000,000 rows that repeat a text of 16 MiB take 16 MiB and not 16 TiB.
 """
@@ -39,6 +39,9 @@ MOST_TIMES = 1000
 a prompt of 31 kB have 5,600 times its size, and 3 GB."""
 _LARGEST_BATCH = 64 * 2**20  # bytes, above which a batch is converted row by row
 
+_passed: set[tuple[tuple[str, int, int], ...]] = set()
+"""Sizes and times of the files that `check_rows` has passed."""
+
 T = TypeVar("T")
 
 
@@ -61,7 +64,7 @@ class RowBudget:
         self._rows, self._bytes = max(ROWS_ALWAYS_READ, 4 * size), max(BYTES_ALWAYS_READ, MOST_TIMES * size)
 
     def take_rows(self, count: int) -> None:
-        """Count rows that a file declares. Raises `DataError` if there are too many."""
+        """Count rows. Raises `DataError` if there are too many."""
         self._rows -= count
         if self._rows < 0:
             raise DataError(
@@ -70,13 +73,37 @@ class RowBudget:
             )
 
     def take_bytes(self, count: int) -> None:
-        """Count bytes of rows, before the rows are made. Raises `DataError` if there are too many."""
+        """Count bytes of rows. Raises `DataError` if there are too many."""
         self._bytes -= count
         if self._bytes < 0:
             raise DataError(
                 f"{self._path} holds rows of over {BYTES_ALWAYS_READ >> 30} GiB and over {MOST_TIMES} times its own "
                 "size. If you trust it, write it without compression and dictionaries"
             )
+
+
+def check_rows(
+    path: Path, batches: Callable[[], Iterator[pa.RecordBatch | pa.Table]], *, is_mapped: bool = False
+) -> None:
+    """Raise `DataError` if the rows of all batches exceed the budget of their file or folder.
+
+    It is called before the first row is made, because 4 GiB of rows keep an ingestion busy for minutes. Lengths are
+    summed without expanding a dictionary, which takes a second for 200,000 rows. A file that has passed is not checked
+    again until it changes. Batches after a damaged one do not count, because reading ends there.
+    """
+    files = [path, *sorted(path.rglob("*"))] if path.is_dir() else [path]
+    state = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    if state in _passed:
+        return
+    budget = RowBudget(path)
+    remaining = try_call(batches)
+    while not isinstance(remaining, Exception):
+        batch = try_call(partial(next, remaining, None))
+        if batch is None or isinstance(batch, Exception):
+            break
+        budget.take_rows(batch.num_rows)
+        budget.take_bytes(_most_bytes(batch, is_mapped=is_mapped))
+    _passed.add(state)
 
 
 class ParquetRows:
@@ -100,18 +127,23 @@ class ParquetRows:
 
     def read(self, columns: Sequence[str]) -> Iterator[ArrowRow]:
         """Read the rows in order. If the file is damaged, the rows before the damage come first, then `DataError`."""
-        number, budget = 0, RowBudget(self._path)
+        check_rows(self._path, self._all_batches)
+        number = 0
         for index, group in enumerate(self._footer.groups):
             start = number
             batches = self._intact(partial(self._batches, index, columns), number)
             while (batch := self._intact(partial(next, batches, None), number)) is not None:
-                yield from batch_rows(batch, number, self.schema, budget)
+                yield from batch_rows(batch, number, self.schema)
                 number += batch.num_rows
             if number - start != group.rows:
                 raise DataError(
                     f"{self._path} is damaged: its footer claims {group.rows} rows for row group {index}, which holds "
                     f"{number - start}. Write it again"
                 )
+
+    def _all_batches(self) -> Iterator[pa.RecordBatch]:
+        for index in range(len(self._footer.groups)):
+            yield from self._batches(index, self.names)
 
     def _batches(self, index: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chunks = self._footer.groups[index].chunks
@@ -145,37 +177,30 @@ class ParquetRows:
         raise DataError(f"{self._path} is damaged {place}: {error_text(value)}. Write it again") from value
 
 
-def batch_rows(
-    batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema, budget: RowBudget
-) -> Iterator[ArrowRow]:
-    """Rows of a batch, numbered from `before` + 1. `schema` has its columns without dictionaries.
-
-    Raises `DataError` if the bytes of the rows exceed the budget.
-    """
+def batch_rows(batch: pa.RecordBatch | pa.Table, before: int, schema: pa.Schema) -> Iterator[ArrowRow]:
+    """Rows of a batch, numbered from `before` + 1. `schema` has its columns without dictionaries."""
     size = try_call(lambda: _expanded(batch))
     rows: Any = size
     if isinstance(size, int) and size <= _LARGEST_BATCH:
-        budget.take_bytes(size)
         rows = try_call(lambda: _plain(batch, schema).to_pylist())  # dictionaries take six times as long
     if isinstance(rows, list):
         for number, cells in enumerate(rows, start=before + 1):
             yield ArrowRow(number=number, cells=cells)
         return
     for index in range(batch.num_rows):
-        yield _row(batch.slice(index, 1), before + 1 + index, budget)
+        yield _row(batch.slice(index, 1), before + 1 + index)
 
 
 def _plain(batch: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch | pa.Table:
     return batch.cast(pa.schema([schema.field(name) for name in batch.schema.names]))
 
 
-def _row(row: pa.RecordBatch | pa.Table, number: int, budget: RowBudget) -> ArrowRow:
+def _row(row: pa.RecordBatch | pa.Table, number: int) -> ArrowRow:
     size = try_call(lambda: _expanded(row))
     if isinstance(size, Exception):
         return ArrowRow(number=number, cells={}, problem=f"row cannot be decoded: {error_text(size)}")
     if size > LONGEST_LINE:
         return ArrowRow(number=number, cells={}, problem=f"over-long row: {size} bytes, at most {LONGEST_LINE}")
-    budget.take_bytes(size)
     cells = {name: try_call(column[0].as_py) for name, column in zip(row.schema.names, row.columns, strict=True)}
     errors = {name: cell for name, cell in cells.items() if isinstance(cell, Exception)}
     problem = "; ".join(f"{name}: {error_text(error)}" for name, error in errors.items())
@@ -192,6 +217,30 @@ def _expanded(rows: pa.RecordBatch | pa.Table) -> int:
     Raises `IndexError` if an index is outside the dictionary, because decoding it would read foreign memory.
     """
     return sum(_bytes(chunk) for column in rows.columns for chunk in getattr(column, "chunks", [column]))
+
+
+def is_valid(rows: pa.RecordBatch | pa.Table) -> bool:
+    """True unless rows that are mapped from a file have a damaged offset, with which Arrow would read other memory."""
+    return not isinstance(try_call(partial(rows.validate, full=True)), Exception)
+
+
+def _most_bytes(rows: pa.RecordBatch | pa.Table, *, is_mapped: bool) -> int:
+    """Bytes of the values, or an upper bound of them if the rows are damaged."""
+    size = try_call(lambda: _expanded(rows)) if not is_mapped or is_valid(rows) else None
+    if isinstance(size, int):
+        return size
+    chunks = [chunk for column in rows.columns for chunk in getattr(column, "chunks", [column])]
+    return sum(chunk.get_total_buffer_size() + len(chunk) * _dictionary_bytes(chunk) for chunk in chunks)
+
+
+def _dictionary_bytes(array: pa.Array) -> int:
+    """Bytes of the dictionaries, without a look at the offsets, which may be damaged."""
+    if isinstance(array, pa.DictionaryArray):
+        return int(array.dictionary.get_total_buffer_size())
+    if isinstance(array, pa.StructArray):
+        return sum(_dictionary_bytes(array.field(index)) for index in range(array.type.num_fields))
+    nested = isinstance(array, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray))
+    return _dictionary_bytes(array.values) if nested else 0
 
 
 def _bytes(array: pa.Array) -> int:

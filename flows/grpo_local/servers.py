@@ -16,14 +16,12 @@ import httpx
 from grpo.environment_variables import variables_set
 from grpo.errors import ConfigError
 from grpo.storage.files import storage_errors
-from grpo.storage.signing import KEY
+from grpo_local.inherited import BUCKETS, INHERITED
 from grpo_local.login import (
-    CLIENT,
     HOSTS,
     LOGIN_VARIABLES,
     ORIGINS,
     PASSWORD,
-    SERVER,
     USERNAME,
     Server,
     login,
@@ -38,7 +36,7 @@ _ANSWER_S = 30.0
 
 
 def prefect_service(home: Path) -> Service:
-    """Prefect's server of this home. It is started with its login in the environment, and without other keys."""
+    """Prefect's server of this home. It is started with its login in the environment, and without keys of others."""
     host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
     origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
     return Service(
@@ -49,32 +47,34 @@ def prefect_service(home: Path) -> Service:
         port=port,
         path="/api",
         remedy="Set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
-        environment={ORIGINS: os.environ.get(ORIGINS, origins), **dict.fromkeys((USERNAME, PASSWORD, KEY))},
+        inherited=(*INHERITED, "PREFECT_*"),
+        environment={ORIGINS: os.environ.get(ORIGINS, origins)},
     )
 
 
 def mlflow_service(home: Path) -> Service:
-    """MLflow's server of this home. It is started with its login in the environment, and without other keys.
+    """MLflow's server of this home. It is started with its login in the environment, and without keys of others.
 
     Its artifact folder is the same as for a client that opens the database itself.
     """
     port, files = int(os.environ["GRPO_MLFLOW_PORT"]), home / "mlartifacts"
     hosts = f"127.0.0.1:{port},localhost:{port}"
+    database = os.environ["MLFLOW_TRACKING_URI"]
     return Service(
         name="mlflow",
         home=home,
         arguments=("grpo_local.mlflow_server.app",),
         port=port,
         remedy="Set GRPO_MLFLOW_PORT to a free port",
+        inherited=(*INHERITED, "MLFLOW_*", "_MLFLOW_*", *(() if database.startswith("sqlite") else BUCKETS)),
         environment={
             "MLFLOW_HOST": "127.0.0.1",
             "MLFLOW_PORT": str(port),
             "MLFLOW_WORKERS": "1",
-            "MLFLOW_BACKEND_STORE_URI": os.environ["MLFLOW_TRACKING_URI"],
+            "MLFLOW_BACKEND_STORE_URI": database,
             "MLFLOW_ARTIFACTS_DESTINATION": str(files),
             "MLFLOW_DEFAULT_ARTIFACT_ROOT": files.as_uri(),
             HOSTS: os.environ.get(HOSTS, hosts),
-            **dict.fromkeys((SERVER, CLIENT, KEY)),
         },
     )
 

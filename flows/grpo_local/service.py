@@ -25,6 +25,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import psutil
@@ -69,8 +70,10 @@ class Service:
     """Path of its address."""
     remedy: str = "Stop that program"
     """Instruction that the error gives if the port is taken."""
+    inherited: tuple[str, ...] = ("*",)
+    """Variables that it gets from its parent, as patterns of their names."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """Changes to the environment of its parent. None removes a variable."""
+    """Changes to these variables. None removes a variable."""
     started_path: str = "/health"
     """Path that answers once it has started."""
     start_timeout_s: float = _START_TIMEOUT_S
@@ -90,6 +93,15 @@ class Service:
     def log(self) -> Path:
         """Its log file."""
         return self.log_file or self._file("log")
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment that it is started with."""
+        inherited = {
+            name: text for name, text in os.environ.items() if any(fnmatchcase(name, known) for known in self.inherited)
+        }
+        changed = {**inherited, **self.environment, _MARK: self._mark}
+        return {name: value for name, value in changed.items() if value is not None}
 
     def process(self) -> psutil.Process | None:
         """The recorded process, if it lives."""
@@ -130,7 +142,6 @@ class Service:
     def _start(self) -> str:
         with storage_errors(str(self.log)):
             output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        environment = {**os.environ, **self.environment, _MARK: self._mark}
         try:
             child = subprocess.Popen(
                 [sys.executable, "-P", "-m", *([WITH_PARENT] if self.ends_with_parent else []), *self.arguments],
@@ -138,7 +149,7 @@ class Service:
                 stderr=output,
                 stdin=subprocess.PIPE if self.ends_with_parent else subprocess.DEVNULL,
                 start_new_session=True,
-                env={name: value for name, value in environment.items() if value is not None},
+                env=self.variables,
             )
         finally:
             os.close(output)

@@ -59,18 +59,59 @@ def test_a_million_labels_and_a_long_prompt_in_each_row_are_within_the_bounds(tm
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_text_that_each_row_repeats_is_not_read_a_hundred_thousand_times(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("nested", [False, True], ids=["text", "list"])
+def test_a_text_that_each_row_repeats_is_refused_before_a_row_is_made(tmp_path: Path, kind: str, nested: bool) -> None:
     """4 MiB in each of 50,000 rows are 200 GB. 20 kB in each of 5,000 rows are read."""
-    monkeypatch.setattr("grpo.parquet_rows.BYTES_ALWAYS_READ", 2**30)
     write, read = FORMATS[kind]
     ids = [f"{number:x}" for number in range(50_000)]
-    write(pa.table({"id": ids, "goal": _dictionary("x" * 2**22, len(ids))}), tmp_path / "rows")
-    with pytest.raises(DataError, match="rows holds rows of over 1 GiB and over 1000 times its own size"):
+
+    def table(text: str, count: int) -> pa.Table:
+        texts = _dictionary(text, count)
+        if nested:
+            texts = pa.ListArray.from_arrays(pa.array(range(count + 1), pa.int32()), texts)
+        return pa.table({"id": ids[:count], "goal": texts})
+
+    write(table("x" * 2**22, len(ids)), tmp_path / "rows")
+    with pytest.raises(DataError, match="rows holds rows of over 4 GiB and over 1000 times its own size"):
         read(tmp_path / "rows")
-    write(pa.table({"id": ids[:5000], "goal": _dictionary("x" * 20_000, 5000)}), tmp_path / "rows")
+    assert _rows_before_refusal(tmp_path / "rows", kind) == 0
+    write(table("x" * 20_000, 5000), tmp_path / "rows")
     assert read(tmp_path / "rows") == 5000
+
+
+def test_rows_that_share_a_prefix_are_refused_before_a_row_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DELTA_BYTE_ARRAY stores what differs from the row before: 1 MiB in each of 300 rows are 300 MiB."""
+    monkeypatch.setattr("grpo.parquet_rows.BYTES_ALWAYS_READ", 2**28)
+    texts = [f"{'x' * 2**20}{number}" for number in range(300)]
+    pq.write_table(
+        pa.table({"id": [str(number) for number in range(300)], "goal": texts}),
+        tmp_path / "rows",
+        compression="zstd",
+        use_dictionary=False,
+        column_encoding={"id": "PLAIN", "goal": "DELTA_BYTE_ARRAY"},
+    )
+    assert _rows_before_refusal(tmp_path / "rows", "parquet") == 0
+
+
+def test_a_damaged_batch_of_a_mapped_file_is_refused_if_it_would_be_validated_row_by_row(tmp_path: Path) -> None:
+    """An index outside the dictionary. Each of 5,000 rows would validate its 4 MiB once more, which takes 5 s."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), pa.array(["x" * 2**22]))
+    _write_arrow(pa.table({"id": [str(number) for number in range(5000)], "goal": texts}), tmp_path / "rows")
+    content = bytearray((tmp_path / "rows").read_bytes())
+    place = content.rindex(bytes(4 * 5000))
+    content[place + 400 : place + 404] = (9).to_bytes(4, "little")
+    (tmp_path / "rows").write_bytes(content)
+    assert _rows_before_refusal(tmp_path / "rows", "arrow") == 0
+
+
+def _rows_before_refusal(path: Path, kind: str) -> int:
+    records = read_parquet(path) if kind == "parquet" else ArrowFile(path).read()
+    rows = list[object]()
+    with pytest.raises(DataError, match=r"rows of over \d GiB"):
+        rows.extend(records)
+    return len(rows)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 _SOURCE = Path(__file__).with_name("clock.c")
-VARIABLES = ("LD_PRELOAD", "TEST_CLOCK", "TEST_CLOCK_FILES")
+VARIABLES = ("LD_PRELOAD", "PYTHON_TEST_CLOCK", "PYTHON_TEST_CLOCK_FILES")
+"""Variables that the servers inherit as well, see `grpo_local.inherited`."""
 
 
 def clock_variables(folder: Path, seconds: int, *, files: bool = False) -> dict[str, str]:

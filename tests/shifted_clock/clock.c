@@ -1,8 +1,9 @@
-/* Shifts the wall clock of a program by the seconds in the file that TEST_CLOCK names, which is read each second. The
-   monotonic clock stays, as it does on a machine whose clock is set, so that programs wait as long as they ask for.
+/* Shifts the wall clock of a program by the seconds in the file that PYTHON_TEST_CLOCK names, which is read each
+   second. The monotonic clock stays, as it does on a machine whose clock is set, so that programs wait as long as they
+   ask for.
 
-   With TEST_CLOCK_FILES=1 the times of files are shifted as well, as long as the file keeps its first number. They come
-   from the kernel, whose clock is the right one, and a new file would else be as old as the shift.
+   With PYTHON_TEST_CLOCK_FILES=1 the times of files are shifted as well, as long as the file keeps its first number.
+   They come from the kernel, whose clock is the right one, and a new file would else be as old as the shift.
 
    cc -shared -fPIC -o clock.so clock.c -ldl, then LD_PRELOAD=clock.so */
 
@@ -30,7 +31,7 @@ static long shift(void) {
     read_clock(CLOCK_MONOTONIC, &now);
     if (now.tv_sec != looked) {
         char text[32] = "";
-        const char *name = getenv("TEST_CLOCK");
+        const char *name = getenv("PYTHON_TEST_CLOCK");
         int file = name ? open(name, O_RDONLY | O_CLOEXEC) : -1;
         looked = now.tv_sec;
         if (file >= 0) {
@@ -42,7 +43,7 @@ static long shift(void) {
 }
 
 static long shift_of_files(void) {
-    const char *files = getenv("TEST_CLOCK_FILES");
+    const char *files = getenv("PYTHON_TEST_CLOCK_FILES");
     return files && *files == '1' ? shift() : 0;
 }
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from grpo.data_errors import check_columns, error_text, try_call
 from grpo.errors import DataError
-from grpo.parquet_rows import ArrowRow, RowBudget, batch_rows
+from grpo.parquet_rows import ArrowRow, batch_rows, check_rows, is_valid
 from grpo.scenarios.readers.row_fields import row_record
 from grpo.scenarios.readers.source_files import open_source
 from grpo.scenarios.records import SourceRecord
@@ -39,13 +39,13 @@ class ArrowFile:
 
         If the file is damaged, the rows before the damage come first, then `DataError`.
         """
-        number, budget = 0, RowBudget(self._path)
+        check_rows(self._path, self._batches, is_mapped=True)
+        number = 0
         batches = self._batches()
         while (batch := try_call(partial(next, batches, None))) is not None:
             if isinstance(batch, Exception):
                 raise DataError(f"{self._path} is damaged after row {number}: {error_text(batch)}. Write it again")
-            budget.take_rows(batch.num_rows)
-            for row in validated_rows(batch, number, budget):
+            for row in validated_rows(batch, number):
                 yield row_record(self._path, row, dict if cells else None)
             number += batch.num_rows
 
@@ -62,13 +62,10 @@ class ArrowFile:
             yield reader.get_batch(index)
 
 
-def validated_rows(table: pa.RecordBatch | pa.Table, before: int, budget: RowBudget) -> Iterator[ArrowRow]:
-    """Rows of a table that is mapped from a file, validated first, because a damaged offset would read other memory.
-
-    Raises `DataError` if the bytes of the rows exceed the budget.
-    """
-    if not isinstance(try_call(partial(table.validate, full=True)), Exception):
-        yield from batch_rows(table, before, table.schema, budget)
+def validated_rows(table: pa.RecordBatch | pa.Table, before: int) -> Iterator[ArrowRow]:
+    """Rows of a table that is mapped from a file, validated first, because a damaged offset would read other memory."""
+    if is_valid(table):
+        yield from batch_rows(table, before, table.schema)
         return
     for index in range(table.num_rows):
         row = table.slice(index, 1)
@@ -77,4 +74,4 @@ def validated_rows(table: pa.RecordBatch | pa.Table, before: int, budget: RowBud
             problem = f"row cannot be decoded: {error_text(error)}"
             yield ArrowRow(number=before + index + 1, cells={}, problem=problem)
         else:
-            yield from batch_rows(row, before + index, row.schema, budget)
+            yield from batch_rows(row, before + index, row.schema)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grpo.config.scenarios import HuggingFaceSource
 from grpo.data_errors import error_text, try_call
 from grpo.errors import DataError
-from grpo.parquet_rows import BATCH_ROWS, RowBudget
+from grpo.parquet_rows import BATCH_ROWS, check_rows
 from grpo.scenarios.readers.arrow_file import validated_rows
 from grpo.scenarios.readers.mapped_columns import check_present
 from grpo.scenarios.readers.row_fields import Fields, row_record
@@ -43,10 +44,11 @@ def read_huggingface(source: HuggingFaceSource, path: Path) -> Iterator[SourceRe
 
 
 def _records(path: Path, dataset: Any, fields: Fields | None) -> Iterator[SourceRecord]:
-    claimed, number, budget = len(dataset), 0, RowBudget(path)
-    budget.take_rows(claimed)
-    for table in dataset.with_format("arrow").iter(batch_size=BATCH_ROWS):
-        for row in validated_rows(table, number, budget):
+    claimed, number = len(dataset), 0
+    batches = partial(dataset.with_format("arrow").iter, batch_size=BATCH_ROWS)
+    check_rows(path, batches, is_mapped=True)
+    for table in batches():
+        for row in validated_rows(table, number):
             yield row_record(path, row, fields)
         number += table.num_rows
     if number != claimed:

@@ -16,7 +16,14 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
-from grpo.data_errors import LONGEST_LINE, MOST_COLUMNS, MOST_CONTAINERS, excerpt, has_more_containers
+from grpo.data_errors import (
+    LONGEST_LINE,
+    MOST_COLUMNS,
+    MOST_CONTAINERS,
+    excerpt,
+    has_crowded_object,
+    has_more_containers,
+)
 from grpo.errors import DataError
 from grpo.scenarios.readers.source_files import open_json, read_document
 from grpo.scenarios.records import SourceRecord
@@ -109,6 +116,9 @@ def _records(source: str, file: IO[bytes]) -> Iterator[SourceRecord]:
 def _record(source: str, number: int, line: bytes) -> SourceRecord:
     if has_more_containers(line, MOST_CONTAINERS):
         problem = f"too many lists and objects: more than {MOST_CONTAINERS}"
+        return SourceRecord(source=source, line=number, data=None, raw=_decode(line), problem=problem)
+    if has_crowded_object(line):
+        problem = f"too many keys: more than {MOST_COLUMNS}"
         return SourceRecord(source=source, line=number, data=None, raw=_decode(line), problem=problem)
     try:
         raw = line.decode()

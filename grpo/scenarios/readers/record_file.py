@@ -113,10 +113,10 @@ def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:
 def _has_lines(path: Path) -> bool:
     with open_json(path) as file:
         lines = (line for line in iter(partial(file.readline, LONGEST_LINE), b"") if line.strip())
-        first = next(lines, b"")
-        if data_suffix(path) == ".json" or isinstance(_value(first), dict):
-            return isinstance(_value(first), dict) and next(lines, None) is not None
-        return not first.lstrip().startswith((b"[", b"{"))
+        first, has_more = next(lines, b""), next(lines, None) is not None
+        if has_more and isinstance(_value(first), dict):  # a document of one line is not parsed once more for this
+            return True
+        return data_suffix(path) != ".json" and not first.lstrip().startswith((b"[", b"{"))
 
 
 def _as_object(item: Any) -> Any:

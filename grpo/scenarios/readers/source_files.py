@@ -21,7 +21,7 @@ from typing import IO, Any
 import pyarrow as pa
 from pydantic_core import from_json
 
-from grpo.data_errors import check_is_file, has_more_containers
+from grpo.data_errors import MOST_COLUMNS, check_is_file, has_crowded_object, has_more_containers
 from grpo.errors import DataError
 
 _MOST_CONTAINERS = 2**22  # lists and objects of a document
@@ -211,6 +211,11 @@ def read_document(path: Path) -> Any:
         raise DataError(
             f"{path} has more than {_MOST_CONTAINERS} lists and objects, too many for one JSON document. Write one "
             "record a line and read it with kind jsonl"
+        )
+    if has_crowded_object(content):
+        raise DataError(
+            f"{path} has an object with more than {MOST_COLUMNS} keys, too many for a record. Leave out keys, or write "
+            "a list of records"
         )
     try:
         return from_json(content, allow_inf_nan=False)

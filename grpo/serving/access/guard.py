@@ -201,7 +201,7 @@ class Guard:
         caller = authorize()
         state = {"caller": caller, "authorize": authorize, "charge": partial(self._charge, caller)}
         connection["state"] = {**connection.get("state", {}), **state}
-        if connection["type"] == "websocket" or connection["method"] in _WRITING:
+        if connection["type"] == "websocket" or connection["method"] in _WRITING or has_body(connection):
             self._refused_work.check(caller)
         if self._check_room is not None:
             await self._check_room(path, caller)

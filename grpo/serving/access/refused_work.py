@@ -1,12 +1,12 @@
 """Budget of refused work. It bounds what each key may cause, because it costs time to read and refuse a request.
 
-If a request is refused for its size, shape or state (400, 404, 405, 408, 409, 413, 422), it is charged to its key in
-two places. In the key's own limits it counts as a request, and a quarter of its characters count as tokens. Its bytes
-count in a budget per minute that every key has. If the CPU time of its preparation is a larger share of that budget
-than the bytes, the CPU time counts instead, because 100 KB of short messages take longer to read than one text of 4 MB.
-If a request is only refused for now (429, 503) after its body was read, it is charged only to that budget. Once the
-budget is used up, requests of the key get 429 before their bodies are read, each after `PENALTY_S`, because refusing
-them at full speed would take a tenth of a core from the streams of others.
+If a request is refused for its size, shape or state (`STATUSES` without `FOR_NOW`), it is charged to its key in two
+places. In the key's own limits it counts as a request, and a quarter of its characters count as tokens. Its bytes count
+in a budget per minute that every key has. If the CPU time of its preparation is a larger share of that budget than the
+bytes, the CPU time counts instead, because 100 KB of short messages take longer to read than one text of 4 MB. If a
+request is only refused for now (429, 503) or fails (500) after its body was read, it is charged only to that budget.
+Once the budget is used up, requests of the key get 429 before their bodies are read, each after `PENALTY_S`, because
+refusing them at full speed would take a tenth of a core from the streams of others.
 
 The budget is per key and not per address, because all users behind a proxy have one address, and one of them could lock
 out the others. A request without a valid key is refused by its head, without a budget. If an address sends more than
@@ -31,9 +31,10 @@ LEAST_BYTES = 4096
 """Smallest number of bytes that a refused request counts as."""
 REFUSED_CPU_S = 1.0
 """Seconds of a core that refused requests of one key may take in any 60 seconds."""
-FOR_NOW = frozenset({429, 503})
-"""Statuses of requests that may be admitted later. They are charged only if a body was read."""
-STATUSES = frozenset({400, 404, 405, 408, 409, 413, 422}) | FOR_NOW
+FOR_NOW = frozenset({429, 500, 503})
+"""Statuses of requests that may be admitted later, 500 among them, because a text may be what makes a renderer fail.
+They are charged only if a body was read."""
+STATUSES = frozenset({400, 403, 404, 405, 408, 409, 410, 411, 413, 422}) | FOR_NOW
 PENALTY_S = 1.0
 """Shortest delay of a refusal after a key has used up its budget or its number of WebSockets."""
 UNAUTHENTICATED_PER_SECOND = 20

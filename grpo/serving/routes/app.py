@@ -312,7 +312,7 @@ def _add_sockets(app: FastAPI, parts: ServerState) -> None:
     @app.websocket("/v1/events")
     async def events(socket: WebSocket) -> None:
         """Events of the server and of training runs."""
-        await serve_event_socket(socket, parts.service)
+        await serve_event_socket(socket, parts.service, parts.refused_work.check)
 
 
 @contextmanager

@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-import anyio
 from fastapi import WebSocket
-from starlette.websockets import WebSocketDisconnect
 
 from grpo.errors import GRPOError
+from grpo.serving.access.callers import Caller
 from grpo.serving.event_hub import EventHub
 from grpo.serving.protocol.api_errors import APIError, invalid_request
 from grpo.serving.protocol.chat_response import json_text
-from grpo.serving.routes.chat_socket import error_text, parse_frame
+from grpo.serving.routes.frames import WaitingFrames, answer_frames, error_text, parse_frame
 from grpo.storage.error_lines import one_line
 
 if TYPE_CHECKING:
@@ -33,28 +33,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-async def serve_event_socket(socket: WebSocket, service: Service) -> None:
+async def serve_event_socket(socket: WebSocket, service: Service, check_refused: Callable[[Caller], None]) -> None:
     """Send events until the client goes away. A `{"type": "ping"}` is answered with `{"type": "pong"}`."""
     await socket.accept()
     models = [version.served.version for version in service.versions.loaded]
     with service.hub.subscribe() as subscription:
-        async with anyio.create_task_group() as group:
 
-            async def listen() -> None:
-                while (message := await socket.receive())["type"] != "websocket.disconnect":
-                    try:
-                        await socket.send_text(_answer(message.get("text")))
-                    except WebSocketDisconnect:
-                        break
-                group.cancel_scope.cancel()
+        async def push() -> None:
+            await socket.send_text(json_text({"type": "connected", "data": {"models": models, **_status(service)}}))
+            async for event in subscription.events():
+                socket.state.authorize()
+                await socket.send_text(json_text(event))
 
-            try:
-                await socket.send_text(json_text({"type": "connected", "data": {"models": models, **_status(service)}}))
-                group.start_soon(listen)
-                async for event in subscription.events():
-                    await socket.send_text(json_text(event))
-            except WebSocketDisconnect:
-                group.cancel_scope.cancel()
+        await answer_frames(socket, _answer, service.waiting_frames, check_refused, push=push)
 
 
 async def watch_jobs(orchestrator: Orchestrator, hub: EventHub, *, every_s: float) -> None:
@@ -85,14 +76,17 @@ def publish_change(hub: EventHub, before: Job | None, job: Job, *, is_first: boo
         hub.publish(f"training.{job.status}", **job.model_dump(mode="json"))
 
 
-def _answer(frame: str | None) -> str:
+async def _answer(frame: str | None, caller: Caller, waiting: WaitingFrames) -> AsyncGenerator[str]:
     try:
         message = parse_frame(frame)
         if message.get("type") != "ping":
             raise invalid_request('the frame is not {"type": "ping"}', param="type", code="invalid_value")
     except APIError as error:
-        return error_text(error)
-    return json_text({**message, "type": "pong"})
+        waiting.end_first(error.status)
+        yield error_text(error)
+        return
+    waiting.end_first()
+    yield json_text({**message, "type": "pong"})
 
 
 def _status(service: Service) -> dict[str, str]:

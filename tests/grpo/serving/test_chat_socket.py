@@ -19,12 +19,10 @@ from grpo.config.serving import CallerLimits, ServiceSettings
 from grpo.serving.access.callers import Caller
 from grpo.serving.access.limits import Limiter
 from grpo.serving.access.preparation import Preparation
-from grpo.serving.routes.chat_socket import (
-    WAITING_CHARACTERS,
-    WAITING_REQUESTS,
-    _WaitingFrames,
-    serve_chat_socket,
-)
+from grpo.serving.event_hub import EventHub
+from grpo.serving.routes.chat_socket import serve_chat_socket
+from grpo.serving.routes.events import serve_event_socket
+from grpo.serving.routes.frames import WAITING_CHARACTERS, WAITING_REQUESTS, WaitingFrames
 from tests import waiting
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
 
@@ -148,7 +146,7 @@ def test_frames_that_wait_are_bounded_over_all_sockets_of_a_key():
     counts, charged = collections.Counter[str](), list[int]()
     half = WAITING_CHARACTERS // 2
     one, two, other = (
-        _WaitingFrames(counts, key, lambda size, status: charged.append(size)) for key in ("shop", "shop", "other")
+        WaitingFrames(counts, key, lambda size, status: charged.append(size)) for key in ("shop", "shop", "other")
     )
     assert one.add(half)
     assert two.add(half)
@@ -162,7 +160,8 @@ def test_frames_that_wait_are_bounded_over_all_sockets_of_a_key():
 
 
 @pytest.mark.parametrize("later", [[9] * 4, [WAITING_CHARACTERS] * 2], ids=["short", "too long together"])
-def test_frames_that_arrive_after_a_reply_could_not_be_sent_are_charged(later: list[int]):
+@pytest.mark.parametrize("path", ["chat", "events"])
+def test_frames_that_arrive_after_a_reply_could_not_be_sent_are_charged(path: str, later: list[int]):
     """The client leaves after a refused frame of 9 characters and later ones: no reply, and no close, can be sent."""
     charged, failed = list[tuple[int, int]](), asyncio.Event()
     frames = [{"type": "websocket.receive", "text": "{" + " " * (size - 1)} for size in [9, *later]]
@@ -174,7 +173,7 @@ def test_frames_that_arrive_after_a_reply_could_not_be_sent_are_charged(later: l
         return incoming.pop(0) if incoming else {"type": "websocket.disconnect"}
 
     async def send(message: Any) -> None:
-        if message["type"] == "websocket.send":
+        if message["type"] == "websocket.send" and "connected" not in message["text"]:
             failed.set()
             raise OSError
 
@@ -186,11 +185,18 @@ def test_frames_that_arrive_after_a_reply_could_not_be_sent_are_charged(later: l
         preparation=preparation,
         max_context=64,
         check_room=lambda: None,
+        hub=EventHub(),
+        versions=SimpleNamespace(loaded=[]),
+        draining=False,
+        ready=True,
     )
     socket = WebSocket({"type": "websocket"}, receive, send)
     socket.state.caller, socket.state.authorize = caller, lambda: caller
     socket.state.charge = lambda size, status: charged.append((size, status))
-    asyncio.run(serve_chat_socket(socket, service, Limiter(), lambda _: None))
+    if path == "chat":
+        asyncio.run(serve_chat_socket(socket, service, Limiter(), lambda _: None))
+    else:
+        asyncio.run(serve_event_socket(socket, service, lambda _: None))
     preparation.close()
     assert charged == [(9, 400), *((size, 408) for size in later)]
     assert not service.waiting_frames
@@ -207,6 +213,27 @@ def test_a_client_that_goes_away_aborts_its_turn(server: ChatServer):
     assert turn.status in ("aborted", "answered")
     until("the end of its stream", lambda: server.service.streaming == 0)
     until("its leaving the batch", lambda: not any(version.running for version in server.service.versions.loaded))
+
+
+def test_a_revoked_key_gets_no_further_events(server: ChatServer):
+    """The connection is closed instead of the event."""
+    with open_socket(server, "watcher", "/v1/events") as events:
+        assert json.loads(events.recv(timeout=240))["type"] == "connected"
+        server.keys.revoke("watcher")
+        server.service.hub.publish("version.loaded", model="clerk/2")
+        with pytest.raises(ConnectionClosed) as closed:
+            events.recv(timeout=240)
+    assert closed.value.rcvd is not None
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "not authorized")
+
+
+def test_pings_that_come_at_once_are_all_answered(server: ChatServer):
+    """Two hundred, although eight requests may wait."""
+    with open_socket(server, path="/v1/events") as events:
+        for number in range(200):
+            events.send(json.dumps({"type": "ping", "n": number}))
+        assert json.loads(events.recv(timeout=240))["type"] == "connected"
+        assert [json.loads(events.recv(timeout=240))["n"] for _ in range(200)] == list(range(200))
 
 
 def test_a_revoked_key_ends_with_its_next_request(server: ChatServer):

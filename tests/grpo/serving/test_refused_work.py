@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +27,7 @@ from grpo.serving.access.callers import Caller, Scope
 from grpo.serving.access.guard import BODIES, Guard
 from grpo.serving.access.limits import Limiter, LimitExceeded
 from grpo.serving.access.preparation import Preparation
-from grpo.serving.access.refused_work import LEAST_BYTES, PENALTY_S, RefusedWork
+from grpo.serving.access.refused_work import LEAST_BYTES, PENALTY_S, STATUSES, RefusedWork
 from grpo.serving.access.usage import LocalUsage
 from grpo.serving.protocol.api_errors import APIError
 from tests.grpo.serving.chat_servers import ChatServer, chat_server
@@ -110,7 +112,7 @@ def test_a_refused_request_takes_from_the_limits_of_its_key():
         asyncio.run(limiter.check(limited))
 
 
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_refusal_for_now_is_charged_as_bytes_alone(status: int):
     """Where a body was read: 9,000 of 8,192 bytes; the limits of its key are those of admitted requests."""
     limiter = Limiter(LocalUsage(clock=lambda: 0.0))
@@ -157,10 +159,13 @@ def test_refused_requests_of_every_route_use_the_budget_up(server: ChatServer, p
     assert other.status_code == 400
 
 
-def test_refused_frames_use_the_budget_up(server: ChatServer):
+@pytest.mark.parametrize("path", ["/v1/chat/stream", "/v1/events"])
+def test_refused_frames_use_the_budget_up(server: ChatServer, path: str):
     """The frame after the budget gets 429, its connection is closed, and a handshake gets 429."""
-    address, headers = f"{server.url.replace('http', 'ws')}/v1/chat/stream", server.headers("frames")
+    address, headers = f"{server.url.replace('http', 'ws')}{path}", server.headers(f"frames-{path[4:8]}")
     with connect(address, additional_headers=headers) as chat:
+        if path == "/v1/events":
+            assert json.loads(chat.recv(timeout=240))["type"] == "connected"
         for status in (400, 400, 429):
             chat.send("{" + " " * 40_000)
             assert json.loads(chat.recv(timeout=240))["status"] == status
@@ -195,16 +200,44 @@ def test_requests_that_are_refused_by_a_limit_after_their_text_was_read_use_the_
     assert budget == [False, False, False, True]
 
 
-def test_frames_whose_client_goes_away_before_an_answer_are_charged(server: ChatServer):
+def test_a_frame_above_the_bound_counts_as_a_refused_request(server: ChatServer):
+    before = _values(server)["grpo_refused_requests_total"]
+    address, headers = f"{server.url.replace('http', 'ws')}/v1/events", server.headers("large-frames")
+    with connect(address, additional_headers=headers) as chat:
+        chat.recv(timeout=240)
+        chat.send("x" * 10_000_000)
+        with pytest.raises(ConnectionClosed):
+            chat.recv(timeout=240)
+    charged = before + 1
+    until("it is charged", lambda: _values(server)["grpo_refused_requests_total"] >= charged, patience_s=240)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/stream", "/v1/events"])
+def test_frames_whose_client_goes_away_before_an_answer_are_charged(server: ChatServer, path: str):
     """Five of 12,000 characters, sent and left: those that were answered as refused, and those that were not."""
     before = _values(server)["grpo_refused_bytes_total"]
-    address, headers = f"{server.url.replace('http', 'ws')}/v1/chat/stream", server.headers("leaves-frames")
+    address, headers = f"{server.url.replace('http', 'ws')}{path}", server.headers(f"leaves-{path[4:8]}")
     with connect(address, additional_headers=headers, close_timeout=240) as chat:  # an aborted one loses what is unread
         for _ in range(5):
             chat.send("{" + " " * 12_000)
     charged = before + 60_000
     until("they are charged", lambda: _values(server)["grpo_refused_bytes_total"] >= charged, patience_s=240)
     assert server.service.waiting_frames == {}
+
+
+def test_bodies_of_requests_that_only_read_use_the_budget_up_as_well(server: ChatServer):
+    """A GET may have a body. Of three with 300,000 bytes, the guard reads and refuses the first one."""
+    with httpx.Client(base_url=server.url, headers=server.headers("reader"), timeout=60) as client:
+        statuses = [client.request("GET", "/v1/models", content=b" " * 300_000).status_code for _ in range(3)]
+        assert statuses == [413, 429, 429]
+        assert client.get("/v1/models").status_code == 200
+
+
+def test_each_status_that_a_route_refuses_with_is_charged():
+    """401 and 431 are answered before the caller is known."""
+    sources = [path.read_text() for path in Path("grpo/serving").rglob("*.py")]
+    statuses = {int(status) for source in sources for status in re.findall(r"APIError\(\s*(\d{3})", source)}
+    assert statuses - STATUSES == {401, 431}
 
 
 def _values(server: ChatServer) -> dict[str, float]:

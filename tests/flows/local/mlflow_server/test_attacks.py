@@ -21,7 +21,10 @@ from grpo_local.service import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 _ASSISTANT = "/ajax-api/3.0/mlflow/assistant"
-_KEYS_OF_OTHERS = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING", "GRPO_SIGNING_KEY")
+_KEYS_OF_OTHERS = (
+    *("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING", "GRPO_SIGNING_KEY", "GRPO_ROLLOUT_KEY"),
+    *("GRPO_SERVE_DATABASE", "GRPO_NOTIFY_URL", "OPENAI_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GH_PAT"),
+)
 _COMMAND = "touch planted-by-the-assistant"
 
 

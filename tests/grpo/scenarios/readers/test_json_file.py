@@ -214,3 +214,16 @@ def test_a_document_of_very_many_objects_is_refused(tmp_path: Path) -> None:
     path.write_text(f"[{'{},' * 2**22}1]")
     with pytest.raises(DataError, match=r"chats\.json has more than 4194304 lists and objects"):
         list(read_json(path))
+
+
+@pytest.mark.parametrize("content", ["{%s}", "[{%s}]", '{"id": "a", "world": {%s}}'])
+def test_a_document_of_very_many_keys_in_few_objects_is_refused_before_it_is_parsed(
+    tmp_path: Path, content: str
+) -> None:
+    """It ends in the middle, which a parser would have noticed. Colons in a text are not keys."""
+    path = tmp_path / "chats.json"
+    path.write_text((content % ",".join(f'"k{number}": 1' for number in range(20_001)))[:-1])
+    with pytest.raises(DataError, match=r"chats\.json has an object with more than 10000 keys"):
+        list(read_json(path))
+    path.write_text(json.dumps([{"id": "a", "text": ":" * 50_000}]))
+    assert [record.problem for record in read_json(path)] == [None]

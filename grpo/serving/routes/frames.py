@@ -1,0 +1,181 @@
+"""Frames that a client sends over a WebSocket: bounded while they wait, answered in order, and charged when refused.
+
+Both sockets of the server read their frames here, so that neither of them answers an error that costs its key nothing.
+This module does not know what a frame asks for, because each socket passes a function that answers one frame.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from typing import Any
+
+import anyio
+from fastapi import WebSocket
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from grpo.serving.access.callers import Caller
+from grpo.serving.access.preparation import AT_ONCE, take_cpu_s
+from grpo.serving.protocol.api_errors import APIError, error_body, invalid_request
+from grpo.serving.protocol.json_bounds import encodable
+from grpo.serving.requests.request_body import parse_object
+
+WAITING_REQUESTS = 8
+"""Most requests that may wait for the reply before them."""
+WAITING_CHARACTERS = 16 * 2**20
+"""Most characters in all waiting frames of one key. A single frame may have more if no other frame waits."""
+_CLIENT_GONE = 408
+GOING_AWAY, TOO_MANY, POLICY_VIOLATION = 1001, 1013, 1008
+"""Close codes: idle for too long, try again later, and not authorized."""
+_MESSAGE_TOO_BIG = 1009
+_NOT_AUTHORIZED = (POLICY_VIOLATION, "not authorized")
+
+
+class WaitingFrames:
+    """Frames of one connection that are neither admitted nor refused yet, counted with all frames of its key.
+
+    If a client goes away before its frames are read, they are charged, because receiving them cost memory and time.
+    """
+
+    def __init__(self, characters: Counter[str], key: str, charge: Callable[..., None]) -> None:
+        self._characters, self._key, self._charge = characters, key, charge
+        self._sizes: deque[int] = deque()
+
+    def add(self, size: int) -> bool:
+        """Count a frame. False if the waiting frames of the key are too long together."""
+        self._sizes.append(size)
+        waiting = self._characters[self._key]
+        self._characters[self._key] += size
+        return not waiting or waiting + size <= WAITING_CHARACTERS
+
+    def end_first(self, status: int | None = None) -> None:
+        """Remove the oldest frame. If it was refused with a status, it is charged."""
+        size = self._sizes.popleft()
+        self._characters[self._key] -= size
+        if not self._characters[self._key]:
+            del self._characters[self._key]
+        if status is None:
+            take_cpu_s()  # reading an admitted frame is not charged to the next one
+        else:
+            self._charge(size, status=status)
+
+    def close(self) -> None:
+        """Charge the frames that still wait, because their client is gone."""
+        while self._sizes:
+            self.end_first(_CLIENT_GONE)
+
+
+Answer = Callable[[str | None, Caller, WaitingFrames], AsyncGenerator[str]]
+"""Frames of the answer to a frame, which is None if it is binary. The function calls `WaitingFrames.end_first` as soon
+as the frame is admitted or refused."""
+
+
+async def answer_frames(
+    socket: WebSocket,
+    answer: Answer,
+    characters: Counter[str],
+    check_refused: Callable[[Caller], None],
+    *,
+    idle_s: float = math.inf,
+    push: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Answer the frames of one connection in order, until the client closes it.
+
+    `characters` are the characters of waiting frames by key. If too many requests of a caller were refused,
+    `check_refused` raises `APIError`, and the connection is closed. It is also closed after `idle_s` seconds without a
+    frame. `push` sends frames of its own, and raises `APIError` if the caller is not authorized any more. With it,
+    frames that come too fast wait in the connection. Without it the connection is closed, because it would otherwise
+    only notice after a long reply that the client has gone.
+    """
+    authorize: Callable[[], Caller] = socket.state.authorize
+    waiting = WaitingFrames(characters, socket.state.caller.key_hash, socket.state.charge)
+    frames, requests = anyio.create_memory_object_stream[str | None](WAITING_REQUESTS)
+    answering = anyio.CancelScope()
+    refusal: tuple[int, str] | None = None
+    async with frames, requests, anyio.create_task_group() as group:
+
+        async def listen() -> None:
+            nonlocal refusal
+            while (message := await socket.receive())["type"] != "websocket.disconnect":
+                text = message.get("text")
+                if not waiting.add(len(text or message.get("bytes") or "")):
+                    refusal = (TOO_MANY, f"more than {WAITING_CHARACTERS} characters of this key's requests wait")
+                    break
+                try:
+                    if push is None:
+                        frames.send_nowait(text)
+                    else:
+                        await frames.send(text)
+                except anyio.BrokenResourceError:
+                    continue  # the client is gone, so that its frame is only charged
+                except anyio.WouldBlock:
+                    refusal = (TOO_MANY, f"more than {WAITING_REQUESTS} requests wait")
+                    break
+            if message.get("code") == _MESSAGE_TOO_BIG:
+                socket.state.charge(0, status=413)
+            group.cancel_scope.cancel()
+
+        async def push_until_gone(push: Callable[[], Awaitable[None]]) -> None:
+            nonlocal refusal
+            try:
+                await push()
+            except WebSocketDisconnect:
+                answering.cancel()
+            except APIError:
+                refusal = _NOT_AUTHORIZED
+                group.cancel_scope.cancel()
+
+        if push is not None:
+            group.start_soon(push_until_gone, push)
+        group.start_soon(listen)
+        try:
+            with answering, suppress(WebSocketDisconnect):
+                while refusal is None:
+                    with anyio.move_on_after(idle_s) as idle:
+                        frame = await requests.receive()
+                    if idle.cancelled_caught:
+                        refusal = (GOING_AWAY, f"no request for {idle_s:g} s")
+                        break
+                    closing = _NOT_AUTHORIZED
+                    try:
+                        caller = authorize()
+                        closing = (TOO_MANY, "too many requests were refused")
+                        check_refused(caller)
+                    except APIError as error:
+                        waiting.end_first(error.status)
+                        await socket.send_text(error_text(error))
+                        refusal = closing
+                        break
+                    texts = answer(frame, caller, waiting)
+                    frame = None  # the request has what its reply needs
+                    async with aclosing(texts):
+                        async for text in texts:
+                            await socket.send_text(text)
+            if refusal is None:  # the client is gone
+                requests.close()
+                await anyio.sleep_forever()  # `listen` cancels it after the last frame that arrived
+        finally:
+            waiting.close()
+        group.cancel_scope.cancel()
+    if refusal is not None and socket.application_state is WebSocketState.CONNECTED:
+        await socket.close(*refusal)
+
+
+def parse_frame(frame: str | None) -> dict[str, Any]:
+    """Read the JSON object of a short text frame. Raises `APIError`."""
+    if frame is None:
+        raise invalid_request("the frame is binary. Send JSON as text", code="invalid_json")
+    if len(frame) > AT_ONCE:
+        raise invalid_request(f"the frame has more than {AT_ONCE} characters", code="invalid_value")
+    if not encodable(frame):
+        raise invalid_request("the frame holds half of a surrogate pair, which UTF-8 cannot hold", code="invalid_text")
+    return parse_object(frame.encode())
+
+
+def error_text(error: APIError) -> str:
+    """Frame of an error, with the status and wait that HTTP puts into headers. ASCII, as it may quote any text."""
+    wait = {} if error.retry_after_s is None else {"retry_after_ms": max(1, math.ceil(error.retry_after_s * 1000))}
+    return json.dumps({**error_body(error), "status": error.status, **wait})

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_local.service import free_port
 from tests.places import ROOT
+from tests.ports import own_port
 
 pytestmark = pytest.mark.e2e
 
@@ -35,7 +35,7 @@ def _grpo(home: Path, *arguments: str, **variables: str) -> subprocess.Completed
     environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     environment |= {
         "GRPO_HOME": str(home),
-        "PREFECT_SERVER_API_PORT": str(free_port()),
+        "PREFECT_SERVER_API_PORT": str(own_port()),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "GRPO_DEBUG": "1",
         **variables,
@@ -66,7 +66,7 @@ def test_the_password_of_an_unreachable_server_is_not_repeated(
     home: Path, arguments: tuple[str, ...], variable: str, address: str
 ):
     """The command fails; neither its output nor any byte below the home has the password."""
-    url = address.format(login=LOGIN, place=f"127.0.0.1:{free_port()}")
+    url = address.format(login=LOGIN, place=f"127.0.0.1:{own_port()}")
     done = _grpo(home, *arguments, **{variable: url})
     assert done.returncode != 0, done.stdout
     assert SECRET not in done.stdout + done.stderr

@@ -23,11 +23,12 @@ import pytest
 
 from grpo_local.login import CLIENT, login
 from grpo_local.servers import mlflow_service
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
 from tests.e2e.browser import STRANGER, browser
 from tests.e2e.served import basic
 from tests.greeting import write_greeting
 from tests.places import ROOT
+from tests.ports import own_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -111,7 +112,7 @@ def ports(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Por
     folder = tmp_path_factory.mktemp("ports")
     deploy(write_greeting(folder), gpu_slots=1)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("GRPO_MLFLOW_PORT", str(free_port()))
+        environment.setenv("GRPO_MLFLOW_PORT", str(own_port()))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         with mlflow_server(folder) as mlflow, worker_service(folder, "cpu", prefect_url=server, mlflow_url="").shared():
             found = Ports(

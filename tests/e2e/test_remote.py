@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,18 +29,13 @@ from tests import waiting
 from tests.doubles import changed
 from tests.object_store import object_store
 from tests.places import ROOT
+from tests.ports import own_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 STORE = "s3://grpo/artifacts"
 PATIENCE_S = 600.0
 until = partial(waiting.until, patience_s=PATIENCE_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +105,7 @@ def machines(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     folder = tmp_path_factory.mktemp("machines")
     with pytest.MonkeyPatch.context() as environment, object_store(environment):
-        environment.setenv("GRPO_MLFLOW_PORT", str(_free_port()))
+        environment.setenv("GRPO_MLFLOW_PORT", str(own_port()))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         with mlflow_server(folder) as mlflow:
             _deploy("flows/grpo_flows/train.py:train", "train", "cpu-remote")

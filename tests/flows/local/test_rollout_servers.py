@@ -22,10 +22,11 @@ from grpo.policy.servers.policy import KEY, STARTED, server_urls
 from grpo.tables import read_trajectories
 from grpo.trajectories import Trajectory
 from grpo_local.rollout_servers import RunServers, remove_logs_of_ended_runs, rollout_servers
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
 from grpo_tasks.execution.stage import Call
 from tests.doubles import short_run
 from tests.flows.test_continuous import TRAINING, Executor
+from tests.ports import own_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -164,7 +165,7 @@ def test_a_server_that_does_not_start_is_one_sentence_with_the_end_of_its_log(tm
     """The reason is the last line of the log."""
     arguments = ("no_such_module",)
     failing = Service(
-        name="rollout-server-0", home=tmp_path, arguments=arguments, port=free_port(), ends_with_parent=True
+        name="rollout-server-0", home=tmp_path, arguments=arguments, port=own_port(), ends_with_parent=True
     )
     servers = RunServers([failing])
     with pytest.raises(ConfigError, match=r"rollout-server-0 ended at its start: .*No module named .*no_such_module"):

@@ -28,9 +28,9 @@ from grpo.errors import ConfigError
 from grpo_local.login import HOSTS, PASSWORD, USERNAME, login, login_file
 from grpo_local.mlflow_server.app import LoginMiddleware
 from grpo_local.servers import lend_mlflow_login, mlflow_server, mlflow_service
-from grpo_local.service import free_port
 from tests.file_limits import default_files
 from tests.places import ROOT
+from tests.ports import own_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 LOGIN = "grpo:a-long-password"
@@ -75,7 +75,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracking]:
     """MLflow's server as `grpo up` and `grpo ui` start it, in a home of its own."""
     home = tmp_path_factory.mktemp("tracking")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("GRPO_MLFLOW_PORT", str(free_port()))
+        environment.setenv("GRPO_MLFLOW_PORT", str(own_port()))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
         with ExitStack() as stack:
             with default_files():
@@ -381,7 +381,7 @@ def test_the_server_of_another_home_is_not_given_this_homes_login(
     for home, address in (
         (tmp_path, tracking.url),
         (tracking.home, "https://mlflow.example.com"),
-        (tracking.home, f"http://127.0.0.1:{free_port()}"),
+        (tracking.home, f"http://127.0.0.1:{own_port()}"),
         (tracking.home, tracking.url.replace("127.0.0.1", "localhost")),
         (tracking.home, tracking.url.replace("http:", "https:")),
         (tracking.home, f"{tracking.url}/proxy"),

@@ -17,7 +17,7 @@ import pytest
 
 from grpo_local.login import login
 from grpo_local.servers import mlflow_server, mlflow_service
-from grpo_local.service import free_port
+from tests.ports import own_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 _ASSISTANT = "/ajax-api/3.0/mlflow/assistant"
@@ -91,7 +91,7 @@ def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacker]:
     handler = type("LanguageModel", (_LanguageModel,), {"asked": asked})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as model, pytest.MonkeyPatch.context() as patch:
         threading.Thread(target=model.serve_forever, daemon=True).start()
-        patch.setenv("GRPO_MLFLOW_PORT", str(free_port()))
+        patch.setenv("GRPO_MLFLOW_PORT", str(own_port()))
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
         patch.setenv("HOME", str(home))
         for name in _KEYS_OF_OTHERS:

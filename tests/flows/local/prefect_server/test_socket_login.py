@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -124,11 +124,11 @@ def test_a_websocket_without_a_message_is_closed():
 def test_messages_after_the_login_have_no_time_and_no_bound():
     """The second one comes after the time of the login, and is longer than a login may be."""
     long = {"text": "a" * FIRST_FRAME_BYTES}
-    with _client(login_s=0.05).websocket_connect("/") as connection:
-        for message in ({"type": "auth", "token": LOGIN}, long):
+    with _client(login_s=2.0).websocket_connect("/") as connection:
+        for message, pause_s in (({"type": "auth", "token": LOGIN}, 0.0), (long, 2.1)):
+            time.sleep(pause_s)
             connection.send_json(message)
             assert connection.receive_json() == message
-            asyncio.run(asyncio.sleep(0.1))
 
 
 @pytest.mark.parametrize(("token", "is_admitted"), [(LOGIN, True), ("wrong", False), (LOGIN[:-1], False)])

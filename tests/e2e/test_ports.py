@@ -280,7 +280,7 @@ def test_every_open_port_is_listed_and_for_this_machine_only(ports: Ports, home:
     assert len(channels) <= 1
     for host, port in (channel.split(":") for channel in channels):
         assert host == "127.0.0.1"
-        with socket.create_connection((host, int(port)), timeout=60) as caller:
+        with socket.create_connection((host, int(port)), timeout=240) as caller:
             caller.sendall(b"no token of a run\n")
             assert caller.recv(1) == b""
 

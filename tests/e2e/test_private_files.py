@@ -55,7 +55,7 @@ def test_no_file_of_a_home_can_be_read_by_others(desk_config: dict[str, object],
             reply = web.post("/v1/chat/completions", json=asked).raise_for_status().json()
             web.post("/v1/feedback", json={"conversation_id": reply["conversation_id"], "rating": 1}).raise_for_status()
         os.kill(serving.process.pid or 0, signal.SIGTERM)
-        serving.process.join(60)
+        serving.process.join(240)
     finally:
         os.umask(before)
     made = {path.relative_to(home).parts[0] for path in home.iterdir()}

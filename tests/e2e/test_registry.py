@@ -208,7 +208,7 @@ def served(version: int, tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=240)
 
 
 def test_mlflow_serves_the_champion_over_http(served: str):
@@ -217,6 +217,6 @@ def test_mlflow_serves_the_champion_over_http(served: str):
     request = urllib.request.Request(
         f"{served}/invocations", data=json.dumps(chat).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=240) as response:
         (answer,) = json.loads(response.read())
     assert answer["choices"][0]["message"]["role"] == "assistant"

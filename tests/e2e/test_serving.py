@@ -75,7 +75,7 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
     first = server.process()
     assert first is not None
     first.kill()
-    psutil.wait_procs([first], timeout=60)
+    psutil.wait_procs([first], timeout=240)
     restart_if_dead(server, wait=True)
     assert server.process() not in (None, first)
     assert (server.address(), running_services(tmp_path)["serve"], address[:8]) == (address, True, "https://")
@@ -86,7 +86,7 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
         f"{address}/v1/chat/completions",
         json={**body, "max_tokens": 200},
         headers={"Authorization": f"Bearer {key}"},
-        timeout=120,
+        timeout=240,
         verify=False,
     )
     with request as response:

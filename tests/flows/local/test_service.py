@@ -319,7 +319,7 @@ def test_its_children_stop_with_it(tmp_path: Path):
         time.sleep(0.05)
     children = parent.children(recursive=True)
     service.stop()
-    gone, left = psutil.wait_procs(children, timeout=60)
+    gone, left = psutil.wait_procs(children, timeout=240)
     assert gone
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
 

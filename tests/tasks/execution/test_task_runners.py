@@ -224,7 +224,7 @@ def test_a_ray_cluster_answers_only_clients_with_its_token(ray_address: str, ser
         )
         for name, value in tokens.items()
     }
-    printed = {name: client.communicate(timeout=120)[0] for name, client in clients.items()}
+    printed = {name: client.communicate(timeout=240)[0] for name, client in clients.items()}
     assert "computed 3" in printed["own"], printed["own"]
     for name in ("wrong", "none"):
         assert "ConfigError: rollout.ray_address" in printed[name], printed[name]
@@ -265,7 +265,7 @@ def test_a_run_that_is_ended_leaves_no_process_of_ray_and_no_file():
                 assert {"raylet", "gcs_server"} <= {process.name() for process in started}
                 run.send_signal(signum)
             assert run.returncode == (143 if signum == signal.SIGTERM else -signal.SIGKILL)
-            assert psutil.wait_procs(started, timeout=120)[1] == []
+            assert psutil.wait_procs(started, timeout=240)[1] == []
             folders = [*Path(temporary).rglob("session_2*")]
             assert len(folders) == (signum == signal.SIGKILL)
         with scratch_path(folders[0].parents[1]):

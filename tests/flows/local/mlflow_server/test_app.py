@@ -214,7 +214,7 @@ def test_the_attack_on_the_registry_is_refused_at_its_first_steps(tracking: Trac
 def test_the_body_of_a_probe_is_not_read(tracking: Tracking):
     """60 MiB that anyone announces: answered at once, and the connection is closed."""
     where = urlsplit(tracking.url)
-    with socket.create_connection((where.hostname, where.port), timeout=60) as caller:
+    with socket.create_connection((where.hostname, where.port), timeout=240) as caller:
         caller.sendall(f"GET /health HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 62914560\r\n\r\n".encode())
         answer = b"".join(iter(lambda: caller.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -226,7 +226,7 @@ def test_silent_sockets_lock_nobody_out(tracking: Tracking):
     address = ("127.0.0.1", int(tracking.url.rpartition(":")[2]))
     with ExitStack() as stack:
         for _ in range(1100):
-            stack.enter_context(socket.create_connection(address, timeout=60))
+            stack.enter_context(socket.create_connection(address, timeout=240))
         assert httpx.get(f"{tracking.url}/version", auth=tracking.login, timeout=60).status_code == 200
 
 
@@ -343,7 +343,7 @@ def test_a_server_that_would_answer_anyone_is_not_started(variables: dict[str, s
     done = subprocess.run(
         [sys.executable, "-c", "from grpo_local.mlflow_server.app import application; application()"],
         env={**kept, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode != 0
     assert message in done.stderr.strip().rpartition("\n")[2]

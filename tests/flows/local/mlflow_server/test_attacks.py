@@ -170,7 +170,7 @@ def test_no_encoding_of_the_path_reaches_the_assistant(attacker: Attacker, path:
     head = (
         f"GET {path} HTTP/1.1\r\nHost: {host.host}:{host.port}\r\nAuthorization: {header}\r\nConnection: close\r\n\r\n"
     )
-    with socket.create_connection((host.host, host.port or 80), timeout=60) as connection:
+    with socket.create_connection((host.host, host.port or 80), timeout=240) as connection:
         connection.sendall(head.encode())
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.split()[1] in (b"404", b"400"), answer[:300]

@@ -176,7 +176,7 @@ def test_a_server_that_would_answer_anyone_is_not_started(tmp_path: Path, variab
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode != 0

@@ -47,13 +47,13 @@ NO_LOGINS: dict[str, tuple[str | bytes, int]] = {
 
 def _open(server: str, place: str) -> ClientConnection:
     address = f"{server.replace('http:', 'ws:')}/{place}"
-    return connect(address, subprotocols=[Subprotocol("prefect")], open_timeout=60)
+    return connect(address, subprotocols=[Subprotocol("prefect")], open_timeout=240)
 
 
 def _code(connection: ClientConnection) -> int | None:
     """Code by which the server closes the connection."""
     with pytest.raises(ConnectionClosed) as caught:
-        connection.recv(60)
+        connection.recv(240)
     return caught.value.rcvd.code if caught.value.rcvd else None
 
 
@@ -82,7 +82,7 @@ def test_a_login_opens_the_stream_of_events(server: str):
             if token == "wrong":
                 assert _code(connection) == 1008
             else:
-                assert json.loads(connection.recv(60)) == {"type": "auth_success"}
+                assert json.loads(connection.recv(240)) == {"type": "auth_success"}
 
 
 def test_silent_sockets_lock_nobody_out_of_prefect(server: str):
@@ -90,7 +90,7 @@ def test_silent_sockets_lock_nobody_out_of_prefect(server: str):
     parts = urlsplit(server)
     with ExitStack() as stack:
         for _ in range(1100):
-            stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=60))
+            stack.enter_context(socket.create_connection((parts.hostname, parts.port), timeout=240))
         assert httpx.get(f"{server}/health", timeout=60).status_code == 200
 
 

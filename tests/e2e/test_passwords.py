@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.contents import files_with
 from tests.places import ROOT
 from tests.ports import own_port
 
@@ -44,9 +44,9 @@ def _grpo(home: Path, *arguments: str, **variables: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
-def _kept(home: Path) -> Iterator[Path]:
+def _kept(home: Path) -> list[Path]:
     """Files that contain the password."""
-    return (path for path in home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes())
+    return files_with(SECRET.encode(), home)
 
 
 @pytest.mark.parametrize(

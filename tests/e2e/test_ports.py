@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import psutil
 import pytest
 
 from grpo_local.login import CLIENT, login
@@ -29,6 +28,7 @@ from tests.e2e.served import basic
 from tests.greeting import write_greeting
 from tests.places import ROOT
 from tests.ports import own_port
+from tests.processes import family, listening
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -268,15 +268,11 @@ def test_every_open_port_is_listed_and_for_this_machine_only(ports: Ports, home:
     worker = Service(name="worker-cpu", home=ports.home, arguments=())
     services = (Service(name="prefect", home=home, arguments=()), worker, mlflow_service(ports.home))
     leaders = [process for service in services if (process := service.process()) is not None]
-    family = [one for leader in leaders for one in (leader, *leader.children(recursive=True))]
-    sockets = [
-        connection for one in family for connection in one.net_connections() if connection.status == psutil.CONN_LISTEN
-    ]
-    listening = {f"{connection.laddr.ip}:{connection.laddr.port}" for connection in sockets}
+    opened = {f"{ip}:{port}" for leader in leaders for ip, port in listening(family(leader))}
     known = {urlsplit(url).netloc for url in (ports.prefect, ports.mlflow, str(worker.address()))}
-    assert known <= listening
+    assert known <= opened
     assert list(httpx.get(f"{worker.address()}/openapi.json", timeout=60).json()["paths"]) == ["/health"]
-    channels = listening - known
+    channels = opened - known
     assert len(channels) <= 1
     for host, port in (channel.split(":") for channel in channels):
         assert host == "127.0.0.1"

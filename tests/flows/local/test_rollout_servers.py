@@ -24,6 +24,7 @@ from grpo.trajectories import Trajectory
 from grpo_local.rollout_servers import RunServers, remove_logs_of_ended_runs, rollout_servers
 from grpo_local.service import Service
 from grpo_tasks.execution.stage import Call
+from tests.contents import files_with
 from tests.doubles import short_run
 from tests.flows.test_continuous import TRAINING, Executor
 from tests.ports import own_port
@@ -126,9 +127,8 @@ def test_the_key_is_in_no_file_and_no_command_line(servers: RunServers, trained:
     """The servers have its hash, and it is not in their environment."""
     key = os.environ[KEY].encode()
     places = (trained.folder, home / "services", servers.services[0].home.parent)
-    files = [path for place in places for path in place.rglob("*") if path.is_file()]
-    assert any(path.name == "keys.json" for path in files)
-    assert not [path for path in files if key in path.read_bytes()]
+    assert [path for place in places for path in place.rglob("keys.json")]
+    assert not files_with(key, *places)
     process = servers.services[1].process()
     assert process is not None
     assert not [part for part in process.cmdline() if key.decode() in part]

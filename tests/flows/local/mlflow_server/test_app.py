@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -28,9 +29,11 @@ from grpo.errors import ConfigError
 from grpo_local.login import HOSTS, PASSWORD, USERNAME, login, login_file
 from grpo_local.mlflow_server.app import LoginMiddleware
 from grpo_local.servers import lend_mlflow_login, mlflow_server, mlflow_service
+from tests.contents import files_with
 from tests.file_limits import default_files
 from tests.places import ROOT
 from tests.ports import own_port
+from tests.processes import each, family
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 LOGIN = "grpo:a-long-password"
@@ -315,12 +318,10 @@ def test_the_password_is_in_no_argument_and_no_log(tracking: Tracking):
     """Other users of the machine see arguments of processes."""
     process = mlflow_service(tracking.home).process()
     assert process is not None
-    family = (process, *process.children(recursive=True))
-    assert not [one.cmdline() for one in family if tracking.login[1] in " ".join(one.cmdline())]
-    holders = [
-        path for path in tracking.home.rglob("*") if path.is_file() and tracking.login[1].encode() in path.read_bytes()
-    ]
-    assert holders == [login_file(tracking.home, "mlflow")]
+    commands = [" ".join(command) for command in each(family(process), psutil.Process.cmdline)]
+    assert commands
+    assert not [command for command in commands if tracking.login[1] in command]
+    assert files_with(tracking.login[1].encode(), tracking.home) == [login_file(tracking.home, "mlflow")]
 
 
 @pytest.mark.parametrize(

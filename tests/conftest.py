@@ -18,10 +18,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # expectations are those of a CPU; `make gpu` shows the first device
 
 from grpo_local import settings  # noqa: E402
-from grpo_local.service import free_port  # noqa: E402
+from tests.ports import own_port  # noqa: E402
 
 os.environ.update(settings.home_variables(HOME))  # each process of the tests has its own, whatever it inherits
-os.environ["PREFECT_SERVER_API_PORT"] = str(free_port())
+os.environ["PREFECT_SERVER_API_PORT"] = str(own_port())
 settings.apply()
 
 

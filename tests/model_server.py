@@ -80,7 +80,7 @@ class Model:
 
     def hanging(self, body: dict[str, Any]) -> tuple[int, object]:
         """Answer only when the test is over."""
-        self.hang.wait(60)
+        self.hang.wait(240)
         return 500, {}
 
     def server(self, **changes: Any) -> OpenAIEndpoint:

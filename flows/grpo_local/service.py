@@ -302,9 +302,10 @@ def _listens(process: psutil.Process, url: str) -> bool:
     port = urllib.parse.urlsplit(url).port
     with suppress(psutil.NoSuchProcess):
         for listener in (process, *process.children(recursive=True)):
-            sockets = listener.net_connections(kind="tcp")
-            if any(socket.status == psutil.CONN_LISTEN and socket.laddr.port == port for socket in sockets):
-                return True
+            with suppress(psutil.NoSuchProcess):  # a child that has ended says nothing about the others
+                sockets = listener.net_connections(kind="tcp")
+                if any(socket.status == psutil.CONN_LISTEN and socket.laddr.port == port for socket in sockets):
+                    return True
     return False
 
 

@@ -181,18 +181,21 @@ class Registry:
         return str(run.info.run_id)
 
     def log_metrics(self, run_id: str, series: Mapping[str, Sequence[float | None]]) -> None:
-        """Log the values of each name by iteration. Values that are None are left out."""
+        """Log the values of each name by iteration. Values that are None are left out.
+
+        Names whose last value the run has already are left out too, because a repeated run opens the same record, in
+        which each point would appear once more.
+        """
         import time
 
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(name, value, now, step)
-            for name, values in series.items()
-            for step, value in enumerate(values)
-            if value is not None
-        ]
+        now, known = int(time.time() * 1000), self.client.get_run(run_id).data.metrics
+        metrics: list[Metric] = []
+        for name, values in series.items():
+            points = [Metric(name, value, now, step) for step, value in enumerate(values) if value is not None]
+            if points and known.get(name) != points[-1].value:
+                metrics += points
         for start in range(0, len(metrics), 1000):
             self.client.log_batch(run_id, metrics=metrics[start : start + 1000])
 

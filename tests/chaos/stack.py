@@ -27,13 +27,14 @@ from prefect.context import refresh_global_settings_context
 
 from grpo_local import settings
 from grpo_local.login import CLIENT, HOSTS, PASSWORD, USERNAME
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
 from tests.chaos.machine import Machine
 from tests.chaos.proxy import Proxy
 from tests.e2e.postgres import Cluster, postgres
 from tests.e2e.served import LOGIN, basic, mlflow_service, prefect_service
 from tests.object_store import CREDENTIALS
 from tests.places import ROOT
+from tests.ports import own_port
 
 SILENCE_S = 70
 """Time without a heartbeat after which a run is lost here, instead of `settings.SILENCE_S`: a cell is 50 s shorter."""
@@ -148,7 +149,7 @@ def running_stack() -> Iterator[Stack]:
 @contextmanager
 def _object_store(folder: Path) -> Iterator[str]:
     """moto's S3 server in a process of its own, with one bucket; it keeps objects in memory."""
-    port = free_port()
+    port = own_port()
     url = f"http://127.0.0.1:{port}"
     with (folder / "s3.log").open("wb") as log:
         server = subprocess.Popen(

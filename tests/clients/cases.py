@@ -80,7 +80,7 @@ def busy():
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait(240)
     refused = httpx.post(f"{URL}/chat/completions", json={**body, "stream": False}, headers=headers, timeout=60)
     assert refused.status_code == 429 or done.is_set(), refused.text
     yield

@@ -86,7 +86,7 @@ def test_the_script_starts_every_node_of_a_slurm_job_and_ends_with_the_first(tmp
     variables = {"SHARED": str(tmp_path), "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3", "CALLS": str(calls)}
     script = [str(FOLDER / "slurm.sh"), "run.yaml"]
     environment = {**os.environ, **variables, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PROCESSES": "4"}
-    ended = subprocess.run(script, env=environment, timeout=30, capture_output=True, text=True, check=True)
+    ended = subprocess.run(script, env=environment, timeout=240, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
     others, first = sorted(calls.read_text().splitlines(), key=lambda line: "train-node" not in line)
     assert others == "--nodes=2 --ntasks=2 --relative=1 grpo train-node"

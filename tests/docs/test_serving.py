@@ -86,7 +86,7 @@ def _run(desk: ChatServer, *command: str, name: str = "me", scopes: tuple[str, .
     """Output of a program whose environment is that of the page's first commands."""
     key = desk.client(name, scopes).api_key
     environment = {**os.environ, "OPENAI_BASE_URL": f"{desk.url}/v1", "OPENAI_API_KEY": key}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

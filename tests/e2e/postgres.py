@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 
 import psycopg2
 import pytest
+
+from tests.ports import own_port
 
 _PACKAGES = Path("/usr/lib/postgresql")
 _VOLATILE = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "max_connections=200")
@@ -86,9 +87,7 @@ def postgres(*, durable: bool = False) -> Iterator[Cluster]:
     try:
         data = folder / "data"
         _run(binaries[-1] / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync", user=user)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = own_port()
         chosen = _DURABLE if durable else _VOLATILE
         settings = " ".join(f"-c {one}" for one in (*chosen, f"unix_socket_directories={folder}"))
         options = f"-h 127.0.0.1 -p {port} {settings}"

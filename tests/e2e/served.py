@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_local.login import CLIENT, HOSTS, ORIGINS, PASSWORD, SERVER, USERNAME
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
 from tests.places import ROOT
+from tests.ports import own_port
 
 LOGIN = "grpo:login-of-a-container"
 """Of the servers that are started here as containers start them."""
@@ -34,7 +35,7 @@ def basic(login: str) -> tuple[str, str]:
 
 def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Service:
     """Prefect's API and pages, configured like a container, by the environment."""
-    port = free_port()
+    port = own_port()
     variables = {
         "PREFECT_API_URL": None,
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
@@ -55,7 +56,7 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
 
 def mlflow_service(home: Path, environment: Mapping[str, str | None], *, database: str) -> Service:
     """MLflow's tracking and registry, configured like a container, by the environment. Files go through it."""
-    port = free_port()
+    port = own_port()
     user, password = basic(LOGIN)
     variables = {
         USERNAME: user,

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_local.service import free_port
 from tests.places import ROOT
+from tests.ports import own_port
 from tests.waiting import until
 
 PROGRAMS = {
@@ -122,15 +122,15 @@ def _change(folder: Path, planted: int, chatting: int) -> None:
     config = yaml.safe_load((folder / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     serving = next(job for job in config["scrape_configs"] if job["job_name"] == "grpo-serve")
-    serving["static_configs"][0]["targets"] = [f"127.0.0.1:{planted}", f"127.0.0.1:{free_port()}"]
+    serving["static_configs"][0]["targets"] = [f"127.0.0.1:{planted}", f"127.0.0.1:{own_port()}"]
     services = next(job for job in config["scrape_configs"] if job["job_name"] == "grpo-services")
-    services["static_configs"][0]["targets"] = [f"http://127.0.0.1:{free_port()}/api/health"]
+    services["static_configs"][0]["targets"] = [f"http://127.0.0.1:{own_port()}/api/health"]
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
 
 
 def _start(stack: ExitStack, folder: Path, data: Path) -> None:
     """Start the three programs; they end with the stack."""
-    ports = {name: free_port() for name in PROGRAMS}
+    ports = {name: own_port() for name in PROGRAMS}
     text = (folder / "prometheus.yaml").read_text()
     text = text.replace("127.0.0.1:9093", f"127.0.0.1:{ports['alertmanager']}")
     (folder / "prometheus.yaml").write_text(text.replace("127.0.0.1:9115", f"127.0.0.1:{ports['blackbox']}"))

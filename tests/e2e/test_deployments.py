@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from grpo_local.login import CLIENT, HOSTS
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
 from tests.e2e.served import LOGIN, basic, mlflow_service
 from tests.greeting import write_greeting
 from tests.places import ROOT
+from tests.ports import own_port
 
 pytestmark = pytest.mark.e2e
 DEPLOYMENTS = ROOT / "deployments"
@@ -83,7 +84,7 @@ def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
     container = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]["mlflow"]
     assert container["command"] == ["python", "-m", "grpo_local.mlflow_server.app"]
     hosts = container["environment"][HOSTS]
-    own = free_port()
+    own = own_port()
     variables = {HOSTS: f"127.0.0.1:{own},{hosts}", "MLFLOW_PORT": str(own)}
     served = mlflow_service(tmp_path, variables, database=f"sqlite:///{tmp_path}/mlflow.db")
     with replace(served, port=own).shared() as url:
@@ -100,7 +101,7 @@ def test_mlflow_answers_where_it_is_probed_and_to_its_name(tmp_path: Path):
 def test_a_worker_answers_where_it_is_probed(deployed: str, tmp_path: Path):
     """With the arguments of the manifests."""
     services = yaml.safe_load((DEPLOYMENTS / "compose.yaml").read_text(encoding="utf-8"))["services"]
-    port = free_port()
+    port = own_port()
     variables = {"PREFECT_WORKER_WEBSERVER_HOST": "127.0.0.1", "PREFECT_WORKER_WEBSERVER_PORT": str(port)}
     worker = Service(
         name="worker",

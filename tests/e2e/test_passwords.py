@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from grpo_local.service import free_port
+from tests.contents import files_with
 from tests.places import ROOT
+from tests.ports import own_port
 
 pytestmark = pytest.mark.e2e
 
@@ -35,7 +35,7 @@ def _grpo(home: Path, *arguments: str, **variables: str) -> subprocess.Completed
     environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     environment |= {
         "GRPO_HOME": str(home),
-        "PREFECT_SERVER_API_PORT": str(free_port()),
+        "PREFECT_SERVER_API_PORT": str(own_port()),
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "GRPO_DEBUG": "1",
         **variables,
@@ -44,9 +44,9 @@ def _grpo(home: Path, *arguments: str, **variables: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
-def _kept(home: Path) -> Iterator[Path]:
+def _kept(home: Path) -> list[Path]:
     """Files that contain the password."""
-    return (path for path in home.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes())
+    return files_with(SECRET.encode(), home)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_password_of_an_unreachable_server_is_not_repeated(
     home: Path, arguments: tuple[str, ...], variable: str, address: str
 ):
     """The command fails; neither its output nor any byte below the home has the password."""
-    url = address.format(login=LOGIN, place=f"127.0.0.1:{free_port()}")
+    url = address.format(login=LOGIN, place=f"127.0.0.1:{own_port()}")
     done = _grpo(home, *arguments, **{variable: url})
     assert done.returncode != 0, done.stdout
     assert SECRET not in done.stdout + done.stderr

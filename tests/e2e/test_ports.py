@@ -18,16 +18,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import psutil
 import pytest
 
 from grpo_local.login import CLIENT, login
 from grpo_local.servers import mlflow_service
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
 from tests.e2e.browser import STRANGER, browser
 from tests.e2e.served import basic
 from tests.greeting import write_greeting
 from tests.places import ROOT
+from tests.ports import own_port
+from tests.processes import family, listening
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -111,7 +112,7 @@ def ports(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Por
     folder = tmp_path_factory.mktemp("ports")
     deploy(write_greeting(folder), gpu_slots=1)
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("GRPO_MLFLOW_PORT", str(free_port()))
+        environment.setenv("GRPO_MLFLOW_PORT", str(own_port()))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         with mlflow_server(folder) as mlflow, worker_service(folder, "cpu", prefect_url=server, mlflow_url="").shared():
             found = Ports(
@@ -267,19 +268,15 @@ def test_every_open_port_is_listed_and_for_this_machine_only(ports: Ports, home:
     worker = Service(name="worker-cpu", home=ports.home, arguments=())
     services = (Service(name="prefect", home=home, arguments=()), worker, mlflow_service(ports.home))
     leaders = [process for service in services if (process := service.process()) is not None]
-    family = [one for leader in leaders for one in (leader, *leader.children(recursive=True))]
-    sockets = [
-        connection for one in family for connection in one.net_connections() if connection.status == psutil.CONN_LISTEN
-    ]
-    listening = {f"{connection.laddr.ip}:{connection.laddr.port}" for connection in sockets}
+    opened = {f"{ip}:{port}" for leader in leaders for ip, port in listening(family(leader))}
     known = {urlsplit(url).netloc for url in (ports.prefect, ports.mlflow, str(worker.address()))}
-    assert known <= listening
+    assert known <= opened
     assert list(httpx.get(f"{worker.address()}/openapi.json", timeout=60).json()["paths"]) == ["/health"]
-    channels = listening - known
+    channels = opened - known
     assert len(channels) <= 1
     for host, port in (channel.split(":") for channel in channels):
         assert host == "127.0.0.1"
-        with socket.create_connection((host, int(port)), timeout=60) as caller:
+        with socket.create_connection((host, int(port)), timeout=240) as caller:
             caller.sendall(b"no token of a run\n")
             assert caller.recv(1) == b""
 

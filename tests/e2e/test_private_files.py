@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from grpo.serving.access.keys import KeyStore
-from grpo_local.service import free_port
 from tests import waiting
 from tests.e2e.commands import start
 from tests.e2e.served import own_environment
+from tests.ports import own_port
 
 
 def open_to_others(folder: Path) -> list[str]:
@@ -35,7 +35,7 @@ def test_no_file_of_a_home_can_be_read_by_others(desk_config: dict[str, object],
     try:
         code, printed = start("train", str(config), environment=environment, output=tmp_path / "train.txt").end()
         assert code in (0, 3), printed
-        secret, port = KeyStore(home / "keys.json").create("shop", ("chat", "feedback")), free_port()
+        secret, port = KeyStore(home / "keys.json").create("shop", ("chat", "feedback")), own_port()
         model = f"models:/{desk_config['registry']['model_name']}/1"  # type: ignore[index]
         serving = start("serve", model, "--port", str(port), environment=environment, output=tmp_path / "serve.txt")
         with httpx.Client(
@@ -55,7 +55,7 @@ def test_no_file_of_a_home_can_be_read_by_others(desk_config: dict[str, object],
             reply = web.post("/v1/chat/completions", json=asked).raise_for_status().json()
             web.post("/v1/feedback", json={"conversation_id": reply["conversation_id"], "rating": 1}).raise_for_status()
         os.kill(serving.process.pid or 0, signal.SIGTERM)
-        serving.process.join(60)
+        serving.process.join(240)
     finally:
         os.umask(before)
     made = {path.relative_to(home).parts[0] for path in home.iterdir()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from grpo.config.serving import EngineSettings
 from grpo.serving.requests.service import ServiceSettings
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, clerk
 from tests.places import ROOT
+from tests.ports import own_port
 
 PROMETHEUS = shutil.which("prometheus")
 pytestmark = [
@@ -30,13 +30,6 @@ pytestmark = [
 ]
 CONFIG = ROOT / "deployments" / "prometheus" / "prometheus.yaml"
 PANELS = json.loads((ROOT / "deployments" / "grafana" / "serving.json").read_text(encoding="utf-8"))["panels"]
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _configure(folder: Path, server: ChatServer) -> Path:
@@ -101,7 +94,7 @@ def test_every_panel_has_data_after_a_load_and_no_alert_fires(tmp_path: Path):
         engine=EngineSettings(concurrency=2),
         service=ServiceSettings(max_requests=6),
     ) as server:
-        port = _free_port()
+        port = own_port()
         url = f"http://127.0.0.1:{port}"
         process = subprocess.Popen(
             [

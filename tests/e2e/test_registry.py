@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -26,6 +25,7 @@ from grpo_cli.app import app
 from grpo_tasks.registry import registry
 from tests.doubles import short_run
 from tests.places import DESK_SCENARIOS, ROOT
+from tests.ports import own_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 MODEL = "operated"
@@ -179,9 +179,7 @@ def test_a_registered_model_answers_where_nothing_of_the_project_is_installed(ve
 @pytest.fixture
 def served(version: int, tmp_path: Path) -> Iterator[str]:
     """The champion behind `mlflow models serve`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = own_port()
     log = tmp_path / "serve.log"
     command = [sys.executable, "-m", "mlflow", "models", "serve", "--model-uri", f"models:/{MODEL}@champion"]
     with log.open("wb") as output:
@@ -210,7 +208,7 @@ def served(version: int, tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=60)
+        process.wait(timeout=240)
 
 
 def test_mlflow_serves_the_champion_over_http(served: str):
@@ -219,6 +217,6 @@ def test_mlflow_serves_the_champion_over_http(served: str):
     request = urllib.request.Request(
         f"{served}/invocations", data=json.dumps(chat).encode(), headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=240) as response:
         (answer,) = json.loads(response.read())
     assert answer["choices"][0]["message"]["role"] == "assistant"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,18 +29,14 @@ from tests import waiting
 from tests.doubles import changed
 from tests.object_store import object_store
 from tests.places import ROOT
+from tests.ports import own_port
+from tests.processes import each, family
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 STORE = "s3://grpo/artifacts"
 PATIENCE_S = 600.0
 until = partial(waiting.until, patience_s=PATIENCE_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +48,14 @@ class Machine:
 
     def flow_run_process(self) -> psutil.Process | None:
         """The process of a flow run that is going on here, if there is one."""
-        own = set(psutil.Process(self.worker.pid).children(recursive=True))
+        own = set(family(psutil.Process(self.worker.pid)))
         return next((process for group in flow_run_processes().values() for process in group if process in own), None)
 
     def fork_servers(self) -> list[psutil.Process]:
         """The processes from which stages are forked."""
         children = psutil.Process(self.worker.pid).children()
-        return [child for child in children if "grpo_local.workers.fork_server" in child.cmdline()]
+        commands = each(children, lambda child: (child, child.cmdline()))
+        return [child for child, command in commands if "grpo_local.workers.fork_server" in command]
 
 
 def _machine(folder: Path, pool: str, server: str, mlflow: str) -> Machine:
@@ -111,7 +107,7 @@ def machines(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     folder = tmp_path_factory.mktemp("machines")
     with pytest.MonkeyPatch.context() as environment, object_store(environment):
-        environment.setenv("GRPO_MLFLOW_PORT", str(_free_port()))
+        environment.setenv("GRPO_MLFLOW_PORT", str(own_port()))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
         with mlflow_server(folder) as mlflow:
             _deploy("flows/grpo_flows/train.py:train", "train", "cpu-remote")
@@ -121,12 +117,10 @@ def machines(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 yield started[0], started[1]
             finally:
                 for machine in started:
-                    family = psutil.Process(machine.worker.pid).children(recursive=True)
+                    processes = family(psutil.Process(machine.worker.pid))
                     machine.worker.kill()
                     machine.worker.wait()
-                    for process in family:
-                        if process.is_running():
-                            process.kill()
+                    list(each(processes, psutil.Process.kill))
 
 
 def _config(desk_config: dict[str, Any], **sections: Any) -> dict[str, Any]:

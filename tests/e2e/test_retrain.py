@@ -336,7 +336,7 @@ def states(server: str, flow: str) -> list[tuple[str, str]]:
 def prefect(*arguments: str, server: str) -> None:
     subprocess.run(
         [sys.executable, "-m", "prefect", *arguments],
-        env=environment(server), check=True, capture_output=True, text=True, timeout=120,
+        env=environment(server), check=True, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -11,9 +10,11 @@ import pytest
 import yaml
 
 from grpo.serving.access.keys import PREFIX
+from tests.contents import files_with
 from tests.doubles import changed
 from tests.e2e.commands import start
 from tests.e2e.served import own_environment
+from tests.processes import each, family
 
 SERVERS = {"backend": "servers", "servers": {"count": 2, "threads": 1}}
 
@@ -35,10 +36,11 @@ def test_servers_end_with_a_run_that_is_ended(
     for line in command.lines():
         if line.startswith("iteration 1 "):
             assert command.process.pid is not None
-            servers = psutil.Process(command.process.pid).children(recursive=True)
-            os.kill(command.process.pid, signum)
+            leader, *servers = family(psutil.Process(command.process.pid))
+            assert [("serve" in line) for line in each(servers, psutil.Process.cmdline)].count(True) == 2
+            leader.send_signal(signum)
             break
-    assert len([process for process in servers if "serve" in process.cmdline()]) == 2
+    assert servers
     command.process.join()
     assert command.process.exitcode != 0
     _, left = psutil.wait_procs(servers, timeout=300)
@@ -47,5 +49,4 @@ def test_servers_end_with_a_run_that_is_ended(
     assert code in (0, 3), printed
     assert "rollout servers: started 2" in printed
     assert not list(folder.glob("services/rollout-server-*"))
-    files = [path for place in (folder, home) for path in place.rglob("*") if path.is_file()]
-    assert not [path for path in files if PREFIX.encode() in path.read_bytes()]
+    assert not files_with(PREFIX.encode(), folder, home)

@@ -14,12 +14,13 @@ from grpo.errors import ConfigError
 from grpo.serving.access.keys import KeyStore
 from grpo_cli.serve import serve_config
 from grpo_local import settings
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
 from grpo_local.serving import start_serving, stop_serving, supervised_server
 from grpo_local.stack import running_services
 from grpo_local.supervisor import restart_if_dead
 from tests.grpo.serving.test_server import self_signed
 from tests.places import DESK_MODEL, ROOT
+from tests.ports import own_port
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +31,7 @@ def tracking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in {**settings.offline_variables(), **settings.home_variables(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setenv("GRPO_SERVE_PORT", str(free_port()))
+    monkeypatch.setenv("GRPO_SERVE_PORT", str(own_port()))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'flows'}:{ROOT / 'tasks'}")
     return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
@@ -74,7 +75,7 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
     first = server.process()
     assert first is not None
     first.kill()
-    psutil.wait_procs([first], timeout=60)
+    psutil.wait_procs([first], timeout=240)
     restart_if_dead(server, wait=True)
     assert server.process() not in (None, first)
     assert (server.address(), running_services(tmp_path)["serve"], address[:8]) == (address, True, "https://")
@@ -85,7 +86,7 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
         f"{address}/v1/chat/completions",
         json={**body, "max_tokens": 200},
         headers={"Authorization": f"Bearer {key}"},
-        timeout=120,
+        timeout=240,
         verify=False,
     )
     with request as response:

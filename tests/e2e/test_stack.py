@@ -33,11 +33,12 @@ from prefect.client.schemas.objects import DeploymentSchedule, FlowRun, StateTyp
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from grpo_local.login import PASSWORD, USERNAME
-from grpo_local.service import Service, free_port, port_is_free
+from grpo_local.service import Service, port_is_free
 from grpo_local.workers.recovery import flow_run_processes
 from tests import waiting
 from tests.doubles import short_run
 from tests.places import ROOT
+from tests.ports import own_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -165,8 +166,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     environment = {
         **kept,
         "GRPO_HOME": str(folder / "home"),
-        "PREFECT_SERVER_API_PORT": str(free_port()),
-        "GRPO_MLFLOW_PORT": str(free_port()),
+        "PREFECT_SERVER_API_PORT": str(own_port()),
+        "GRPO_MLFLOW_PORT": str(own_port()),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "3",

@@ -76,7 +76,7 @@ def test_a_signal_ends_a_stage_wherever_it_is(busy: str, signum: signal.Signals,
         assert child.stdout is not None
         assert child.stdout.readline() == "started\n"
         child.send_signal(signum)
-        _, error = child.communicate(timeout=100)
+        _, error = child.communicate(timeout=240)
     finally:
         child.kill()
     assert child.returncode in code, error

@@ -3,7 +3,6 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from grpo_local.checks import (
 )
 from grpo_local.login import PASSWORD, SERVER, USERNAME
 from tests.places import ROOT
+from tests.ports import own_port
 
 METADATA = """Metadata-Version: 2.1
 Name: grpo-agent-framework
@@ -163,9 +163,7 @@ def test_a_database_that_does_not_answer_is_a_problem_without_its_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Nothing listens there; the message has the remedy and not the secret."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = own_port()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"postgresql+psycopg2://grpo:s3cret@127.0.0.1:{port}/mlflow")
     check = _stores(tmp_path, str(tmp_path))["mlflow"]
     assert check.state == "problem"
@@ -259,9 +257,7 @@ def test_the_exit_code_is_that_of_the_checks(tmp_path: Path, healthy: bool):
     path.mkdir()
     if not healthy:
         _installed(path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = own_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))}
     environment |= {"GRPO_HOME": str(tmp_path / "home"), "PREFECT_SERVER_API_PORT": str(port)}
     environment["PYTHONPATH"] = os.pathsep.join([str(path), str(ROOT)])

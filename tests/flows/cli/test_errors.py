@@ -27,8 +27,8 @@ from grpo.interrupts import Stopped
 from grpo.storage.home import home
 from grpo_cli.app import app
 from grpo_cli.errors import known_failure, with_exit_codes
-from grpo_local.service import free_port
 from tests.places import ROOT
+from tests.ports import own_port
 
 CONFIGS = ROOT / "data" / "configs"
 LOGIN = "me:s3cr3t%40x"
@@ -44,7 +44,7 @@ def _raised(call: Callable[[], object]) -> Exception:
 
 def test_prefect_that_cannot_be_reached_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch):
     """A real refused connection, also below the error that Prefect makes of it."""
-    address = f"http://me:s3cret@127.0.0.1:{free_port()}/api"
+    address = f"http://me:s3cret@127.0.0.1:{own_port()}/api"
     monkeypatch.setenv("PREFECT_API_URL", address)
     refused = _raised(lambda: httpx.get(address))
     around = RuntimeError("the flow ended")
@@ -59,7 +59,7 @@ def test_prefect_that_cannot_be_reached_is_named_without_its_password(monkeypatc
 def test_a_stopped_server_of_the_command_is_named_by_the_request(monkeypatch: pytest.MonkeyPatch):
     """The variable is removed with the server, before the command ends."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    port = free_port()
+    port = own_port()
     failure = known_failure(_raised(lambda: httpx.get(f"http://127.0.0.1:{port}/api/flow_runs/filter")))
     assert f"Prefect's server at http://127.0.0.1:{port}/api cannot be reached" in str(failure)
 
@@ -68,7 +68,7 @@ def test_mlflow_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch)
     """The error of its client after its own retries."""
     from mlflow import MlflowClient
 
-    address = f"http://me:s3cret@127.0.0.1:{free_port()}"
+    address = f"http://me:s3cret@127.0.0.1:{own_port()}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     failure = known_failure(_raised(lambda: MlflowClient(address).search_experiments()))

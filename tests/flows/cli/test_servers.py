@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from grpo_local.login import login, login_file
 from grpo_local.servers import mlflow_server
 from grpo_local.service import port_is_free
 from tests.places import ROOT
+from tests.ports import own_port
 
 
 def test_databases_are_created_once(tmp_path: Path):
@@ -39,9 +39,7 @@ def test_databases_are_created_once(tmp_path: Path):
 
 def test_the_pages_of_mlflow_have_telemetry_disabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The server disables it in the browser, too."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("GRPO_MLFLOW_PORT", str(probe.getsockname()[1]))
+    monkeypatch.setenv("GRPO_MLFLOW_PORT", str(own_port()))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     with mlflow_server(tmp_path) as url:
         user, _, password = login(tmp_path, "mlflow").partition(":")
@@ -51,10 +49,7 @@ def test_the_pages_of_mlflow_have_telemetry_disabled(tmp_path: Path, monkeypatch
 
 def test_the_pages_end_on_sigterm(tmp_path: Path):
     """`grpo ui` says where the passwords of both are, and under SIGTERM leaves no server behind."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        ports = first.getsockname()[1], second.getsockname()[1]
+    ports = own_port(), own_port()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))},
         "GRPO_HOME": str(tmp_path),

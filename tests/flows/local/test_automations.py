@@ -276,12 +276,11 @@ def test_failed_and_late_runs_are_told_whatever_their_message(pool: Pool, receiv
     message = 'KeyError: "stock"\nin C:\\shop {{ flow_run.id }} </script>'
     pool.run(Pending, Running, partial(Failed, message=message))
     late = pool.run(Late)
-    until("both", lambda: len(receiver.texts) == 2)
-    failed, waiting_one = sorted(receiver.texts, key=lambda text: " is Late" in text)
-    assert f"is Failed: {message} " in failed
-    assert f"lost-{pool.name} " in failed
-    assert "is Late" in waiting_one
-    assert str(late) in waiting_one
+    until("both", lambda: len({text.partition(" is ")[0] for text in receiver.texts}) == 2)
+    failed, waiting_one = ([text for text in receiver.texts if state in text] for state in (" is Failed", " is Late"))
+    assert f"is Failed: {message} " in failed[0]
+    assert f"lost-{pool.name} " in failed[0]
+    assert str(late) in waiting_one[0]
 
 
 def test_a_pool_without_a_worker_is_told(pool: Pool, receiver: Receiver):

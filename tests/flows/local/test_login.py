@@ -29,7 +29,7 @@ def test_concurrent_processes_get_the_same_login(tmp_path: Path):
         subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(6)
     ]
-    drawn = {process.communicate(timeout=120)[0].strip() for process in started}
+    drawn = {process.communicate(timeout=240)[0].strip() for process in started}
     assert drawn == {login(tmp_path, "prefect")}
     assert login(tmp_path, "prefect").startswith("grpo:")
     assert len(login(tmp_path, "prefect")) == len("grpo:") + 43, "32 random bytes in base64"

@@ -10,7 +10,8 @@ import pytest
 
 from grpo.errors import ConfigError
 from grpo_local.restarts import MOST_DEATHS, STEADY_S, Restarts, restart_if_dead, supervise_once
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
+from tests.ports import own_port
 from tests.waiting import until
 
 SLEEP = ("timeit", "-n1", "-r1", "-s", "import time", "time.sleep(600)")
@@ -29,7 +30,7 @@ class Clock:
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[Service]:
     """A server that never answers."""
-    service = Service(name="slow", home=tmp_path, arguments=SLEEP, port=free_port())
+    service = Service(name="slow", home=tmp_path, arguments=SLEEP, port=own_port())
     yield service
     service.stop(at_once=True)
 

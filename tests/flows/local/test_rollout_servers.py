@@ -22,10 +22,12 @@ from grpo.policy.servers.policy import KEY, STARTED, server_urls
 from grpo.tables import read_trajectories
 from grpo.trajectories import Trajectory
 from grpo_local.rollout_servers import RunServers, remove_logs_of_ended_runs, rollout_servers
-from grpo_local.service import Service, free_port
+from grpo_local.service import Service
 from grpo_tasks.execution.stage import Call
+from tests.contents import files_with
 from tests.doubles import short_run
 from tests.flows.test_continuous import TRAINING, Executor
+from tests.ports import own_port
 from tests.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -125,9 +127,8 @@ def test_the_key_is_in_no_file_and_no_command_line(servers: RunServers, trained:
     """The servers have its hash, and it is not in their environment."""
     key = os.environ[KEY].encode()
     places = (trained.folder, home / "services", servers.services[0].home.parent)
-    files = [path for place in places for path in place.rglob("*") if path.is_file()]
-    assert any(path.name == "keys.json" for path in files)
-    assert not [path for path in files if key in path.read_bytes()]
+    assert [path for place in places for path in place.rglob("keys.json")]
+    assert not files_with(key, *places)
     process = servers.services[1].process()
     assert process is not None
     assert not [part for part in process.cmdline() if key.decode() in part]
@@ -164,7 +165,7 @@ def test_a_server_that_does_not_start_is_one_sentence_with_the_end_of_its_log(tm
     """The reason is the last line of the log."""
     arguments = ("no_such_module",)
     failing = Service(
-        name="rollout-server-0", home=tmp_path, arguments=arguments, port=free_port(), ends_with_parent=True
+        name="rollout-server-0", home=tmp_path, arguments=arguments, port=own_port(), ends_with_parent=True
     )
     servers = RunServers([failing])
     with pytest.raises(ConfigError, match=r"rollout-server-0 ended at its start: .*No module named .*no_such_module"):

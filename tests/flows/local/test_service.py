@@ -19,7 +19,6 @@ from grpo.errors import ConfigError, StorageError
 from grpo_local import service as services
 from grpo_local.service import (
     Service,
-    free_port,
     port_is_free,
     process_identity,
     processes_with_variable,
@@ -27,12 +26,13 @@ from grpo_local.service import (
     reserved_port,
 )
 from tests.places import ROOT
+from tests.ports import own_port
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
     """A server of a folder in which there is a file `health`."""
-    found = files(tmp_path, free_port())
+    found = files(tmp_path, own_port())
     yield found
     found.stop(at_once=True)
 
@@ -48,7 +48,7 @@ def test_a_running_service_is_found_and_not_started_twice(service: Service, tmp_
     """A caller with another port gets the address of the live process."""
     service.start()
     url = service.wait()
-    other = files(tmp_path, free_port())
+    other = files(tmp_path, own_port())
     assert other.start() == other.wait() == url
     assert other.process() == service.process()
     other.stop()
@@ -72,7 +72,7 @@ def test_a_module_in_the_working_folder_is_not_imported(
 def test_a_service_that_ends_on_a_full_disk_says_so(small_disk: Path):
     """It cannot write into its log why it ends."""
     (small_disk / "fill").write_bytes(bytes(2**19))
-    ending = Service(name="ending", home=small_disk, arguments=("this",), port=free_port())
+    ending = Service(name="ending", home=small_disk, arguments=("this",), port=own_port())
     ending.start()
     with pytest.raises(StorageError, match=rf"cannot write {small_disk}: the disk is full"):
         ending.wait()
@@ -121,7 +121,7 @@ def test_the_copy_of_a_home_has_no_running_services_and_a_renamed_one_has(servic
     service.wait()
     copied = tmp_path / "copy"
     shutil.copytree(service.home / "services", copied / "services")
-    copy = files(copied, free_port())
+    copy = files(copied, own_port())
     assert recorded_services(copied) == {"files": None}
     copy.stop()
     assert recorded_services(service.home) == {"files": service.process()}
@@ -144,21 +144,23 @@ def test_an_invalid_record_does_no_harm(service: Service, record: str):
     assert service.wait()
 
 
-def test_a_port_of_another_program_is_named(service: Service):
+def test_a_port_of_another_program_is_named(tmp_path: Path):
     """Nothing is started, and the message has the remedy."""
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", service.port or 0))
+        taken.bind(("127.0.0.1", 0))
         taken.listen()
+        service = files(tmp_path, taken.getsockname()[1])
         with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*\. Stop that program"):
             service.start()
     assert service.process() is None
 
 
-def test_a_port_that_is_taken_during_the_start_is_named(service: Service):
+def test_a_port_that_is_taken_during_the_start_is_named(tmp_path: Path):
     """Two homes that start at once both see a free port; the slower one fails with the remedy."""
-    service.start()
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", service.port or 0))
+        taken.bind(("127.0.0.1", 0))  # seems free until it listens, and can be bound by nobody else
+        service = files(tmp_path, taken.getsockname()[1])
+        service.start()
         taken.listen()
         with pytest.raises(ConfigError, match=rf"port {service.port} on 127.0.0.1 is in use .*\. Stop that program"):
             service.wait()
@@ -184,7 +186,7 @@ def test_an_answer_of_another_program_on_its_port_is_not_taken_for_its_own(servi
 
 def test_a_service_that_ends_at_its_start_names_its_log(tmp_path: Path):
     """The log has its error."""
-    service = Service(name="broken", home=tmp_path, arguments=("no_such_module",), port=free_port())
+    service = Service(name="broken", home=tmp_path, arguments=("no_such_module",), port=own_port())
     service.start()
     with pytest.raises(ConfigError, match=r"broken ended at its start: .*no_such_module.*\. See .*broken\.log"):
         service.wait()
@@ -317,7 +319,7 @@ def test_its_children_stop_with_it(tmp_path: Path):
         time.sleep(0.05)
     children = parent.children(recursive=True)
     service.stop()
-    gone, left = psutil.wait_procs(children, timeout=60)
+    gone, left = psutil.wait_procs(children, timeout=240)
     assert gone
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
 
@@ -329,11 +331,11 @@ subprocess.run([sys.executable, "-m", "http.server", sys.argv[1], "--bind", "127
 
 
 @pytest.fixture
-def widowed(tmp_path: Path) -> Iterator[Service]:
-    """A service whose parent was killed while its child holds the port."""
+def family(tmp_path: Path) -> Iterator[Service]:
+    """A running service whose child holds the port."""
     (tmp_path / "serving.py").write_text(SERVING)
     (tmp_path / "health").touch()
-    port = free_port()
+    port = own_port()
     found = Service(
         name="parent",
         home=tmp_path,
@@ -343,13 +345,30 @@ def widowed(tmp_path: Path) -> Iterator[Service]:
     )
     found.start()
     found.wait()
-    parent = found.process()
+    yield found
+    found.stop(at_once=True)
+
+
+@pytest.fixture
+def widowed(family: Service) -> Service:
+    """A service whose parent was killed while its child holds the port."""
+    parent = family.process()
     assert parent is not None
     parent.kill()
     parent.wait(timeout=300)
-    assert not port_is_free("127.0.0.1", port)
-    yield found
-    found.stop(at_once=True)
+    assert not port_is_free("127.0.0.1", family.port or 0)
+    return family
+
+
+def test_a_child_that_has_just_ended_does_not_hide_the_one_that_listens(
+    family: Service, monkeypatch: pytest.MonkeyPatch
+):
+    """It ends after the system has listed it and before its sockets are read."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        ended = psutil.Process(child.pid)
+    children = psutil.Process.children
+    monkeypatch.setattr(psutil.Process, "children", lambda *given, **more: [ended, *children(*given, **more)])
+    assert family.address() == family.url
 
 
 def test_a_child_that_outlived_its_parent_makes_room(widowed: Service):
@@ -393,4 +412,6 @@ def test_a_process_whose_record_cannot_be_written_is_stopped(service: Service, m
     monkeypatch.setattr(services, "write_atomically", full)
     with pytest.raises(StorageError, match="the disk is full"):
         service.start()
-    assert not [one for _, one in processes_with_variable("GRPO_HOME") if str(service.port) in one.cmdline()]
+    assert not [
+        one for mark, one in processes_with_variable("GRPO_SERVICE") if mark == str(service.home / service.name)
+    ]

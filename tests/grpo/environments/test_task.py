@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -195,20 +195,28 @@ def test_an_exception_inside_a_library_is_logged_with_the_line_of_the_function(c
 @pytest.mark.parametrize("is_async", [True, False])
 def test_a_function_that_hangs_ends_at_its_timeout(is_async: bool):
     """0.05 s of patience, for a function on a thread as for one on the event loop."""
+    over = threading.Event()
 
     async def wait(state: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Wait."""
-        await asyncio.sleep(30)
+        await asyncio.sleep(3600)
         return state, "late"
 
     def sleep(state: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Sleep."""
-        time.sleep(0.3)
+        over.wait(240)
         return state, "late"
 
     function = wait if is_async else sleep
     world = TaskEnvironment(functions=[function], tool_timeout_s=0.05)
-    result = asyncio.run(_play(world, ORDER, [_call(function.__name__)]))
+
+    async def play() -> StepResult:
+        try:
+            return await _play(world, ORDER, [_call(function.__name__)])
+        finally:
+            over.set()
+
+    result = asyncio.run(play())
     assert result.response is not None
     message = f"{function.__name__} took longer than 0.05 s"
     assert json.loads(result.response.content) == {"error": {"type": "timeout", "message": message}}

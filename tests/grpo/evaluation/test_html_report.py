@@ -533,12 +533,12 @@ def test_browser_draws_the_page(whole: str, tmp_path: Path) -> None:
     page.write_text(whole, encoding="utf-8")
     command = [chromium, *BROWSER, f"--user-data-dir={tmp_path / 'profile'}"]
     dom = subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True, timeout=120
+        [*command, "--dump-dom", page.as_uri()], check=True, capture_output=True, text=True, timeout=240
     ).stdout
     assert dom.count("<svg") == dom.count("</svg>") == 7  # held-out results and six curves
     assert dom.rstrip().endswith("</body></html>")
     assert section(dom, "config")
-    subprocess.run([*command, f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True, timeout=120)
+    subprocess.run([*command, f"--screenshot={picture}", page.as_uri()], check=True, capture_output=True, timeout=240)
     painted = picture.read_bytes()
     assert (int.from_bytes(painted[16:20]), int.from_bytes(painted[20:24])) == (1200, 3000)
     assert len(painted) > 100_000  # an empty page of that size packs into a few kB

@@ -71,4 +71,4 @@ def test_other_modules_are_refused(inputs: dict[str, Any]):
 
 def _receive(store: ArtifactStore, code: Artifact, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", RECEIVER, store.uri, code.model_dump_json()]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)

@@ -28,6 +28,7 @@ from grpo.policy.transformers.model import load
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.tables import write_trajectories
 from tests.grpo.learner.conftest import BASE, DeskRollout, largest_difference, share_of_the_step, weights
+from tests.waiting import until
 
 SPACED = """
 from grpo import Renderer
@@ -376,9 +377,15 @@ def test_a_timed_out_update_leaves_no_process(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    workers = [psutil.Process(pid) for pid in (int(path.name) for path in started.iterdir()) if psutil.pid_exists(pid)]
-    _, left = psutil.wait_procs(workers, timeout=10)  # a zombie has ended
-    assert [worker for worker in left if worker.status() != psutil.STATUS_ZOMBIE] == []
+    workers = {int(path.name) for path in started.iterdir()}
+    assert len(workers) == 2
+
+    def living() -> set[int]:
+        """Workers of all updates of this machine. A zombie has no command line."""
+        processes = psutil.process_iter(["cmdline"])
+        return {process.pid for process in processes if "grpo.learner.worker" in (process.info["cmdline"] or ())}
+
+    until("the end of the workers", lambda: not workers & living(), patience_s=240)
 
 
 def test_an_error_in_a_worker_is_not_retried(desk_rollout: DeskRollout, tmp_path: Path):

@@ -7,11 +7,9 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from torch import distributed
@@ -26,6 +24,7 @@ from grpo.learner.worker import main
 from grpo.learner.worker_group import WorkerFailed, idle_group, process_key, run_workers
 from tests.grpo.learner.conftest import BASE, DeskRollout
 from tests.places import ROOT
+from tests.processes import each, family, listening
 
 
 def _request(desk: DeskRollout, target: Path, **settings: object) -> UpdateRequest:
@@ -126,7 +125,7 @@ def test_processes_of_an_update_open_no_port_for_others(desk_rollout: DeskRollou
     with ThreadPoolExecutor() as pool:
         running = pool.submit(run_workers, _request(desk_rollout, tmp_path / "x", processes=2))
         while not wait([running], timeout=0.1).done:  # a port stays open for seconds; a look takes the core of a worker
-            for address in _listening() - opened.keys():
+            for address in listening(family()[1:]) - opened.keys():
                 opened[address] = pool.submit(_is_store, *address)
         running.result()
         idle_group.close()  # a port that is no store leaves its client waiting until the process ends
@@ -138,12 +137,8 @@ def test_processes_of_an_update_open_no_port_for_others(desk_rollout: DeskRollou
 
 def _processes() -> set[int]:
     """torchrun and its workers below this process."""
-    running = set()
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if {"torch.distributed.run", "grpo.learner.worker"} & {*process.cmdline()}:
-                running.add(process.pid)
-    return running
+    commands = each(family(), lambda process: (process.pid, {*process.cmdline()}))
+    return {pid for pid, command in commands if command & {"torch.distributed.run", "grpo.learner.worker"}}
 
 
 def test_the_processes_of_an_update_take_the_next_one(desk_rollout: DeskRollout, tmp_path: Path):
@@ -187,16 +182,6 @@ def test_only_an_update_that_starts_equal_processes_takes_them(
     if change is None:
         monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert (process_key(TrainingSettings(**{"processes": 2, **(change or {})})) == first) is shared  # type: ignore[arg-type]
-
-
-def _listening() -> set[tuple[str, int]]:
-    """Addresses at which descendants of this process listen."""
-    listening = set()
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            sockets = process.net_connections(kind="tcp")
-            listening |= {(one.laddr.ip, one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN}
-    return listening
 
 
 def _is_store(host: str, port: int) -> bool:

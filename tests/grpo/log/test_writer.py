@@ -86,11 +86,11 @@ def test_records_that_wait_for_a_sync_share_the_next_one(tmp_path: Path):
         os.fdatasync(descriptor)
         syncs.append(descriptor)
         begun.set()
-        may_end.wait(30)
+        may_end.wait(240)
 
     async def use(log: ServingLog) -> None:
         first = asyncio.create_task(log.append(feedback("first")))
-        await asyncio.to_thread(begun.wait, 30)
+        await asyncio.to_thread(begun.wait, 240)
         others = [asyncio.create_task(log.append(feedback(str(k)))) for k in range(1_000)]
         await asyncio.sleep(0)
         assert log.stats().waiting == 1_001
@@ -254,8 +254,8 @@ def test_any_exception_of_a_write_refuses_its_turns_and_the_next_ones_are_writte
 
     async def use(log: ServingLog) -> None:
         with pytest.raises(StorageError, match=r"cannot write the serving log .*: ValueError: not a disk"):
-            await asyncio.wait_for(log.append(turn("a")), 30)
-        await asyncio.wait_for(log.append(turn("b")), 30)
+            await asyncio.wait_for(log.append(turn("a")), 240)
+        await asyncio.wait_for(log.append(turn("b")), 240)
         assert (log.stats().refused, log.stats().records) == (1, 1)
 
     run(use, tmp_path)

@@ -185,7 +185,7 @@ def test_a_cancelled_search_starts_no_further_trial(tiny_folder: Path):
             quick_hpo(agent_of(tiny_folder), world(), Signal(), BASE, n_trials=500,
                       search_config=plan({"learning_rate": RATES}), eval_scenarios=HELDOUT)
         )  # fmt: skip
-        await asyncio.to_thread(judged.wait, 60)
+        await asyncio.to_thread(judged.wait, 240)
         going.cancel()
         with pytest.raises(asyncio.CancelledError):
             await going

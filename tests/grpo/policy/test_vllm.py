@@ -218,13 +218,13 @@ def test_two_policies_take_turns_on_the_engine(backend: ModuleType, vllm: VLLM, 
     vllm.paused = True
     workers = [threading.Thread(target=work, args=(folder,)) for folder in (tiny_folder, trained)]
     workers[0].start()
-    assert vllm.started.wait(60)
+    assert vllm.started.wait(240)
     workers[1].start()
     workers[1].join(0.5)  # enough time for the wrong behaviour
     assert vllm.calls == [("start", str(tiny_folder))]
     vllm.paused = False
     for worker in workers:
-        worker.join(60)
+        worker.join(240)
     for folder in (tiny_folder, trained):
         (generation,) = generations[folder]
         assert np.abs(np.array(generation.logprobs) - _exact(folder, PROMPT, generation)).max() < 1e-5
@@ -249,7 +249,7 @@ def test_a_cancelled_turn_is_aborted_in_the_engine(backend: ModuleType, vllm: VL
     assert trajectory.error.startswith(
         "TimeoutError: turn 1 of the policy took longer than 0.2 s (rollout.turn_timeout_s)"
     )
-    assert vllm.aborted.wait(60)
+    assert vllm.aborted.wait(240)
 
 
 def test_a_turn_aborted_by_the_engine_stops_the_run(backend: ModuleType, vllm: VLLM, tiny_folder: Path):
@@ -398,9 +398,12 @@ def test_weights_are_replaced_after_cancelled_turns_have_been_aborted(
     async def cancelled() -> None:
         policy = backend.VLLMPolicy(tiny_folder)
         async with policy.sampler(concurrency=1, renderer=Renderer(policy.tokenizer)) as sampler:
-            turn = sampler.open().generate(Prompt(new_ids=PROMPT), Sampling(temperature=1, max_new_tokens=6, seed=1))
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(turn, 0.2)
+            sampling = Sampling(temperature=1, max_new_tokens=6, seed=1)
+            turn = asyncio.create_task(sampler.open().generate(Prompt(new_ids=PROMPT), sampling))
+            assert await asyncio.to_thread(vllm.started.wait, 240)
+            turn.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await turn
 
     vllm.paused, vllm.abort_s = True, 0.3
     asyncio.run(cancelled())

@@ -170,7 +170,7 @@ def test_what_another_program_opens_beside_the_code_does_not_count(tmp_path: Pat
         [sys.executable, "-c", f"input(); {program}", *command], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
     with recorded_reads(["beside_code"], ["words_", ".bin"]) as recorder:
-        waiting.communicate(b"\n", timeout=60)
+        waiting.communicate(b"\n", timeout=240)
     assert set(recorder.digests()) == {"beside_code:words_en.bin"}
 
 

@@ -60,6 +60,16 @@ def test_metrics_have_one_value_an_iteration(registry: Registry):
         assert all(before <= metric.timestamp <= after for metric in history)
 
 
+def test_metrics_that_a_repeated_run_logs_again_are_there_once(registry: Registry):
+    """A stage was computed again, and took another time: its seconds are logged, and its newest ones are shown."""
+    run = _run(registry, "repeated")
+    for seconds in (3.0, 2.0):
+        registry.log_metrics(run, {"reward": [0.5, None, 1.0, None], "seconds": [1.0, seconds], "loss": [None]})
+    history = {name: registry.client.get_metric_history(run, name) for name in ("reward", "seconds", "loss")}
+    assert {name: len(points) for name, points in history.items()} == {"reward": 2, "seconds": 4, "loss": 0}
+    assert registry.client.get_run(run).data.metrics == {"reward": 1.0, "seconds": 2.0}
+
+
 def test_files_and_folders_are_attached_under_their_names(registry: Registry, tmp_path: Path):
     """A file at the top, a folder with what is in it."""
     (tmp_path / "report.json").write_text("{}")

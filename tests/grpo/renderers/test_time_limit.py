@@ -35,18 +35,18 @@ def test_each_thread_has_its_own_limit():
 
 def test_code_that_ends_leaves_no_thread_and_keeps_its_errors():
     """A result and an exception pass through unchanged."""
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     with time_limit(60):
         value = 3
     with pytest.raises(KeyError), time_limit(60):
         raise KeyError(value)
-    assert threading.active_count() == before
+    assert {*threading.enumerate()} <= before
 
 
 def test_time_off_the_processor_does_not_count():
-    """Four times the limit on the clock, none of it computing: a busy machine is not an endless template."""
-    with time_limit(0.05):
-        time.sleep(0.2)
+    """Twice the limit on the clock, none of it computing: a busy machine is not an endless template."""
+    with time_limit(0.5):
+        time.sleep(1.0)
 
 
 def _waiting() -> None:

@@ -112,7 +112,7 @@ def run_to_end(rollout: ContinuousRollout, react: Callable[[Window], object]) ->
         react(window)
 
     async def run() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await rollout.run(deliver)
 
     asyncio.run(run())
@@ -193,7 +193,7 @@ def test_a_tool_that_blocks_its_thread_does_not_hold_up_the_update(policies: lis
 
     def block() -> None:
         blocked.set()
-        assert trained.wait(60)
+        assert trained.wait(240)
 
     rollout = make_rollout(policies[0], SlowTool("e", block), windows=3, max_staleness=1)
     live = LiveRollout(rollout, nullcontext())
@@ -201,7 +201,7 @@ def test_a_tool_that_blocks_its_thread_does_not_hold_up_the_update(policies: lis
         first, share = live.take()
         assert share is None
         live.publish(policies[1])
-        assert blocked.wait(60)
+        assert blocked.wait(240)
         trained.set()
         second, share = live.take()
         assert share is not None
@@ -240,26 +240,33 @@ def test_the_error_of_a_rollout_is_raised_where_its_window_is_wanted(policies: l
 
 def test_windows_that_were_closed_before_a_failure_are_taken(policies: list[TransformersPolicy]):
     """The tool of c raises after window 0 of a and b was closed, and before it is taken."""
-    ends = asyncio.Queue[None]()
+    closed = asyncio.Event()
 
     class Failing(ConversationEnvironment):
         async def step(self, state: EnvironmentState, action: Message) -> StepResult:
-            if state.scenario.id in "ab" and state.turn_count == 2:
-                ends.put_nowait(None)
             if state.scenario.id == "c" and state.turn_count == 0:
-                for _ in range(4):
-                    await ends.get()
-                    ends.put_nowait(None)
-                await asyncio.sleep(0.2)
+                await closed.wait()
                 raise KeyError("orders")
             if state.scenario.id == "d":
                 await asyncio.Event().wait()
             return await super().step(state, action)
 
-    live = LiveRollout(make_rollout(policies[0], Failing(max_turns=3), windows=2, max_staleness=1), nullcontext())
+    rollout = make_rollout(policies[0], Failing(max_turns=3), windows=2, max_staleness=1)
+
+    class Watched:
+        busy_s = 0.0
+
+        async def run(self, deliver: Callable[[Window], None]) -> None:
+            def note(window: Window) -> None:
+                deliver(window)
+                closed.set()
+
+            await rollout.run(note)
+
+    live = LiveRollout(cast(ContinuousRollout, Watched()), nullcontext())
     for thread in threading.enumerate():
         if thread.name == "continuous rollout":
-            thread.join(60)
+            thread.join(240)
     assert scenarios_of(live.take()[0].window.trajectories) == "ab"
     with pytest.raises(BudgetError, match="orders"):
         live.take()
@@ -293,7 +300,7 @@ def test_windows_before_wrong_weights_are_discarded(taken: int):
     rollout.goes_on.set()
     for thread in threading.enumerate():
         if thread.name == "continuous rollout":
-            thread.join(60)
+            thread.join(240)
     with pytest.raises(WrongWeights, match="it says that it has other weights") as failure:
         live.take()
     assert ("are not collected again, because they were trained on" in str(failure.value)) == bool(taken)

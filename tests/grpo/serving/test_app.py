@@ -787,7 +787,7 @@ def test_a_turn_whose_engine_dies_after_its_reply_is_answered(tmp_path: Path):
         Thoughtful.thinks.clear()
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(chat, client, *next_messages(first), seed=2, extra_body=known)
-            assert Thoughtful.thinks.wait(30)
+            assert Thoughtful.thinks.wait(240)
             pid = engine_pid(server)
             os.kill(pid, signal.SIGKILL)
             second = asked.result()

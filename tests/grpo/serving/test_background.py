@@ -42,6 +42,6 @@ def test_a_server_of_rollouts_reports_that_it_cannot_retire_versions(monkeypatch
 
         monkeypatch.setattr(rollouts.versions, "_remove_stopped", broken)
         async with rollouts.running(0.01, failures.put_nowait):
-            return await asyncio.wait_for(failures.get(), 30)
+            return await asyncio.wait_for(failures.get(), 240)
 
     assert str(asyncio.run(main())) == "no version is removed"

@@ -52,7 +52,7 @@ def test_a_request_is_freed_at_its_end(tmp_path: Path):
                 assert client.post(f"{server.url}/v1/completions", json=prompt).status_code == 200
                 with connect(f"ws{server.url[4:]}/v1/chat/stream", additional_headers=dict(headers)) as socket:
                     socket.send(json.dumps({**ask, "stream": True}))
-                    while "[DONE]" not in str(socket.recv(timeout=60)):
+                    while "[DONE]" not in str(socket.recv(timeout=240)):
                         pass
         until("the end of all", lambda: server.service.requests == 0)
         until("that all are freed", lambda: not [one for one in gc.get_objects() if isinstance(one, _REQUESTS)])

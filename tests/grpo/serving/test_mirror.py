@@ -49,7 +49,7 @@ def test_a_mirror_that_cannot_begin_tries_again(tmp_path: Path, monkeypatch: pyt
             while mirror.counts.failures < 3:  # two of the beginning, then one of the server that does not answer
                 await asyncio.sleep(0.01)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def test_one_process_mirrors_at_a_time(tmp_path: Path):

@@ -27,7 +27,7 @@ def noted(order: list[str], name: str, gate: threading.Event | None = None) -> C
 
     def work() -> str:
         if gate is not None:
-            assert gate.wait(30)
+            assert gate.wait(240)
         order.append(name)
         return name
 

@@ -36,7 +36,7 @@ class Reading:
 
     def note(self) -> None:
         self.threads.add(threading.current_thread().name)
-        assert self.gate.wait(30)
+        assert self.gate.wait(240)
 
 
 def noting(served: ServedModel, reading: Reading) -> ServedModel:

@@ -23,11 +23,11 @@ from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.server import ServerPlaces, open_book, run_server, uvicorn_config
-from grpo_local.service import free_port
 from tests.grpo.log.fixtures import turn
 from tests.grpo.log.test_compaction import write
 from tests.grpo.serving.chat_servers import CLERK, chat_server
 from tests.places import ROOT
+from tests.ports import own_port
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:
@@ -103,7 +103,7 @@ def test_a_first_version_that_cannot_be_loaded_ends_the_server_with_its_error(
 
     places = ServerPlaces(log=tmp_path / "log", budgets=tmp_path / "budgets.db", reports=tmp_path)
     with pytest.raises(GRPOError, match=message):
-        run_server(ServerSettings(port=free_port()), places, load, Authenticator(KeyStore(tmp_path / "keys.json")))
+        run_server(ServerSettings(port=own_port()), places, load, Authenticator(KeyStore(tmp_path / "keys.json")))
 
 
 def test_a_log_that_cannot_be_opened_ends_the_server_with_its_error(tmp_path: Path):
@@ -113,7 +113,7 @@ def test_a_log_that_cannot_be_opened_ends_the_server_with_its_error(tmp_path: Pa
     places = ServerPlaces(log=tmp_path / "log", budgets=tmp_path / "budgets.db", reports=tmp_path)
     with pytest.raises(StorageError, match="salt is missing"):
         run_server(
-            ServerSettings(port=free_port()),
+            ServerSettings(port=own_port()),
             places,
             lambda current: None,
             Authenticator(KeyStore(tmp_path / "keys.json")),
@@ -129,8 +129,8 @@ def test_the_command_ends_with_one_line_and_exit_code_1(tmp_path: Path):
     home.mkdir()
     KeyStore(home / "keys.json").create("shop", ["chat"])
     path = os.pathsep.join(map(str, (ROOT, ROOT / "flows", ROOT / "tasks")))
-    command = [sys.executable, "-m", "grpo_cli", "serve", str(model), "--port", str(free_port())]
-    environment = {**os.environ, "GRPO_HOME": str(home), "PYTHONPATH": path, "GRPO_MLFLOW_PORT": str(free_port())}
+    command = [sys.executable, "-m", "grpo_cli", "serve", str(model), "--port", str(own_port())]
+    environment = {**os.environ, "GRPO_HOME": str(home), "PYTHONPATH": path, "GRPO_MLFLOW_PORT": str(own_port())}
     environment.pop("MLFLOW_TRACKING_URI", None)
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ended.returncode == 1, ended.stderr

@@ -74,7 +74,7 @@ def test_log_lines_and_tracebacks_of_any_package_are_masked(caplog: pytest.LogCa
 def test_the_traceback_that_ends_a_process_is_masked():
     """An uncaught error may end up in a log."""
     code = "from grpo.storage.credentials import mask_errors; mask_errors(); raise OSError('http://me:s3cret@host/x')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
     assert "OSError: http://me:***@host/x" in done.stderr
     assert "s3cret" not in done.stderr

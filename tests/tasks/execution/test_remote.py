@@ -36,7 +36,7 @@ from tests.doubles import put_file
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240
 POOL = "without-workers"
 
 

@@ -33,6 +33,7 @@ from grpo_flows.train import train
 from grpo_tasks.execution import ray_cluster
 from grpo_tasks.execution.task_runners import shard_runner
 from tests.doubles import short_run
+from tests.processes import each, family, listening
 
 OWN = """
 import os
@@ -118,9 +119,7 @@ def test_shards_go_to_the_cluster_at_the_address():
 
 def _listening_ports() -> set[int]:
     """Ports at which this process and its children listen."""
-    mine = psutil.Process()
-    sockets = [one for each in (mine, *mine.children(recursive=True)) for one in each.net_connections(kind="tcp")]
-    return {one.laddr.port for one in sockets if one.status == psutil.CONN_LISTEN}
+    return {port for _, port in listening(family())}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -209,10 +208,9 @@ with shard_runner(RolloutSettings(runner="ray", ray_address=sys.argv[1])):
 @pytest.mark.filterwarnings("ignore")
 def test_a_ray_cluster_answers_only_clients_with_its_token(ray_address: str, server: str):
     """Another program of this machine needs the token. All ports are on loopback, and show strangers only health."""
-    mine = psutil.Process()
-    raylet = next(process for process in mine.children(recursive=True) if process.name() == "raylet")
     assert "RAY_AUTH_TOKEN" not in os.environ
-    tokens = {"own": raylet.environ()["RAY_AUTH_TOKEN"], "wrong": "0" * 64, "none": ""}
+    environments = dict(each(family(), lambda process: (process.name(), process.environ())))
+    tokens = {"own": environments["raylet"]["RAY_AUTH_TOKEN"], "wrong": "0" * 64, "none": ""}
     loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # else a client takes 127.0.0.1 for the public address
     clients = {
         name: subprocess.Popen(
@@ -224,17 +222,16 @@ def test_a_ray_cluster_answers_only_clients_with_its_token(ray_address: str, ser
         )
         for name, value in tokens.items()
     }
-    printed = {name: client.communicate(timeout=120)[0] for name, client in clients.items()}
+    printed = {name: client.communicate(timeout=240)[0] for name, client in clients.items()}
     assert "computed 3" in printed["own"], printed["own"]
     for name in ("wrong", "none"):
         assert "ConfigError: rollout.ray_address" in printed[name], printed[name]
-    processes = {process.pid for process in (mine, *mine.children(recursive=True))}
-    sockets = [socket for socket in psutil.net_connections("tcp") if socket.pid in processes]
-    listening = {socket.laddr.port: socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN}
-    assert int(ray_address.rpartition(":")[2]) in listening
-    assert {address.removeprefix("::ffff:") for address in listening.values()} == {"127.0.0.1"}
-    del listening[int(server.split(":")[2].partition("/")[0])]
-    for port, path in itertools.product(listening, ("", "api/jobs", "api/job_agent/jobs/", "api/logs/file", "nodes")):
+    opened = listening(family())
+    assert {address.removeprefix("::ffff:") for address, _ in opened} == {"127.0.0.1"}
+    ports = {port for _, port in opened}
+    assert int(ray_address.rpartition(":")[2]) in ports
+    ports.remove(int(server.split(":")[2].partition("/")[0]))
+    for port, path in itertools.product(ports, ("", "api/jobs", "api/job_agent/jobs/", "api/logs/file", "nodes")):
         with suppress(httpx.TransportError):
             response = httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=10)
             assert response.status_code in (401, 404) or response.text.startswith("# HELP")  # numbers of Prometheus
@@ -262,10 +259,10 @@ def test_a_run_that_is_ended_leaves_no_process_of_ray_and_no_file():
                 assert run.stdout is not None
                 assert run.stdout.readline() == "started\n"
                 started = psutil.Process(run.pid).children(recursive=True)
-                assert {"raylet", "gcs_server"} <= {process.name() for process in started}
+                assert {"raylet", "gcs_server"} <= {*each(started, psutil.Process.name)}
                 run.send_signal(signum)
             assert run.returncode == (143 if signum == signal.SIGTERM else -signal.SIGKILL)
-            assert psutil.wait_procs(started, timeout=120)[1] == []
+            assert psutil.wait_procs(started, timeout=240)[1] == []
             folders = [*Path(temporary).rglob("session_2*")]
             assert len(folders) == (signum == signal.SIGKILL)
         with scratch_path(folders[0].parents[1]):

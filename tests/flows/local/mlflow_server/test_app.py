@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -28,9 +29,11 @@ from grpo.errors import ConfigError
 from grpo_local.login import HOSTS, PASSWORD, USERNAME, login, login_file
 from grpo_local.mlflow_server.app import LoginMiddleware
 from grpo_local.servers import lend_mlflow_login, mlflow_server, mlflow_service
-from grpo_local.service import free_port
+from tests.contents import files_with
 from tests.file_limits import default_files
 from tests.places import ROOT
+from tests.ports import own_port
+from tests.processes import each, family
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 LOGIN = "grpo:a-long-password"
@@ -75,7 +78,7 @@ def tracking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracking]:
     """MLflow's server as `grpo up` and `grpo ui` start it, in a home of its own."""
     home = tmp_path_factory.mktemp("tracking")
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("GRPO_MLFLOW_PORT", str(free_port()))
+        environment.setenv("GRPO_MLFLOW_PORT", str(own_port()))
         environment.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
         with ExitStack() as stack:
             with default_files():
@@ -214,7 +217,7 @@ def test_the_attack_on_the_registry_is_refused_at_its_first_steps(tracking: Trac
 def test_the_body_of_a_probe_is_not_read(tracking: Tracking):
     """60 MiB that anyone announces: answered at once, and the connection is closed."""
     where = urlsplit(tracking.url)
-    with socket.create_connection((where.hostname, where.port), timeout=60) as caller:
+    with socket.create_connection((where.hostname, where.port), timeout=240) as caller:
         caller.sendall(f"GET /health HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Length: 62914560\r\n\r\n".encode())
         answer = b"".join(iter(lambda: caller.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 200 ")
@@ -226,7 +229,7 @@ def test_silent_sockets_lock_nobody_out(tracking: Tracking):
     address = ("127.0.0.1", int(tracking.url.rpartition(":")[2]))
     with ExitStack() as stack:
         for _ in range(1100):
-            stack.enter_context(socket.create_connection(address, timeout=60))
+            stack.enter_context(socket.create_connection(address, timeout=240))
         assert httpx.get(f"{tracking.url}/version", auth=tracking.login, timeout=60).status_code == 200
 
 
@@ -315,12 +318,10 @@ def test_the_password_is_in_no_argument_and_no_log(tracking: Tracking):
     """Other users of the machine see arguments of processes."""
     process = mlflow_service(tracking.home).process()
     assert process is not None
-    family = (process, *process.children(recursive=True))
-    assert not [one.cmdline() for one in family if tracking.login[1] in " ".join(one.cmdline())]
-    holders = [
-        path for path in tracking.home.rglob("*") if path.is_file() and tracking.login[1].encode() in path.read_bytes()
-    ]
-    assert holders == [login_file(tracking.home, "mlflow")]
+    commands = [" ".join(command) for command in each(family(process), psutil.Process.cmdline)]
+    assert commands
+    assert not [command for command in commands if tracking.login[1] in command]
+    assert files_with(tracking.login[1].encode(), tracking.home) == [login_file(tracking.home, "mlflow")]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +344,7 @@ def test_a_server_that_would_answer_anyone_is_not_started(variables: dict[str, s
     done = subprocess.run(
         [sys.executable, "-c", "from grpo_local.mlflow_server.app import application; application()"],
         env={**kept, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode != 0
     assert message in done.stderr.strip().rpartition("\n")[2]
@@ -381,7 +382,7 @@ def test_the_server_of_another_home_is_not_given_this_homes_login(
     for home, address in (
         (tmp_path, tracking.url),
         (tracking.home, "https://mlflow.example.com"),
-        (tracking.home, f"http://127.0.0.1:{free_port()}"),
+        (tracking.home, f"http://127.0.0.1:{own_port()}"),
         (tracking.home, tracking.url.replace("127.0.0.1", "localhost")),
         (tracking.home, tracking.url.replace("http:", "https:")),
         (tracking.home, f"{tracking.url}/proxy"),

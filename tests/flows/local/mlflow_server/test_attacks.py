@@ -17,7 +17,7 @@ import pytest
 
 from grpo_local.login import login
 from grpo_local.servers import mlflow_server, mlflow_service
-from grpo_local.service import free_port
+from tests.ports import own_port
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow warns of its own imports
 _ASSISTANT = "/ajax-api/3.0/mlflow/assistant"
@@ -94,7 +94,7 @@ def attacker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacker]:
     handler = type("LanguageModel", (_LanguageModel,), {"asked": asked})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as model, pytest.MonkeyPatch.context() as patch:
         threading.Thread(target=model.serve_forever, daemon=True).start()
-        patch.setenv("GRPO_MLFLOW_PORT", str(free_port()))
+        patch.setenv("GRPO_MLFLOW_PORT", str(own_port()))
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/mlflow.db")
         patch.setenv("HOME", str(home))
         for name in _KEYS_OF_OTHERS:
@@ -173,7 +173,7 @@ def test_no_encoding_of_the_path_reaches_the_assistant(attacker: Attacker, path:
     head = (
         f"GET {path} HTTP/1.1\r\nHost: {host.host}:{host.port}\r\nAuthorization: {header}\r\nConnection: close\r\n\r\n"
     )
-    with socket.create_connection((host.host, host.port or 80), timeout=60) as connection:
+    with socket.create_connection((host.host, host.port or 80), timeout=240) as connection:
         connection.sendall(head.encode())
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.split()[1] in (b"404", b"400"), answer[:300]

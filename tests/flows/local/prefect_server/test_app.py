@@ -17,8 +17,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from grpo_local.login import CLIENT, ORIGINS, SERVER
 from grpo_local.origins import TrustedOriginMiddleware
 from grpo_local.prefect_server.app import _is_prefect_page
-from grpo_local.service import free_port
 from tests.places import ROOT
+from tests.ports import own_port
 
 OWN = ("http://127.0.0.1:4200", "http://localhost:4200")
 
@@ -170,13 +170,13 @@ def test_a_websocket_of_a_foreign_page_is_refused(client: TestClient):
 def test_a_server_that_would_answer_anyone_is_not_started(tmp_path: Path, variables: dict[str, str], message: str):
     """The error names the variable, as in a container without its secret."""
     kept = {name: value for name, value in os.environ.items() if name not in (SERVER, CLIENT, ORIGINS)}
-    environment = {**kept, "PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_API_PORT": str(free_port()), **variables}
+    environment = {**kept, "PREFECT_HOME": str(tmp_path), "PREFECT_SERVER_API_PORT": str(own_port()), **variables}
     done = subprocess.run(
         [sys.executable, "-m", "grpo_local.prefect_server.app"],
         env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode != 0

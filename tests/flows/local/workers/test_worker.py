@@ -76,7 +76,7 @@ def test_a_run_that_comes_back_ends_its_process_and_not_the_worker(pool: str):
         async with _worker(pool) as worker:
             worker.limiter.acquire_on_behalf_of_nowait(run)  # as it does when it starts the process
             assert await worker.get_and_submit_flow_runs() == []
-            assert process.wait(timeout=60) == -signal.SIGKILL
+            assert process.wait(timeout=300) == -signal.SIGKILL
             worker.limiter.release_on_behalf_of(run)  # as it does when the process has ended
             return [taken.id for taken in await worker.get_and_submit_flow_runs()]
 
@@ -102,7 +102,7 @@ def test_a_process_that_hangs_frees_its_place_when_its_run_has_ended(pool: str, 
             with get_client(sync_client=True) as client:
                 client.set_flow_run_state(run, Crashed(message="no heartbeat"), force=True)
             await worker.sync_with_backend()
-            assert process.wait(timeout=60) == -signal.SIGKILL
+            assert process.wait(timeout=300) == -signal.SIGKILL
 
     with _hanging(run) as process:
         anyio.run(sync, process)

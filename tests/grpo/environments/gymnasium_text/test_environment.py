@@ -192,7 +192,7 @@ class _Waiting(TextGame):
 
     def step(self, action: str) -> GameTurn:
         if action == "wait":
-            return GameTurn(text=f"{self.done.wait(20)}")
+            return GameTurn(text=f"{self.done.wait(240)}")
         self.done.set()
         return GameTurn(text="done")
 

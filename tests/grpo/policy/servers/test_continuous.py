@@ -108,7 +108,7 @@ class _Ordered(ConversationEnvironment):
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         scenario, turn = state.scenario.id, state.turn_count
         if scenario == "a" and turn == 0:
-            await asyncio.to_thread(self.has_changed.wait, 60)
+            await asyncio.to_thread(self.has_changed.wait, 240)
         if scenario == "a" and turn == LAST_TURN:
             self._ends += 1
             if self._ends == 2:

@@ -294,7 +294,7 @@ def test_a_turn_does_not_wait_for_one_that_was_cancelled(policy: TransformersPol
             reader.close()
             return generation
 
-    generation = asyncio.run(asyncio.wait_for(run(), 60))
+    generation = asyncio.run(asyncio.wait_for(run(), 240))
     assert generation.cached_tokens == 16
     _assert_exact(policy, SYSTEM, generation)
 

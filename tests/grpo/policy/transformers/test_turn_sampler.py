@@ -74,7 +74,7 @@ def _play(
             session.close()
 
     async def run() -> list[Generation | BaseException]:
-        async with asyncio.timeout(60), sampler:
+        async with asyncio.timeout(240), sampler:
             return await asyncio.gather(*(one(*turn) for turn in turns), return_exceptions=True)
 
     return asyncio.run(run())
@@ -214,7 +214,7 @@ def test_a_fork_goes_on_as_a_conversation_of_its_own_with_the_same_tokens(
     texts = ([40, 41], [50], [40, 42, 43])
 
     async def run() -> tuple[list[list[int]], list[list[int]]]:
-        async with asyncio.timeout(60), make(model, 8) as sampler:
+        async with asyncio.timeout(240), make(model, 8) as sampler:
             session = sampler.open()
             known = [*first, *(await _greedy(session, first))]
             after_one = len(known)
@@ -228,7 +228,7 @@ def test_a_fork_goes_on_as_a_conversation_of_its_own_with_the_same_tokens(
             generated = await asyncio.gather(*turns, *rest)
             for fork in forks:
                 fork.close()
-        async with asyncio.timeout(60), make(model, 8) as sampler:
+        async with asyncio.timeout(240), make(model, 8) as sampler:
             prompts = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
             prompts += [] if closed else [[*known, *third]]
             alone = await asyncio.gather(*(_greedy(sampler.open(), prompt) for prompt in prompts))

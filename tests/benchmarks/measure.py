@@ -91,8 +91,8 @@ def apart(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 def use_all_cores() -> None:
-    """Compute on all cores in this process."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    """Compute on all cores in this process, or with as many threads as OMP_NUM_THREADS says."""
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(os.sched_getaffinity(0)))))
 
 
 def seconds(act: Callable[[], object]) -> float:

@@ -25,6 +25,7 @@ PARTS = (
     "remote",
     "sharded",
     "race_real",
+    "race_tasks",
     "real",
 )
 

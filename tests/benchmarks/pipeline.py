@@ -55,7 +55,7 @@ def measure() -> Findings:
         tables=(
             Table(head=("measure", "value"), rows=tuple(rows)),
             Table(head=("stage", "runs", "compute s", "wall s"), rows=tuple(stages)),
-            curve_table(ours, theirs),
+            curve_table(race, ours, theirs),
         ),
         gist=(verdict(race, ours[-1], theirs[-1], measure=f"time to {TARGET:.0%} held-out success", bound=3),),
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -33,15 +34,13 @@ from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
 from grpo.trajectories import Trajectory
+from grpo_local.service import free_port
 from tests.benchmarks.against_trl import Trainer, plain_model
 from tests.benchmarks.desk import heldout_success
-from tests.benchmarks.measure import use_all_cores
+from tests.benchmarks.measure import Cost, apart, command_cost, environment_at, use_all_cores
 from tests.benchmarks.page import Table, Versus
 from tests.benchmarks.triage import split_scenarios
 from tests.benchmarks.usual import GeneratePolicy
-
-ROWS = 64
-"""Conversations in one call of `generate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +53,13 @@ class Race:
     target: float
     rows: int | None = None
     """Episodes in each of TRL's training passes; by default all those of an optimizer step."""
+    conversations: int = 64
+    """Conversations in each of TRL's calls of `generate`."""
+
+    @property
+    def episodes(self) -> int:
+        """Episodes per iteration, the same for both."""
+        return self.config.rollout.scenarios * self.config.rollout.group_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +69,22 @@ class CurvePoint:
     seconds: float
     iteration: int
     success: float
+
+
+def our_run(race: Race, config: str) -> tuple[list[CurvePoint], Cost]:
+    """Learning curve of `grpo train` with this file of data/configs and the race's start, and the command's cost."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        environment = environment_at(home) | {"PREFECT_SERVER_API_PORT": str(free_port())}
+        command = [sys.executable, "-m", "grpo_cli", "train", f"data/configs/{config}.yaml"]
+        settings = (f"policy.model={race.model}", "sft=null", "save_total_limit=null", f"store={home}/artifacts")
+        of_race = (f"seed={race.config.seed}", f"training.iterations={race.config.training.iterations}")
+        for setting in (*settings, *of_race):
+            command += ["--set", setting]
+        command_cost([sys.executable, "-m", "grpo_cli", "migrate"], environment)
+        began = time.time()
+        cost = command_cost(command, environment)
+        return apart(our_curve, race, home / "artifacts" / "checkpoint", began=began), cost
 
 
 def our_curve(race: Race, checkpoints: Path, *, began: float) -> list[CurvePoint]:
@@ -89,34 +111,38 @@ def trl_curve(race: Race, limit_s: float) -> list[CurvePoint]:
     train, heldout = split_scenarios(config)
     model, tokenizer = plain_model(race.model)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func may change, says TRL
-    steps = config.rollout.scenarios // (config.training.groups_per_step or config.rollout.scenarios)
-    watch = _Watch(race, evaluated, heldout, steps=steps, limit_s=limit_s)
-    with restored_after(model), TemporaryDirectory() as folder:
+    watch = _Watch(race, evaluated, heldout, limit_s=limit_s)
+    with restored_after(model), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
-            args=_arguments(race, folder, model.device, steps=steps),
+            args=_arguments(race, folder, model.device),
             reward_funcs=_stored_reward,
             train_dataset=Dataset.from_dict({"prompt": [scenario.id for scenario in train]}),
             processing_class=tokenizer,
-            rollout_func=_Rollout(config, train),
+            rollout_func=_Rollout(race, train),
             callbacks=[watch],
         )
         run_trainer(trainer)
     return watch.curve
 
 
-def _arguments(race: Race, folder: str, device: torch.device, *, steps: int) -> GRPOConfig:
+def steps(config: PipelineConfig) -> int:
+    """Optimizer steps per iteration."""
+    return config.rollout.scenarios // (config.training.groups_per_step or config.rollout.scenarios)
+
+
+def _arguments(race: Race, folder: str, device: torch.device) -> GRPOConfig:
     """The config as TRL's arguments: the same optimizer steps per iteration, episodes and learning rates."""
-    training, rollout = race.config.training, race.config.rollout
-    episodes = rollout.scenarios * rollout.group_size // steps
+    training, rollout, per_iteration = race.config.training, race.config.rollout, steps(race.config)
+    episodes = race.episodes // per_iteration
     passes = episodes // (race.rows or episodes)
     return GRPOConfig(
         **training_arguments(folder, device, seed=race.config.seed),
-        max_steps=training.iterations * steps,
+        max_steps=training.iterations * per_iteration,
         num_generations=rollout.group_size,
         per_device_train_batch_size=episodes // passes,
         gradient_accumulation_steps=passes,
-        steps_per_generation=steps * passes,
+        steps_per_generation=per_iteration * passes,
         temperature=rollout.temperature,
         learning_rate=training.learning_rate,
         warmup_steps=training.warmup_steps,
@@ -136,8 +162,9 @@ def _stored_reward(reward: list[float], **_: Any) -> list[float]:
 class _Rollout:
     """TRL's `rollout_func`: our episodes and rewards, its `generate`."""
 
-    def __init__(self, config: PipelineConfig, scenarios: Sequence[Scenario]) -> None:
-        self._config = config
+    def __init__(self, race: Race, scenarios: Sequence[Scenario]) -> None:
+        config = self._config = race.config
+        self._conversations = race.conversations
         self._scenarios = {scenario.id: scenario for scenario in scenarios}
         self._desk = make_environment(config.environment)
         self._reward = make_reward(config.reward)
@@ -149,7 +176,7 @@ class _Rollout:
         tokenizer = trainer.processing_class
         played = collect(
             [self._scenarios[name] for name in ids],
-            GeneratePolicy(model, tokenizer, ROWS),
+            GeneratePolicy(model, tokenizer, self._conversations),
             self._desk,
             Renderer(tokenizer, tools=self._desk.tools),
             self._config.rollout,
@@ -185,10 +212,9 @@ class _Watch(TrainerCallback):
         evaluated: TransformersPolicy,
         heldout: Sequence[Scenario],
         *,
-        steps: int,
         limit_s: float,
     ) -> None:
-        self._race, self._heldout, self._steps, self._limit_s = race, heldout, steps, limit_s
+        self._race, self._heldout, self._steps, self._limit_s = race, heldout, steps(race.config), limit_s
         self._evaluated = TransformersPolicy(copy.deepcopy(evaluated.model), evaluated.tokenizer)
         self._began = psutil.Process().create_time()
         self._evaluating = 0.0
@@ -214,14 +240,17 @@ class _Watch(TrainerCallback):
         control.should_training_stop = success >= self._race.target or passed >= self._limit_s
 
 
-def curve_table(ours: Sequence[CurvePoint], theirs: Sequence[CurvePoint]) -> Table:
-    """Both learning curves, one row per iteration."""
+def curve_table(race: Race, ours: Sequence[CurvePoint], theirs: Sequence[CurvePoint]) -> Table:
+    """Both learning curves over episodes and wall time, one row per iteration."""
 
     def cell(curve: Sequence[CurvePoint], index: int) -> str:
         return f"{curve[index].seconds:.0f} s: {curve[index].success:.1%}" if index < len(curve) else ""
 
-    rows = [(str(k + 1), cell(ours, k), cell(theirs, k)) for k in range(max(len(ours), len(theirs)))]
-    return Table(head=("iteration", "ours: held-out success", "TRL: held-out success"), rows=tuple(rows))
+    rows = [
+        (str(k + 1), f"{(k + 1) * race.episodes:,}", cell(ours, k), cell(theirs, k))
+        for k in range(max(len(ours), len(theirs)))
+    ]
+    return Table(head=("iteration", "episodes", "ours: held-out success", "TRL: held-out success"), rows=tuple(rows))
 
 
 def verdict(race: Race, ours: CurvePoint, theirs: CurvePoint, *, measure: str, bound: float) -> Versus:

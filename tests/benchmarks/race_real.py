@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.benchmarks.measure import apart, command_cost, environment_at
+from tests.benchmarks.measure import apart
 from tests.benchmarks.page import Findings, Table
-from tests.benchmarks.race import ROWS, CurvePoint, Race, curve_table, our_curve, trl_curve, verdict
+from tests.benchmarks.race import CurvePoint, Race, curve_table, our_run, trl_curve, verdict
 from tests.benchmarks.triage import fine_tuned, triage_config
 from tests.places import ROOT
 
@@ -45,10 +43,10 @@ def measure() -> Findings:
             )
             for seed in SEEDS
         ]
-        ours = [_run(race) for race in races]
+        ours = [our_run(race, "triage")[0] for race in races]
         limit_s = PATIENCE * median(curve[-1] for curve in ours).seconds
         theirs = [apart(trl_curve, race, limit_s) for race in races]
-    tables = [curve_table(*curves) for curves in zip(ours, theirs, strict=True)]
+    tables = [curve_table(*of_seed) for of_seed in zip(races, ours, theirs, strict=True)]
     rows = [(str(seed), *row) for seed, table in zip(SEEDS, tables, strict=True) for row in table.rows]
     ends = median(curve[-1] for curve in ours), median(curve[-1] for curve in theirs)
     return Findings(
@@ -58,28 +56,14 @@ def measure() -> Findings:
             "in float32: its clock runs from the command's start to the moment at which the checkpoint is written. "
             "TRL's GRPOTrainer, in one process, has the same policy, scenarios, environment, reward, group size, "
             f"optimizer steps per iteration and learning rates, {TRL_ROWS} episodes in a training pass in float32, its "
-            f"fastest setting, and `rollout_func` with left-padded `generate` of {ROWS} conversations. It writes "
-            f"nothing, and is stopped after {PATIENCE:g} times our median. Policies play {SAMPLES} episodes "
-            "of each held-out scenario; evaluation time is excluded for both. The medians of the seeds are compared."
+            "fastest setting, and `rollout_func` with left-padded `generate` of "
+            f"{races[0].conversations} conversations. It writes nothing, and is stopped after {PATIENCE:g} times our "
+            f"median. Policies play {SAMPLES} episodes of each held-out scenario; evaluation time is excluded for "
+            "both. The medians of the seeds are compared."
         ),
         tables=(Table(head=("seed", *tables[0].head), rows=tuple(rows)),),
         gist=(verdict(races[0], *ends, measure=f"time to {TARGET:.0%} held-out success, 135 M model", bound=5),),
     )
-
-
-def _run(race: Race) -> list[CurvePoint]:
-    """Learning curve of our command, with its own home."""
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        environment = environment_at(home)
-        command = [sys.executable, "-m", "grpo_cli", "train", "data/configs/triage.yaml"]
-        settings = (f"policy.model={race.model}", f"seed={race.config.seed}", "sft=null", "save_total_limit=null")
-        for setting in (*settings, f"store={home}/artifacts"):
-            command += ["--set", setting]
-        command_cost([sys.executable, "-m", "grpo_cli", "migrate"], environment)
-        began = time.time()
-        command_cost(command, environment)
-        return apart(our_curve, race, home / "artifacts" / "checkpoint", began=began)
 
 
 def median(ends: Iterable[CurvePoint]) -> CurvePoint:

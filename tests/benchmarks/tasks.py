@@ -29,7 +29,7 @@ from tests.places import ROOT
 
 RECORDS = ROOT / "runs" / "tasks"
 PAGE = ROOT / "docs" / "tasks.md"
-FAMILIES = ("babyai", "family_relationships", "treasure_hunter")
+FAMILIES = ("babyai", "family_relationships", "family_relationships_smollm2", "treasure_hunter")
 CONTROLS = {
     "constant reward": "reward=[{kind: constant, weight: 1.0}]",
     "negated reward": "reward=[{kind: environment, weight: -1.0}]",

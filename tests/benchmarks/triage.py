@@ -49,7 +49,7 @@ def fine_tuned(config: PipelineConfig, folder: Path) -> TransformersPolicy:
     base, start = folder / "base", folder / "start"
     base.mkdir()
     start.mkdir()
-    save_base(load_weights(str(ROOT / config.policy.model), chat_template=config.policy.chat_template), base)
+    save_base(load_weights(config.policy.model, chat_template=config.policy.chat_template), base)
     fine_tune(
         base,
         start,

@@ -127,7 +127,7 @@ class ParquetRows:
 
     def read(self, columns: Sequence[str]) -> Iterator[ArrowRow]:
         """Read the rows in order. If the file is damaged, the rows before the damage come first, then `DataError`."""
-        check_rows(self._path, self._all_batches)
+        check_rows(self._path, partial(self._all_batches, columns))
         number = 0
         for index, group in enumerate(self._footer.groups):
             start = number
@@ -141,9 +141,9 @@ class ParquetRows:
                     f"{number - start}. Write it again"
                 )
 
-    def _all_batches(self) -> Iterator[pa.RecordBatch]:
+    def _all_batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for index in range(len(self._footer.groups)):
-            yield from self._batches(index, self.names)
+            yield from self._batches(index, columns)
 
     def _batches(self, index: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chunks = self._footer.groups[index].chunks

@@ -69,6 +69,7 @@ def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = 
     before, after = ArtifactStore(source), ArtifactStore(target)
     if f"{before.uri}/".startswith(f"{after.uri}/") or f"{after.uri}/".startswith(f"{before.uri}/"):
         raise ConfigError(f"{before.uri} and {after.uri} lie in each other. Name two separate places")
+    _content_of(before, after)  # before the lock, because a refused move leaves no file in a new home
     with nullcontext() if dry_run else file_lock(home() / "stores.lock"):
         return _move(before, after, keep=keep, dry_run=dry_run)
 
@@ -76,9 +77,7 @@ def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = 
 def _move(before: ArtifactStore, after: ArtifactStore, *, keep: bool, dry_run: bool) -> StoreMove:
     mover = _Mover(before, after, dry_run=dry_run)
     moved: set[str] = set()
-    content = _content(before)
-    if content == _Content() and present_address(before.uri) != after.uri:
-        raise _no_store(before.uri)
+    content = _content_of(before, after)
     for _ in range(_PASSES):
         names = [*sorted(content.artifacts - moved), *sorted(content.documents - moved)]  # results name artifacts
         for number, name in enumerate(names):
@@ -185,6 +184,14 @@ def _no_store(address: str) -> ConfigError:
     present = present_address(address)
     moved = "" if present == address else f". Its content was moved to {present}"
     return ConfigError(f"there is no store at {address}, or it is empty{moved}. Name the `store` of your configs")
+
+
+def _content_of(before: ArtifactStore, after: ArtifactStore) -> _Content:
+    """Content of the source. Raises `ConfigError` if it has none, and if it was not moved to the target either."""
+    content = _content(before)
+    if content == _Content() and present_address(before.uri) != after.uri:
+        raise _no_store(before.uri)
+    return content
 
 
 def _content(store: ArtifactStore) -> _Content:

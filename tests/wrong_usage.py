@@ -49,7 +49,7 @@ class Outcome:
     stderr: str
     seconds: float
     left: tuple[str, ...]
-    """Files in the home of the command afterwards."""
+    """Files and folders that the command has made in its home, and the home itself as `.`."""
 
     @property
     def text(self) -> str:
@@ -184,7 +184,8 @@ def _filled(text: str, folder: Path) -> str:
 
 
 def _files(home: Path) -> set[str]:
-    return {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()} if home.is_dir() else set()
+    """Files and folders of a home, and the home itself as `.`."""
+    return {str(path.relative_to(home)) for path in (home, *home.rglob("*")) if path.exists()}
 
 
 def write_page(outcomes: Sequence[Outcome]) -> None:

@@ -412,6 +412,33 @@ _case(
     "file is not a database",
     files={"home/prefect/prefect.db": "this is not a database, but more than sixteen bytes of text"},
 )
+for command, arguments in (
+    ("models", ""),
+    ("lineage", "models:/desk@champion"),
+    ("train", QUICK),
+    ("migrate", ""),
+    ("rollback", "models:/desk@champion --reason x"),
+):
+    _case(
+        "database",
+        f"records of MLflow with 0 bytes, {command}",
+        f"{command} {arguments}",
+        2,
+        "the database of MLflow",
+        "mlflow.db, has 0 bytes",
+        "Restore a backup",
+        files={"home/mlflow.db": ""},
+    )
+for command, arguments in (("train", QUICK), ("migrate", "")):
+    _case(
+        "database",
+        f"records of Prefect with 0 bytes, {command}",
+        f"{command} {arguments}",
+        2,
+        "the database of Prefect",
+        "prefect.db, has 0 bytes",
+        files={"home/prefect/prefect.db": ""},
+    )
 _case(
     "database",
     "a driver that is not there",

@@ -22,6 +22,7 @@ from grpo.learner.estimates.servers_memory import free_memory
 from grpo.storage.files import nearest_existing
 from grpo_cli.command import QUICKSTART
 from grpo_cli.display import model_line
+from grpo_local.certificates import check_serving
 from grpo_local.checks import (
     CheckResult,
     DoctorReport,
@@ -51,6 +52,7 @@ def run_checks(home: Path, store: str, config: PipelineConfig | None = None) -> 
             check_store(store),
             *check_servers(home),
             *check_runs(home),
+            *check_serving(home),
         ),
         *(*_check_backends(), *check_shipped_files(), *_check_config(config)),
     )

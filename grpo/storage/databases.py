@@ -17,6 +17,7 @@ from grpo.errors import ConfigError, install_command
 from grpo.storage.credentials import masked
 from grpo.storage.files import storage_errors
 from grpo.storage.locks import file_lock
+from grpo.storage.schemas import refuse_empty
 
 _ADVISORY_LOCK = 0x6772706F
 """ASCII of `grpo`, because PostgreSQL names an advisory lock by a number within one database."""
@@ -65,8 +66,9 @@ def make_tracking(uri: str) -> bool:
     """Create a missing SQLite file with MLflow's tables, and return True if it was created.
 
     The file appears complete or not at all, because MLflow cannot continue with incomplete tables, e.g. after a full
-    disk. Call it inside of `exclusive`.
+    disk. Call it inside of `exclusive`. Raises `ConfigError` if the file has 0 bytes.
     """
+    refuse_empty(f"the database of MLflow, {masked(uri)},", uri)
     path = Path(uri.removeprefix(_SQLITE))
     if not uri.startswith(_SQLITE) or path.exists():
         return False

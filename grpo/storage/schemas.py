@@ -97,7 +97,22 @@ def _migrations(name: str, folder: str) -> tuple[set[str], set[str]]:
     return revisions
 
 
+def refuse_empty(database: str, uri: str) -> None:
+    """Raise `ConfigError` if a database is a file of 0 bytes, e.g. after a full disk or a broken copy.
+
+    SQLite takes such a file for a new database, so that a package would create its tables there, and every record
+    would be gone without a word.
+    """
+    path = Path(uri.removeprefix(_SQLITE))
+    if uri.startswith(_SQLITE) and path.is_file() and not path.stat().st_size:
+        raise ConfigError(
+            f"{database} has 0 bytes, so that its records are lost. Restore a backup, or remove the file if it never "
+            "had any"
+        )
+
+
 def _revision_of_file(database: str, uri: str) -> str | None:
+    refuse_empty(database, uri)
     path = Path(uri.removeprefix(_SQLITE)).absolute()
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=30)) as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,24 +19,28 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from grpo.errors import ConfigError, StorageError, install_command
 from grpo.storage.error_lines import one_line
+from grpo.storage.schemas import refuse_empty
 
 logger = logging.getLogger(__name__)
 
 RETRIES = 3
 """Retries of a trial if its process crashes."""
+_CREATED_WITHIN_S = 5.0
 _MISSED_HEARTBEATS = 6  # with fewer, a machine that swaps would count as crashed
 
 
 def open_storage(url: str, *, heartbeat_s: int) -> RDBStorage:
     """Open a database for studies, and create its tables if needed.
 
-    Raises `ConfigError` when the database's driver is not installed, `StorageError` when it does not answer.
+    Raises `ConfigError` when the database's driver is not installed or its file has 0 bytes, and `StorageError` when it
+    does not answer.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
     sqlite = url.startswith("sqlite")
     if sqlite:
         Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+        _wait_for_tables(url)
     options = {"connect_args": {"timeout": 60}} if sqlite else {"pool_pre_ping": True}
     with _experimental():
         try:
@@ -53,6 +58,14 @@ def open_storage(url: str, *, heartbeat_s: int) -> RDBStorage:
         except SQLAlchemyError as error:
             cause = getattr(error, "orig", None) or error
             raise StorageError(f"the study's storage {url} cannot be used: {str(cause).strip()}") from error
+
+
+def _wait_for_tables(url: str) -> None:
+    """Wait while the file has 0 bytes, because another process may be creating it. Then refuse it."""
+    file, deadline = Path(url.removeprefix("sqlite:///")), time.monotonic() + _CREATED_WITHIN_S
+    while file.is_file() and not file.stat().st_size and time.monotonic() < deadline:
+        time.sleep(0.1)
+    refuse_empty(f"the study's storage {url}", url)
 
 
 def fail_stale_trials(study: optuna.Study) -> None:

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from grpo.errors import ConfigError
+from grpo.storage.credentials import masked
+from grpo.storage.schemas import refuse_empty
 from grpo_local import settings
 from grpo_local.bounds import uvicorn_options
 from grpo_local.login import CLIENT, ORIGINS, SERVER, validate_login
@@ -30,7 +32,7 @@ def _is_prefect_page(path: str) -> bool:
 def serve() -> None:
     """Serve Prefect's API and pages until this process is stopped.
 
-    Raises `ConfigError` if the login is missing, or if any origin would be allowed.
+    Raises `ConfigError` if the login is missing, if any origin would be allowed, or if the database has 0 bytes.
     """
     os.environ.setdefault("PREFECT_SERVER_EVENTS_CAUSAL_ORDERING", "grpo_local.prefect_server.event_order")
     with settings.without_gc():
@@ -55,6 +57,9 @@ def serve() -> None:
         raise ConfigError(
             f"{ORIGINS} is {','.join(origins)}. List the server's own addresses, as http://127.0.0.1:4200"
         )
+    if (url := server.database.connection_url) is not None:
+        text = url.get_secret_value().replace("+aiosqlite", "")
+        refuse_empty(f"the database of Prefect, {masked(text)},", text)
     lock_transactions()
     # around the application, not in it: its own services (automations) call it in memory with a host name of their own
     uvicorn.run(

@@ -97,6 +97,23 @@ def test_a_path_that_cannot_be_used_is_a_problem(tmp_path: Path, monkeypatch: py
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.db", "file"]
 
 
+@pytest.mark.parametrize("name", ["mlflow", "prefect"])
+def test_a_database_of_0_bytes_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+    """It was truncated. A home without the file is new, and has no problem."""
+    for variable in ("PREFECT_API_URL", "PREFECT_API_DATABASE_CONNECTION_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    file = tmp_path / ("mlflow.db" if name == "mlflow" else "prefect/prefect.db")
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    checks = _by_name(check_records(tmp_path))
+    assert {check.name for check in checks.values() if check.state == "problem"} == {name}
+    assert "has 0 bytes" in checks[name].detail
+    assert checks[name].remedy == "Restore a backup, or remove the file if it never had any"
+    file.unlink()
+    assert {check.state for check in check_records(tmp_path)} == {"ok"}
+
+
 @pytest.mark.parametrize(
     ("file", "content", "place"),
     [

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from alembic import command
 from mlflow.store.db.utils import _get_alembic_config
 
 from grpo.errors import ConfigError, StorageError
+from grpo.policy.weights.registered import open_client
 from grpo.registry import Registry
-from grpo.storage.databases import exclusive, is_database, upgrade_tracking
+from grpo.storage.databases import exclusive, is_database, make_tracking, upgrade_tracking
+from grpo.storage.schemas import require_newest
 
 
 def test_a_server_looks_after_its_own_database():
@@ -46,6 +49,15 @@ def test_a_database_that_cannot_be_used_is_named(tmp_path: Path):
     (tmp_path / "broken.db").write_text("no database at all, but long enough to be read as one")
     with pytest.raises(ConfigError, match=r"MLflow's database sqlite:.*broken\.db cannot be used"):
         upgrade_tracking(f"sqlite:///{tmp_path}/broken.db")
+
+
+@pytest.mark.parametrize("open_database", [upgrade_tracking, make_tracking, require_newest, open_client])
+def test_a_database_of_0_bytes_is_refused_and_stays_as_it_is(tmp_path: Path, open_database: Callable[[str], object]):
+    """SQLite takes it for a new one, and the records of a truncated file would be gone without a word."""
+    (tmp_path / "mlflow.db").touch()
+    with pytest.raises(ConfigError, match=r"mlflow\.db, has 0 bytes, so that its records are lost\. Restore a backup"):
+        open_database(f"sqlite:///{tmp_path}/mlflow.db")
+    assert (tmp_path / "mlflow.db").stat().st_size == 0
 
 
 def test_an_older_database_is_brought_up_to_date(tmp_path: Path):

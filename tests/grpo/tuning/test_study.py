@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from grpo.config.search_space import SearchSpace, Value
 from grpo.config.tuning import HPOConfig
-from grpo.errors import BudgetError, StorageError
+from grpo.errors import BudgetError, ConfigError, StorageError
 from grpo.notebook.config import TrainingConfig
 from grpo.storage.locks import file_lock
 from grpo.tuning.storage import begin_trial, heartbeat, open_storage
@@ -262,3 +262,11 @@ def test_a_storage_without_a_server_is_an_error():
 def test_evaluations_come_after_equal_shares(iterations: int, intermediate_evals: int, after: list[int]):
     """A short trial is evaluated twice after one iteration, so that the numbers of evaluations agree."""
     assert evaluation_iterations(iterations, intermediate_evals) == after
+
+
+def test_a_storage_of_0_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the study would begin again. A process that waits for another one to create it goes on."""
+    monkeypatch.setattr("grpo.tuning.storage._CREATED_WITHIN_S", 0.1)
+    (tmp_path / "tuning.db").touch()
+    with pytest.raises(ConfigError, match=r"tuning\.db has 0 bytes"):
+        open_storage(f"sqlite:///{tmp_path}/tuning.db", heartbeat_s=60)

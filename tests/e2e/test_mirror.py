@@ -134,7 +134,7 @@ def test_a_conversation_is_a_session_with_personal_data_redacted(
     assert "anna" not in texts.lower().replace("anna'", "")
     assert {item.name: item.value for item in two.info.assessments} == {"rating": 0.5, "comment": "ask [email]"}
     assert {item.name: item.value for item in one.info.assessments} == {"success": True}
-    assert metric(server, "grpo_mirror_records_waiting") == 0
+    wait_for(lambda: metric(server, "grpo_mirror_records_waiting") == 0)
 
 
 def rate_three(client: openai.OpenAI) -> None:

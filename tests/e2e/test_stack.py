@@ -39,6 +39,7 @@ from tests import waiting
 from tests.doubles import short_run
 from tests.places import ROOT
 from tests.ports import own_port
+from tests.processes import each
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -179,8 +180,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             yield found
     finally:
         found.command("grpo_cli", "down")
-        for process in found.processes():
-            process.kill()
+        list(each(found.processes(), psutil.Process.kill))
 
 
 def test_a_deployed_run_completes_on_the_worker_with_the_parameters_it_was_given(stack: Stack):
@@ -244,8 +244,7 @@ def test_a_killed_worker_is_noticed_and_the_run_goes_on_from_its_cache(stack: St
     until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
     worker = stack.services()["worker-cpu"]
     assert worker is not None
-    for process in (worker, *flow_run_processes()[run]):
-        process.kill()
+    list(each((worker, *flow_run_processes()[run]), psutil.Process.kill))
     assert stack.ended(run).state_type == StateType.COMPLETED
     stages = {stage.name: stage for stage in stack.report("killed").stages}
     assert (stages["ingest"].cached, stages["train"].runs) == (1, 3)

@@ -73,10 +73,8 @@ def test_a_registered_model_is_what_its_training_said_it_is(
     assert document.measurement.overall.success == judged
     categories = {slice_metrics.name: slice_metrics.success for slice_metrics in document.measurement.by_category}
     assert categories == {part.name: part.candidate for part in trained.evaluation.by_category}
-    assert cached == {
-        **dict.fromkeys(("ingest", "validate", "split", "rollout", "score"), True),
-        "evaluate_policy": False,
-    }
+    del cached["evaluate_policy"]  # True if another test has evaluated it
+    assert cached == dict.fromkeys(("ingest", "validate", "split", "rollout", "score"), True)
     written = (home / "evaluated" / "evaluation.json").read_text()
     assert EvaluationDocument.model_validate_json(written) == document
 

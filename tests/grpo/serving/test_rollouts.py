@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,17 @@ def clerk() -> TransformersPolicy:
     return load_clerk()
 
 
-@pytest.fixture
-def trainer(server: ChatServer) -> Iterator[httpx.Client]:
+@contextmanager
+def trainer_of(server: ChatServer) -> Iterator[httpx.Client]:
     key = server.client("trainer", ("rollout",)).api_key
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def trainer(server: ChatServer) -> Iterator[httpx.Client]:
+    with trainer_of(server) as client:
         yield client
 
 
@@ -82,19 +89,19 @@ def error_of(response: httpx.Response) -> tuple[int, str, str]:
     return response.status_code, error["code"], error["message"]
 
 
-def test_a_turn_is_sampled_with_the_numbers_of_its_seed_and_index(
-    server: ChatServer, trainer: httpx.Client, clerk: TransformersPolicy
-):
+def test_a_turn_is_sampled_with_the_numbers_of_its_seed_and_index(tmp_path: Path, clerk: TransformersPolicy):
     """Missing files are named, and sent once; the third turn of a session in this process has the same tokens."""
-    assert error_of(trainer.post(TURNS, json=turn(clerk.hash, clerk)))[:2] == (409, "weights_not_loaded")
-    weights = request(clerk.hash, FILES_OF_CLERK)
-    asked = trainer.post(WEIGHTS, json=weights).json()
-    assert asked == {"version": None, "missing": sorted(weights["files"].values())}
-    for content in FILES_OF_CLERK.values():
-        assert put(trainer, content).status_code == 201
-    assert trainer.post(WEIGHTS, json=weights).json() == {"version": clerk.hash, "missing": []}
-    before = len(server.turns())
-    reply = trainer.post(TURNS, json=turn(clerk.hash, clerk)).json()
+    rollouts = RolloutServingSettings(weights_bytes=BOUND)
+    with chat_server(tmp_path, rollouts=rollouts) as server, trainer_of(server) as trainer:
+        assert error_of(trainer.post(TURNS, json=turn(clerk.hash, clerk)))[:2] == (409, "weights_not_loaded")
+        weights = request(clerk.hash, FILES_OF_CLERK)
+        asked = trainer.post(WEIGHTS, json=weights).json()
+        assert asked == {"version": None, "missing": sorted(weights["files"].values())}
+        for content in FILES_OF_CLERK.values():
+            assert put(trainer, content).status_code == 201
+        assert trainer.post(WEIGHTS, json=weights).json() == {"version": clerk.hash, "missing": []}
+        reply = trainer.post(TURNS, json=turn(clerk.hash, clerk)).json()
+        assert not server.turns()  # the log of conversations has none of it
 
     async def third() -> list[int]:
         async with clerk.sampler(concurrency=1, renderer=Renderer(clerk.tokenizer)) as sampler:
@@ -106,7 +113,6 @@ def test_a_turn_is_sampled_with_the_numbers_of_its_seed_and_index(
     assert reply["token_ids"] == asyncio.run(third())
     assert reply["version"] == clerk.hash
     assert len(reply["logprobs"]) == len(reply["token_ids"])
-    assert len(server.turns()) == before  # the log of conversations has none of it
 
 
 def test_weights_have_the_version_that_the_server_computes(trainer: httpx.Client, clerk: TransformersPolicy):

@@ -37,6 +37,7 @@ from tests.doubles import play_desk, put_folder, short_run
 from tests.grpo.learner.conftest import perturbed
 from tests.grpo.policy.servers.relays import Forward, Relay, relay
 from tests.grpo.serving.chat_servers import ChatServer, chat_server, load_clerk
+from tests.ports import own_port
 
 # A relay that dies drops connections in the middle of an answer, so that some of its sockets are collected unclosed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -341,13 +342,12 @@ def test_if_all_servers_are_gone_the_error_is_one_sentence(
         left.die()
         return {}
 
-    with relay(server.url, die) as left, relay(server.url) as right:
-        right.server.should_exit = True
-        with pytest.raises(ConnectionError) as caught:
-            play(on_servers(clerk_checkpoint, left.url, right.url, tries=3), config)
+    right = f"http://127.0.0.1:{own_port()}"
+    with relay(server.url, die) as left, pytest.raises(ConnectionError) as caught:
+        play(on_servers(clerk_checkpoint, left.url, right, tries=3), config)
     expected = "it cannot be reached (ConnectError)"
     assert str(caught.value) == (
-        f"no rollout server answers: rollout server {left.url}: {expected}; rollout server {right.url}: {expected}. "
+        f"no rollout server answers: rollout server {left.url}: {expected}; rollout server {right}: {expected}. "
         "Start them, or correct rollout.servers"
     )
 

@@ -190,6 +190,8 @@ class VLLMRollouts:
             "--api-server-count 1": self._api_servers == 1,
             # a chunk of a seeded request rewinds its generator, but a CPU's generator cannot be rewound
             "--no-enable-chunked-prefill": not (on_cpu and chunked),
+            # a graph that is compiled for a CPU keeps packed copies of the first weights
+            "--enforce-eager": not on_cpu or config.model_config.enforce_eager,
             "--enable-lora --max-loras 2 --max-lora-rank N": config.lora_config is not None or not adapters,
         }
         if missing := [option for option, is_set in options.items() if not is_set]:

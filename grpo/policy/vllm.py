@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager, contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from transformers import AutoConfig
 
@@ -245,14 +245,23 @@ class Engine:
         return self._loop
 
 
+class Generates(Protocol):
+    """An engine that generates after tokens."""
+
+    async def generate(self, token_ids: list[int], params: Any) -> Any:
+        """Output of the whole turn."""
+        ...
+
+
 class VLLMSession:
     """One conversation with all its tokens so far. The engine keeps them in its prefix cache."""
 
-    def __init__(self, engine: Engine, stop_ids: frozenset[int]) -> None:
+    def __init__(self, engine: Generates, stop_ids: frozenset[int]) -> None:
         self._engine = engine
         self._stop_ids = stop_ids
         self._ids: list[int] = []
-        self._turns = 0
+        self.turns = 0
+        """Turns of the conversation so far, which the random numbers of the next turn depend on."""
 
     async def generate(self, prompt: Prompt, sampling: Sampling) -> Generation:
         """See `Session.generate`."""
@@ -262,9 +271,10 @@ class VLLMSession:
             top_p=sampling.top_p,
             top_k=sampling.top_k or -1,
             max_tokens=sampling.max_new_tokens,
-            seed=sampling.turn_seed(self._turns),
+            seed=sampling.turn_seed(self.turns),
             logprobs=sampling.top_logprobs,
             stop_token_ids=sorted(self._stop_ids),
+            ignore_eos=True,  # the stop tokens are all given
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -274,7 +284,7 @@ class VLLMSession:
         if output.finish_reason not in ("stop", "length") or len(output.logprobs) != len(ids):
             raise PolicyError(f"vLLM ended a turn by {output.finish_reason!r} after {len(ids)} tokens. See its log")
         logprobs = [float(step[token].logprob) for step, token in zip(output.logprobs, ids, strict=True)]
-        self._turns += 1
+        self.turns += 1
         self._ids += ids
         stopped = ids[-1] in self._stop_ids
         return Generation(

@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 
+from grpo.config.serving import RolloutServingSettings
 from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
+from grpo.policy.servers.policy import KEY
+from grpo.serving.access.keys import KeyStore
 from tests.doubles import changed, short_run
 from tests.e2e.served import own_environment
+from tests.grpo.policy.servers.relays import relay
+from tests.grpo.serving.chat_servers import chat_server
 from tests.places import ROOT
 from tests.vllm.engine import MARKS, MEMORY
+from tests.vllm.servers import ROLLOUTS, vllm_server
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("server")]
 
@@ -69,3 +75,27 @@ def test_a_run_of_adapters_is_played_by_vllm(clerk: Path, tmp_path: Path, server
     assert report.evaluation is not None
     assert report.evaluation.failed_share == 0
     assert report.lineage.candidate_policy != report.lineage.champion_policy
+
+
+def test_a_run_on_a_vllm_server_and_one_of_ours(
+    clerk: Path, tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Two iterations in windows that overlap the updates, with turns on both servers, in the weights of each update."""
+    keys = KeyStore(tmp_path / "keys.json")
+    monkeypatch.setenv(KEY, keys.create("trainer", ["rollout"]))
+    with (
+        vllm_server(clerk, tmp_path, *ROLLOUTS) as vllm,
+        chat_server(tmp_path, rollouts=RolloutServingSettings()) as ours,
+        relay(vllm.url) as left,
+        relay(ours.url) as right,
+    ):
+        servers = {"backend": "servers", "servers": [left.url, right.url], "shards": 1}
+        report = _train(tmp_path / "both", clerk, server, rollout={**servers, "mode": "continuous"})
+    assert report.evaluation is not None
+    assert report.evaluation.failed_share == 0
+    assert report.lineage.candidate_policy != report.lineage.champion_policy
+    for relayed in (left, right):
+        assert {body["version"] for body in relayed.turns} >= {
+            report.lineage.champion_policy,
+            report.lineage.candidate_policy,
+        }

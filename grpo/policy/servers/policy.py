@@ -9,6 +9,7 @@ lost is the time of one turn, and nothing has to be streamed.
                     (a hedged request: Dean & Barroso, The Tail at Scale, CACM 2013)
     full            another server is asked, and this one again after the time that it names
     gone            another server is asked, and this one again after a pause
+    at a newer one  another server is asked, or the turn begins again when the rollout has the newer version as well
     lying           another server is asked, and this one not any more, see `RolloutServer`
 """
 
@@ -109,14 +110,20 @@ class ServersSampler:
         """
         self._prepared.append(policy.hash)
         await self.close_unused()
-        if policy.hash not in self._pools:
+        is_new = policy.hash not in self._pools
+        if is_new:
             self._pools[policy.hash] = policy.open_pool()
+        for version, pool in self._pools.items():
+            pool.allow_loading(version == policy.hash)
+        if is_new:
             await self._pools[policy.hash].load()
 
     def replace_policy(self, policy: ServersPolicy) -> None:
         """Generate turns that begin from now on with a prepared version."""
         del self._prepared[: self._prepared.index(policy.hash) + 1]
         self._version = policy.hash
+        for version, pool in self._pools.items():
+            pool.is_replaced = version != policy.hash
 
     async def close_unused(self) -> None:
         """Close the connections of earlier versions that generate no turn any more, so that their models are freed."""
@@ -149,9 +156,24 @@ class ServersSession:
         if not sampling.unfiltered:
             raise ConfigError("rollout servers sample without top-p, top-k and greedy decoding. Raise the temperature")
         self._ids += prompt.new_ids
-        pool = self._sampler.pool
-        if not self.policy_spans or self.policy_spans[-1].policy_hash != pool.version:
-            self.policy_spans.append(PolicySpan(policy_hash=pool.version, start=len(self._ids)))
+        reply = None
+        while reply is None:  # until the version is not replaced before the turn has begun
+            reply = await self._ask(self._sampler.pool, sampling)
+        self._turns += 1
+        self._ids += reply.token_ids
+        return Generation(
+            token_ids=list(reply.token_ids),
+            logprobs=list(reply.logprobs),
+            stop=reply.stop,
+            cached_tokens=reply.cached_tokens,
+        )
+
+    async def _ask(self, pool: _Pool, sampling: Sampling) -> TurnReply | None:
+        """Reply to the turn after the tokens so far, see `_Pool.ask`."""
+        spans = [span for span in self.policy_spans if span.start < len(self._ids)]
+        if not spans or spans[-1].policy_hash != pool.version:
+            spans.append(PolicySpan(policy_hash=pool.version, start=len(self._ids)))
+        self.policy_spans = spans
         request = TurnRequest(
             version=pool.version,
             token_ids=tuple(self._ids),
@@ -162,17 +184,9 @@ class ServersSession:
             turn=self._turns,
         )
         try:
-            reply = await pool.ask(self, request)
+            return await pool.ask(self, request)
         finally:
             await self._sampler.close_unused()
-        self._turns += 1
-        self._ids += reply.token_ids
-        return Generation(
-            token_ids=list(reply.token_ids),
-            logprobs=list(reply.logprobs),
-            stop=reply.stop,
-            cached_tokens=reply.cached_tokens,
-        )
 
     def move(self, server: RolloutServer | None) -> None:
         """Let the conversation go on at this server."""
@@ -202,6 +216,8 @@ class _Pool:
         self, servers: Sequence[RolloutServer], *, version: str, hedge_s: float, pause_s: float, tries: int
     ) -> None:
         self.version = version
+        self.is_replaced = False
+        """True if turns that begin from now on have a newer version."""
         self._servers = servers
         self._hedge_s, self._pause_s, self._tries = hedge_s, pause_s, tries
         self._loading: list[asyncio.Task[None]] = []
@@ -233,8 +249,15 @@ class _Pool:
         for server in self._servers:
             await server.close()
 
-    async def ask(self, session: ServersSession, request: TurnRequest) -> TurnReply:
+    def allow_loading(self, is_allowed: bool) -> None:
+        """Let servers that lose the weights load them again, or not, because they have to load a newer version."""
+        for server in self._servers:
+            server.may_load = is_allowed
+
+    async def ask(self, session: ServersSession, request: TurnRequest) -> TurnReply | None:
         """Reply of the session's server, or of another one that the session then moves to.
+
+        None if no server has begun the turn, and this version was replaced.
 
         Raises `ConnectionError` if every server is gone, because a later try may succeed, and `PolicyError` if every
         server is refused.
@@ -242,7 +265,7 @@ class _Pool:
         asked: dict[asyncio.Task[TurnReply], RolloutServer] = {}
         self._turns += 1
         try:
-            while True:
+            while asked or not self.is_replaced:
                 server = self._next(session, asked.values())
                 if server is not None:
                     if server is not session.server:
@@ -264,6 +287,7 @@ class _Pool:
                         continue
                     session.move(replied)
                     return reply
+            return None
         finally:
             self._turns -= 1
             for task in asked:

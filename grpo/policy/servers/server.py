@@ -110,6 +110,8 @@ class RolloutServer:
         """The error of the last attempt, or an empty text."""
         self.is_refused = False
         """True if this server is not asked any more."""
+        self.may_load = True
+        """False if a newer version is about to be loaded, so that a server with room for one loads it once."""
         self.wrong_later: str | None = None
         """Message of `WrongWeights` if a turn after the first was wrong. Then turns before it may be wrong as well."""
         self._weights, self._key, self._check, self._pause_s = weights, key, check, pause_s
@@ -129,8 +131,12 @@ class RolloutServer:
 
     @property
     def is_free(self) -> bool:
-        """True if the server can be asked now: not refused, not in a pause, and not about to load the weights."""
-        return not self.is_refused and not self._one_load.locked() and self.wait_s <= 0
+        """True if the server can be asked now: not refused, not in a pause, and not about to load weights.
+
+        A server that has lost the weights to a newer version cannot be asked either.
+        """
+        has_weights = self._is_loaded or self.may_load
+        return has_weights and not self.is_refused and not self._one_load.locked() and self.wait_s <= 0
 
     def is_gone(self, tries: int) -> bool:
         """True after `tries` failed attempts in a row, unless another attempt is in progress."""
@@ -165,6 +171,8 @@ class RolloutServer:
             if self.is_refused:
                 raise ServerFault(self.fault)
             if not self._is_loaded:
+                if not self.may_load:
+                    raise ServerFault("it has a newer version")
                 await self._load()
                 self._is_loaded, self._turns = True, None
 
@@ -226,6 +234,9 @@ class RolloutServer:
             self._pause(f"it is full (HTTP {status})", self._pause_s if wait_s is None else wait_s)
             raise ServerFault(self.fault)
         message = self._message(response)
+        if status == HTTPStatus.CONFLICT and not self.may_load:
+            self._is_loaded = False
+            raise ServerFault("it has a newer version")
         if status == HTTPStatus.CONFLICT:  # restarted, or other policies took the place
             raise self._failed("it has lost the weights")
         if status == HTTPStatus.NOT_FOUND:

@@ -176,11 +176,12 @@ def load(
     base: Path | None = None,
     quantization: Quantization | None = None,
     frozen: Dtype = "float32",
+    device: str | None = None,
 ) -> TransformersPolicy:
     """Load a policy from a folder with config.json, *.safetensors and tokenizer files, in float32.
 
     If the folder holds adapters, it needs the folder of their `base`, and holds its weights in the dtype `frozen`. The
-    model is placed on the GPU if there is one.
+    model is placed on `device`, by default on the GPU if there is one.
 
     Raises `PolicyError` if a folder or file is missing, if weights are pickled or do not fit config.json, or if this
     machine does not support the quantization, and `CapacityError` if the model does not fit into memory.
@@ -189,14 +190,14 @@ def load(
         return _load_adapters(
             folder,
             base,
-            lambda base: load(base, quantization=quantization).model,
+            lambda base: load(base, quantization=quantization, device=device).model,
             chat_template=chat_template,
             frozen=frozen,
         )
     check_architecture(folder)
     model = _read(folder, _model_class, quantization=quantization)
     if not getattr(model, "is_quantized", False):  # quantized models are placed during loading
-        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         _align(model)
     return TransformersPolicy(model, load_tokenizer(folder, chat_template=chat_template))
 

@@ -12,12 +12,11 @@ from fastapi import Depends, FastAPI, Request, WebSocket
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from grpo.config.serving import BODY_BYTES
 from grpo.errors import StorageError
-from grpo.policy.servers.protocol import FILES, PREFIX, TURNS, WEIGHTS, TurnRequest, WeightsReply, WeightsRequest
+from grpo.policy.servers.protocol import FILES, PREFIX, TURNS, WEIGHTS, TurnRequest, WeightsRequest
 from grpo.serving.access.callers import Caller, Scope
 from grpo.serving.access.guard import Authenticator, Guard
 from grpo.serving.access.limits import Limiter
@@ -42,6 +41,7 @@ from grpo.serving.routes.operations import Orchestrator, ScaleRequest, TrainRequ
 from grpo.serving.routes.page import page_response
 from grpo.serving.routes.responses import ResponseWriter
 from grpo.serving.routes.rollout_turns import RolloutTurn, begin_turn
+from grpo.serving.routes.rollout_weights import add_weight_routes
 from grpo.serving.routes.streams import (
     AdmittedT,
     EventStream,
@@ -350,22 +350,7 @@ def _add_feedback(app: FastAPI, parts: ServerState) -> None:
 def _add_rollouts(app: FastAPI, parts: ServerState, rollouts: Rollouts) -> None:
     service = parts.service
 
-    @app.put(f"{FILES}/{{digest}}", status_code=201)
-    async def file(digest: str, request: Request) -> Response:
-        """Store a file of a model under its sha256."""
-        size = request.headers.get("content-length", "")
-        if not size.isdecimal():
-            raise APIError(411, "send the size of the file as content-length", code="invalid_header")
-        try:
-            await rollouts.files.receive(digest, int(size), request.stream())
-        except ClientDisconnect:
-            return Response(status_code=499)
-        return JSONResponse({"sha256": digest, "bytes": int(size)}, status_code=201)
-
-    @app.post(WEIGHTS)
-    async def weights(request: Request) -> WeightsReply:
-        """Load a version from files, or name the files that are missing."""
-        return await rollouts.load(await read_small_request(WeightsRequest, request, preparation=service.preparation))
+    add_weight_routes(app, rollouts, service.preparation)
 
     @app.post(TURNS)
     async def turn(request: Request, caller: Authenticated) -> Response:

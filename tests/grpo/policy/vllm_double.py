@@ -34,6 +34,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
     detokenize: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
@@ -56,6 +57,13 @@ class AsyncEngineArgs:
 
 class EngineDeadError(Exception):
     pass
+
+
+@dataclass(kw_only=True)
+class LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
 
 
 @dataclass
@@ -180,12 +188,13 @@ class VLLM:
 
     def modules(self) -> dict[str, ModuleType]:
         """Modules for `sys.modules`."""
-        names = ("", ".sampling_params", ".platforms", ".v1", ".v1.engine", ".v1.engine.exceptions")
-        package, params, platforms, *inner = (ModuleType(f"vllm{name}") for name in names)
+        names = ("", ".sampling_params", ".platforms", ".lora.request", ".v1", ".v1.engine", ".v1.engine.exceptions")
+        package, params, platforms, lora, *inner = (ModuleType(f"vllm{name}") for name in names)
         engine = type("AsyncLLMEngine", (AsyncLLMEngine,), {"double": self})
         package.__dict__.update(AsyncEngineArgs=AsyncEngineArgs, AsyncLLMEngine=engine, SamplingParams=SamplingParams)
         package.__dict__["sampling_params"] = params
         params.__dict__["RequestOutputKind"] = RequestOutputKind
         platforms.__dict__["current_platform"] = SimpleNamespace(is_cpu=lambda: self.on_cpu)
+        lora.__dict__["LoRARequest"] = LoRARequest
         inner[-1].__dict__["EngineDeadError"] = EngineDeadError
-        return {module.__name__: module for module in (package, params, platforms, *inner)}
+        return {module.__name__: module for module in (package, params, platforms, lora, *inner)}

@@ -44,9 +44,10 @@ TEXT = (
 
 
 class RunTime(BaseModel):
-    """Time of a run's command over all attempts, and the commit and machine of the last one."""
+    """Times of a run's command over all attempts, and the commit and machine of the last one."""
 
     wall_s: float
+    cpu_s: float
     commit: str
     machine: str
 
@@ -54,7 +55,7 @@ class RunTime(BaseModel):
 def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocument, RunTime]:
     """Train with records of its own, unless the run is complete. Raises `RuntimeError` if it ended without a report."""
     records = RECORDS / "-".join([family, str(seed), *(control or "").split()])
-    spent, report = RunTime(wall_s=0.0, commit=commit(), machine=_machine()), records / "run" / "report.json"
+    spent, report = RunTime(wall_s=0.0, cpu_s=0.0, commit=commit(), machine=_machine()), records / "run" / "report.json"
     if (records / "time.json").is_file():
         spent = RunTime.model_validate_json((records / "time.json").read_bytes())
     if not report.is_file():
@@ -65,7 +66,12 @@ def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocum
             command += ["--set", setting]
         with (records / "log.txt").open("a") as log:
             cost = command_cost(command, environment, log=log, check=False)
-        spent = RunTime(wall_s=spent.wall_s + cost.wall_s, commit=commit(), machine=_machine())
+        spent = RunTime(
+            wall_s=spent.wall_s + cost.wall_s,
+            cpu_s=spent.cpu_s + cost.cpu_s,
+            commit=commit(),
+            machine=_machine(),
+        )
         (records / "time.json").write_text(spent.model_dump_json())
     if not report.is_file():
         raise RuntimeError(f"{family} with seed {seed} ended without a report; see {records / 'log.txt'}")
@@ -125,7 +131,7 @@ def _machine() -> str:
 
 
 def _minutes(spent: RunTime) -> str:
-    return f"{spent.wall_s / 60:.1f} min, {spent.machine}, {spent.commit}"
+    return f"{spent.wall_s / 60:.1f} min ({spent.cpu_s / 60:.1f} of CPU time), {spent.machine}, {spent.commit}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -36,8 +36,9 @@ def measure() -> Findings:
                 (label, f"{cost.wall_s:.1f} s, peak memory {cost.peak_tree_mib:,.0f} MiB with Prefect's server")
             )
             if len(rows) == 1:
+                of_run = cost
                 document = read_report(home / "quickstart" / "report.json")
-        ours = apart(our_curve, race, home / "artifacts" / "checkpoint", began=began)
+        ours = apart(our_curve, race, home / "artifacts" / "checkpoint", began=began, cost=of_run)
     rows += _success(document)
     theirs = apart(trl_curve, race, PATIENCE * ours[-1].seconds)
     stages = [(s.name, str(s.runs), f"{s.compute_s:.2f}", f"{s.wall_s:.2f}") for s in document.stages]

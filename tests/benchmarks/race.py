@@ -8,11 +8,12 @@ customer who must be asked for the order number cannot be played through it. Its
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,17 @@ class Race:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Point of a learning curve: time since the start in seconds, and held-out success rate."""
+    """Point of a learning curve: time since the start, and held-out success rate."""
 
     seconds: float
+    cpu_s: float
+    """CPU time of all processes, which other work on the machine changes less."""
     iteration: int
     success: float
 
 
-def our_run(race: Race, config: str) -> tuple[list[CurvePoint], Cost]:
-    """Learning curve of `grpo train` with this file of data/configs and the race's start, and the command's cost."""
+def our_run(race: Race, config: str) -> list[CurvePoint]:
+    """Learning curve of `grpo train` with this file of data/configs and the race's start."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         environment = environment_at(home) | {"PREFECT_SERVER_API_PORT": str(free_port())}
@@ -84,13 +87,14 @@ def our_run(race: Race, config: str) -> tuple[list[CurvePoint], Cost]:
         command_cost([sys.executable, "-m", "grpo_cli", "migrate"], environment)
         began = time.time()
         cost = command_cost(command, environment)
-        return apart(our_curve, race, home / "artifacts" / "checkpoint", began=began), cost
+        return apart(our_curve, race, home / "artifacts" / "checkpoint", began=began, cost=cost)
 
 
-def our_curve(race: Race, checkpoints: Path, *, began: float) -> list[CurvePoint]:
+def our_curve(race: Race, checkpoints: Path, *, began: float, cost: Cost) -> list[CurvePoint]:
     """Learning curve of a run from its checkpoints, in order, up to the first that reaches the target.
 
-    The time of a checkpoint is that at which its files were written.
+    The time of a checkpoint is that at which its files were written. The CPU time of the whole run is spread evenly
+    over its wall time.
     """
     use_all_cores()
     _, heldout = split_scenarios(race.config)
@@ -98,20 +102,31 @@ def our_curve(race: Race, checkpoints: Path, *, began: float) -> list[CurvePoint
     curve: list[CurvePoint] = []
     for iteration, state in enumerate(path for path in states if read_state(path.parent).parent is not None):
         success = heldout_success(load(state.parent), race.config, heldout)
-        curve.append(CurvePoint(seconds=state.stat().st_mtime - began, iteration=iteration + 1, success=success))
+        passed = state.stat().st_mtime - began
+        cpu_s = passed * cost.cpu_s / cost.wall_s
+        curve.append(CurvePoint(seconds=passed, cpu_s=cpu_s, iteration=iteration + 1, success=success))
         if success >= race.target:
             break
     return curve
 
 
-def trl_curve(race: Race, limit_s: float) -> list[CurvePoint]:
-    """Learning curve of TRL's trainer in this fresh process, timed from the process's start without evaluations."""
+def trl_curve(
+    race: Race,
+    limit_s: float = math.inf,
+    *,
+    limit_cpu_s: float = math.inf,
+    record: Callable[[list[CurvePoint]], None] = lambda curve: None,
+) -> list[CurvePoint]:
+    """Learning curve of TRL's trainer in this fresh process, timed from the process's start without evaluations.
+
+    It ends at the target or when a limit is reached. `record` gets the curve so far after each point.
+    """
     use_all_cores()
     config, evaluated = race.config, load(race.model)
     train, heldout = split_scenarios(config)
     model, tokenizer = plain_model(race.model)
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # rollout_func may change, says TRL
-    watch = _Watch(race, evaluated, heldout, limit_s=limit_s)
+    watch = _Watch(race, evaluated, heldout, limit_s=limit_s, limit_cpu_s=limit_cpu_s, record=record)
     with restored_after(model), tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
@@ -213,11 +228,14 @@ class _Watch(TrainerCallback):
         heldout: Sequence[Scenario],
         *,
         limit_s: float,
+        limit_cpu_s: float,
+        record: Callable[[list[CurvePoint]], None],
     ) -> None:
-        self._race, self._heldout, self._steps, self._limit_s = race, heldout, steps(race.config), limit_s
+        self._race, self._heldout, self._steps, self._record = race, heldout, steps(race.config), record
+        self._limit_s, self._limit_cpu_s = limit_s, limit_cpu_s
         self._evaluated = TransformersPolicy(copy.deepcopy(evaluated.model), evaluated.tokenizer)
         self._began = psutil.Process().create_time()
-        self._evaluating = 0.0
+        self._evaluating = self._evaluating_cpu = 0.0
         self.curve: list[CurvePoint] = []
 
     def on_step_end(
@@ -231,20 +249,28 @@ class _Watch(TrainerCallback):
         """After the last optimizer step of an iteration."""
         if state.global_step % self._steps or model is None:
             return
-        passed = time.time() - self._began - self._evaluating
-        began = time.perf_counter()
+        passed, cpu_s = time.time() - self._began - self._evaluating, time.process_time() - self._evaluating_cpu
+        began, began_cpu = time.perf_counter(), time.process_time()
         self._evaluated.model.load_state_dict(model.state_dict())
         success = heldout_success(self._evaluated, self._race.config, self._heldout)
         self._evaluating += time.perf_counter() - began
-        self.curve.append(CurvePoint(seconds=passed, iteration=state.global_step // self._steps, success=success))
-        control.should_training_stop = success >= self._race.target or passed >= self._limit_s
+        self._evaluating_cpu += time.process_time() - began_cpu
+        iteration = state.global_step // self._steps
+        self.curve.append(CurvePoint(seconds=passed, cpu_s=cpu_s, iteration=iteration, success=success))
+        self._record(self.curve)
+        control.should_training_stop = (
+            success >= self._race.target or passed >= self._limit_s or cpu_s >= self._limit_cpu_s
+        )
 
 
 def curve_table(race: Race, ours: Sequence[CurvePoint], theirs: Sequence[CurvePoint]) -> Table:
     """Both learning curves over episodes and wall time, one row per iteration."""
 
     def cell(curve: Sequence[CurvePoint], index: int) -> str:
-        return f"{curve[index].seconds:.0f} s: {curve[index].success:.1%}" if index < len(curve) else ""
+        if index >= len(curve):
+            return ""
+        point = curve[index]
+        return f"{point.seconds:.0f} s ({point.cpu_s:.0f} s of CPU time): {point.success:.1%}"
 
     rows = [
         (str(k + 1), f"{(k + 1) * race.episodes:,}", cell(ours, k), cell(theirs, k))

@@ -43,7 +43,7 @@ def measure() -> Findings:
             )
             for seed in SEEDS
         ]
-        ours = [our_run(race, "triage")[0] for race in races]
+        ours = [our_run(race, "triage") for race in races]
         limit_s = PATIENCE * median(curve[-1] for curve in ours).seconds
         theirs = [apart(trl_curve, race, limit_s) for race in races]
     tables = [curve_table(*of_seed) for of_seed in zip(races, ours, theirs, strict=True)]

@@ -4,7 +4,8 @@
     python -m tests.benchmarks.tasks --seeds 1 2 3       three
     python -m tests.benchmarks.tasks --controls babyai   a constant and a negated reward of one family as well
 
-Records are in runs/tasks. A run that is complete there is not repeated, and one that was interrupted goes on.
+Records are in runs/tasks. A run that is complete there is not repeated, and one that was interrupted goes on. Families
+that are not named keep their rows on the page.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ TEXT = (
 
 
 class RunTime(BaseModel):
-    """Time of a run's command over all attempts, and the commit and machine of the last one."""
+    """Times of a run's command over all attempts, and the commit and machine of the last one."""
 
     wall_s: float
+    cpu_s: float
     commit: str
     machine: str
 
@@ -54,7 +56,7 @@ class RunTime(BaseModel):
 def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocument, RunTime]:
     """Train with records of its own, unless the run is complete. Raises `RuntimeError` if it ended without a report."""
     records = RECORDS / "-".join([family, str(seed), *(control or "").split()])
-    spent, report = RunTime(wall_s=0.0, commit=commit(), machine=_machine()), records / "run" / "report.json"
+    spent, report = RunTime(wall_s=0.0, cpu_s=0.0, commit=commit(), machine=_machine()), records / "run" / "report.json"
     if (records / "time.json").is_file():
         spent = RunTime.model_validate_json((records / "time.json").read_bytes())
     if not report.is_file():
@@ -65,7 +67,12 @@ def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocum
             command += ["--set", setting]
         with (records / "log.txt").open("a") as log:
             cost = command_cost(command, environment, log=log, check=False)
-        spent = RunTime(wall_s=spent.wall_s + cost.wall_s, commit=commit(), machine=_machine())
+        spent = RunTime(
+            wall_s=spent.wall_s + cost.wall_s,
+            cpu_s=spent.cpu_s + cost.cpu_s,
+            commit=commit(),
+            machine=_machine(),
+        )
         (records / "time.json").write_text(spent.model_dump_json())
     if not report.is_file():
         raise RuntimeError(f"{family} with seed {seed} ended without a report; see {records / 'log.txt'}")
@@ -101,12 +108,25 @@ def pooled(family: str, documents: Sequence[ReportDocument]) -> tuple[str, ...]:
 
 
 def write(table: Table, page: Path = PAGE) -> None:
-    """Replace the section of the results."""
+    """Replace the section of the results up to the end of its table. The text after the table stays."""
     text = page.read_text(encoding="utf-8")
     begin = text.index(_HEADING)
-    end = text.index(_NEXT, begin + len(_HEADING))
-    section = f"{_HEADING}\n{TEXT.format(here=here())}\n\n{table.markdown()}\n"
+    row = text.rindex("\n| ", begin, text.index(_NEXT, begin + len(_HEADING)))
+    end = text.index("\n", row + 1)
+    section = f"{_HEADING}\n{TEXT.format(here=here())}\n\n{table.markdown()}"
     page.write_text(text[:begin] + section + text[end:], encoding="utf-8")
+
+
+def kept_rows(families: Sequence[str], page: Path = PAGE) -> dict[str, list[tuple[str, ...]]]:
+    """Rows of the results on the page by family, without those of `families`."""
+    section = page.read_text(encoding="utf-8").partition(_HEADING)[2].partition(_NEXT)[0]
+    rows = [tuple(line[2:-2].split(" | ")) for line in section.splitlines() if line.startswith("| ")][2:]
+    kept: dict[str, list[tuple[str, ...]]] = {}
+    for row in rows:
+        family = row[0].partition(",")[0]
+        if family not in families:
+            kept.setdefault(family, []).append(row)
+    return kept
 
 
 def _compared(part: PairedComparison) -> tuple[str, str, str]:
@@ -125,7 +145,7 @@ def _machine() -> str:
 
 
 def _minutes(spent: RunTime) -> str:
-    return f"{spent.wall_s / 60:.1f} min, {spent.machine}, {spent.commit}"
+    return f"{spent.wall_s / 60:.1f} min ({spent.cpu_s / 60:.1f} of CPU time), {spent.machine}, {spent.commit}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -135,20 +155,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--controls", action="store_true", help="train with a constant and a negated reward as well")
     given = parser.parse_args(arguments)
-    measured: list[tuple[str, ...]] = []
+    measured = kept_rows(given.families)
     for family in given.families:
-        documents = []
+        documents, of_family = [], measured.setdefault(family, [])
         for seed in given.seeds:
             document, spent = run(family, seed)
             documents.append(document)
-            measured += rows(f"{family}, seed {seed}", document, spent)
+            of_family += rows(f"{family}, seed {seed}", document, spent)
         if len(documents) > 1:
-            measured.append(pooled(family, documents))
+            of_family.append(pooled(family, documents))
         for control in CONTROLS if given.controls else ():
-            measured += rows(f"{family}, {control}", *run(family, given.seeds[0], control))
+            of_family += rows(f"{family}, {control}", *run(family, given.seeds[0], control))
     table = Table(
         head=("run", "base", "after SFT", "after GRPO", "GRPO − SFT", "verdict", "time, machine, commit"),
-        rows=tuple(measured),
+        rows=tuple(row for family in FAMILIES for row in measured.get(family, ())),
     )
     sys.stdout.write(table.markdown() + "\n")
     write(table)

@@ -7,7 +7,7 @@ from tests.benchmarks.race_real import median
 
 
 def end(seconds: float, success: float = 0.81) -> CurvePoint:
-    return CurvePoint(seconds=seconds, iteration=1, success=success)
+    return CurvePoint(seconds=seconds, cpu_s=seconds, iteration=1, success=success)
 
 
 def test_runs_without_the_target_are_sorted_last() -> None:

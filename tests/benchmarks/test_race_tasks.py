@@ -10,9 +10,10 @@ from tests.benchmarks.race_tasks import OURS, TARGETS, THEIRS, Side, measure
 
 def side(*successes: float, seconds: float) -> str:
     curve = tuple(
-        CurvePoint(seconds=seconds * (k + 1), iteration=k + 1, success=success) for k, success in enumerate(successes)
+        CurvePoint(seconds=seconds * (k + 1), cpu_s=seconds * (k + 1) / 2, iteration=k + 1, success=success)
+        for k, success in enumerate(successes)
     )
-    return Side(curve=curve, cores=0.5, measured="this machine").model_dump_json()
+    return Side(curve=curve, measured="this machine").model_dump_json()
 
 
 def test_only_complete_races_are_on_the_page(tmp_path: Path) -> None:
@@ -24,6 +25,9 @@ def test_only_complete_races_are_on_the_page(tmp_path: Path) -> None:
     assert measure(tmp_path).tables == ()
     (records / THEIRS).write_text(side(0.5, seconds=120))
     findings = measure(tmp_path)
-    assert findings.tables[1].rows == (("1", "256", "10 s: 50.0%", "120 s: 50.0%"), ("2", "512", "20 s: 70.0%", ""))
+    assert findings.tables[1].rows == (
+        ("1", "256", "10 s (5 s of CPU time): 50.0%", "120 s (60 s of CPU time): 50.0%"),
+        ("2", "512", "20 s (10 s of CPU time): 70.0%", ""),
+    )
     assert findings.gist[0].ratio == 6
-    assert findings.gist[0].against == "TRL not reached in 120 s (50%)"
+    assert findings.gist[0].against == "TRL not reached in 60 s (50%)"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.page import Table
-from tests.benchmarks.tasks import pooled, write
+from tests.benchmarks.tasks import kept_rows, pooled, write
 
 
 def test_seeds_are_pooled_with_students_interval():
@@ -21,15 +21,42 @@ def test_seeds_are_pooled_with_students_interval():
     assert pooled("desk", documents)[4] == "+0.200 [-0.048, +0.448]"
 
 
-def test_the_section_of_the_results_is_replaced(tmp_path: Path):
+PAGE = """# Tasks
+
+## Results
+
+old
+
+| run | base |
+| --- | --- |
+| babyai, seed 1 | 0.0% |
+| babyai, seed 1: larger |  |
+| triage, seed 1 | 5.0% |
+
+Prose.
+
+## BabyAI
+
+| a | table |
+"""
+
+
+def test_the_results_are_replaced_up_to_the_end_of_their_table(tmp_path: Path):
     """What stands before and after it stays."""
     page = tmp_path / "tasks.md"
-    page.write_text("# Tasks\n\n## Results\n\nold\n\n## BabyAI\n\ntext\n")
+    page.write_text(PAGE)
     write(Table(head=("run",), rows=(("babyai",),)), page)
     text = page.read_text()
     assert text.startswith("# Tasks\n\n## Results\n\nWritten by `make tasks`")
     assert "old" not in text
-    assert text.endswith("| babyai |\n\n## BabyAI\n\ntext\n")
+    assert text.endswith("| babyai |\n\nProse.\n\n## BabyAI\n\n| a | table |\n")
+
+
+def test_families_that_are_not_run_keep_their_rows(tmp_path: Path):
+    """With the cells that are empty."""
+    page = tmp_path / "tasks.md"
+    page.write_text(PAGE)
+    assert kept_rows(["triage"], page) == {"babyai": [("babyai, seed 1", "0.0%"), ("babyai, seed 1: larger", "")]}
 
 
 def test_a_page_without_the_section_is_refused(tmp_path: Path):

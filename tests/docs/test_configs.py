@@ -34,7 +34,7 @@ SHORT = (
     *("rollout.max_context=512", "evaluation.samples=1", "evaluation.resamples=100", "scenarios.limit=6"),
 )
 """One iteration of sixteen episodes, and as many held out as a gate needs."""
-DEMONSTRATIONS = {"family_relationships.yaml": 150}
+DEMONSTRATIONS = {"family_relationships.yaml": 150, "family_relationships_smollm2.yaml": 64}
 """Generated demonstrations of each level, 14 by default. Fewer one-turn answers leave no success in 16 episodes."""
 EXTRAS = {"treasure_hunter.yaml": "textworld"}
 """Packages that configs need and that are not installed with the extra `dev`, because of their licence. The 14

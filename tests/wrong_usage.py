@@ -58,7 +58,7 @@ class Outcome:
 
 
 def faults(usage: Usage, outcome: Outcome) -> list[str]:
-    """Faults of an outcome: exit code, text, a traceback, a repeated line, a file left behind."""
+    """Faults of an outcome: exit code, text, a traceback, a repeated line, a file or folder left behind."""
     wrong = []
     if outcome.code != usage.code:
         wrong.append(f"exit code {outcome.code}, expected {usage.code}")
@@ -68,7 +68,7 @@ def faults(usage: Usage, outcome: Outcome) -> list[str]:
         wrong.append("a traceback")
     lines = [line.strip() for line in outcome.stderr.splitlines() if len(_WORDS.findall(line)) > 2]
     wrong += [f"twice: {line!r}" for line, count in Counter(lines).items() if count > 1]
-    wrong += [f"left {name}" for name in outcome.left if usage.code == 2 and not usage.keeps]
+    wrong += [f"left {name}" for name in outcome.left if usage.code == 2]
     return wrong
 
 
@@ -209,7 +209,7 @@ def write_page(outcomes: Sequence[Outcome]) -> None:
             "",
             "The real command, once for each row of `tests/wrong_usages.py`. As it should be means: the expected exit",
             "code (1 failed, 2 wrong input, 3 refused), a message with value, place and remedy, no traceback, no",
-            "second fault beside the first, no line twice, and after exit code 2 no file in the home.",
+            "second fault beside the first, no line twice, and after exit code 2 nothing new in the home.",
             "",
             "| wrong | usages | exit codes | not as it should be |",
             "|---|---|---|---|",

@@ -27,8 +27,6 @@ class Usage:
     never: tuple[str, ...] = ("s3cret",)
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str | bytes] = field(default_factory=dict)
-    keeps: bool = False
-    """True if the registry may leave its database in the home."""
 
 
 USAGES: list[Usage] = []
@@ -511,8 +509,12 @@ _case(
     "lineage models:/missing@champion",
     2,
     "no model at models:/missing@champion",
-    keeps=True,
 )
+_case("address", "a store that is not there", "store move {folder}/none {folder}/there", 2, "there is no store at")
+_case("address", "nothing to export", "export models:/desk@champion {folder}/out", 2, "no model at models:/desk")
+_case("address", "nothing to roll back", "rollback models:/desk@champion --reason x", 2, "no model is registered")
+_case("address", "nothing to admit", "admit models:/desk/1 --reason x --yes", 2, "no model is registered")
+_case("address", "nothing to serve", "serve models:/desk@champion", 2, "there are no API keys")
 _case("address", "a quote in a name", "lineage models:/it's@champion", 2, "it's")
 _case(
     "talk", "a folder that is not there", "evaluate --checkpoint nowhere --message hi", 2, "the folder does not exist"

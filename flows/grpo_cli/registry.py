@@ -117,7 +117,7 @@ def rollback(
         raise AddressError(f"{model!r}: a rollback replaces a champion. Write models:/NAME@champion")
     home, name = start_command(), address["name"]
     from grpo_cli.display import print_change
-    from grpo_tasks.registry import existing_registry, registry
+    from grpo_tasks.registry import existing_registry
 
     if dry_run:
         from grpo.policy.weights.promotion_records import Actor
@@ -132,7 +132,7 @@ def rollback(
         from grpo.policy.weights.promotion_records import Actor
 
         with settings.without_gc():
-            models = registry()
+            models = _required(existing_registry())
         return models.rollback(name, reason=reason, by=Actor.here(), follow_alias=follow_alias)
 
     def roll_back_in_flow() -> ChampionChange:
@@ -154,7 +154,6 @@ def _change_champion(
     from grpo_local.servers import prefect_server, running_prefect_server
 
     if running_prefect_server(home) is None:
-        home.mkdir(parents=True, exist_ok=True)
         return here()
     with prefect_server(home):
         from grpo_cli.console import show_progress
@@ -173,8 +172,7 @@ def lineage(
 
     Example: grpo lineage models:/support-desk@champion
     """
-    home = start_command()
-    home.mkdir(parents=True, exist_ok=True)  # the registry makes its files there
+    start_command()
     from grpo.registry.lineage import trace_lineage
     from grpo_cli.display import print_lineage
     from grpo_tasks.registry import registry
@@ -269,8 +267,7 @@ def export(
 
     Example: grpo export models:/support-desk@champion champion
     """
-    home = start_command()
-    home.mkdir(parents=True, exist_ok=True)  # the registry makes its files there
+    start_command()
     from grpo.registry.export import export as write
     from grpo_tasks.registry import registry
 

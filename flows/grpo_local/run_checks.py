@@ -18,10 +18,13 @@ from grpo_local.deployments import POOLS
 from grpo_local.login import CLIENT, login, login_file
 from grpo_local.servers import prefect_service
 from grpo_local.settings import CANCELLING_S, IMAGE_S, SILENCE_S
+from grpo_local.stack import supervisor_service
 
 _CLOCK_S = 30.0
 """Difference of two clocks that matters, because leases and heartbeats are compared with the server's clock."""
 _SHOWN = 3
+_BEGUN_S = 1.0
+"""Difference between the clocks of the kernel's and Prefect's times."""
 
 
 def check_runs(home: Path) -> Iterator[CheckResult]:
@@ -37,6 +40,8 @@ def check_runs(home: Path) -> Iterator[CheckResult]:
             yield _check_clock(client)
             yield from _check_pools(client)
             yield from _check_waiting(client)
+            if url == prefect_service(home).address():
+                yield from _check_direct(client, home)
         except (httpx.HTTPError, ValueError):
             return  # the check of the server has reported it
 
@@ -126,9 +131,35 @@ def _check_waiting(client: httpx.Client) -> Iterator[CheckResult]:
         "late": "Start a worker of its pool, or wait for the run before it: `prefect work-queue inspect training`",
     }
     for kind, names in kinds.items():
-        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
         state: State = "ok" if not names else "warning" if kind == "late" else "problem"
-        yield _result(f"runs {kind}", state, shown or "none", remedies[kind] if names else "")
+        yield _result(f"runs {kind}", state, _shown(names) or "none", remedies[kind] if names else "")
+
+
+def _check_direct(client: httpx.Client, home: Path) -> Iterator[CheckResult]:
+    """Check for runs of commands such as `grpo train` that have ended without a word, e.g. by SIGKILL.
+
+    They have no worker and no heartbeat. Each such command is a user of this home's server for as long as it lives, so
+    that a run is lost if it began before all present users.
+    """
+    users = prefect_service(home).users()
+    if users is None:
+        return
+    supervisor = supervisor_service(home, {}).process()
+    begun = [user.create_time() for user in users if user != supervisor and user.is_running()]
+    no_parents = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
+    runs = asked(
+        client, "/flow_runs/filter", flow_runs={"state": {"type": {"any_": ["RUNNING", "PENDING"]}}, **no_parents}
+    )
+    oldest = min(begun, default=time.time())
+    lost = [_named(run) for run in runs if time.time() - _seconds(run["created"]) < oldest - _BEGUN_S]
+    remedy = (
+        "Start the same command again, which continues after the last stage. Then call `prefect flow-run delete ID`"
+    )
+    yield _result("runs of commands", "warning" if lost else "ok", _shown(lost) or "none", remedy if lost else "")
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _heard(client: httpx.Client, runs: Sequence[str]) -> dict[str, float]:

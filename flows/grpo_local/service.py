@@ -44,6 +44,9 @@ _MARK = "GRPO_SERVICE"
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes started by this one, by id. They have to be polled, because otherwise they stay in the process table."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_LOCKS = Path("/proc/locks")
+_LOCK_FIELDS = 8
+"""Words of a line such as `1: FLOCK ADVISORY READ 1234 fd:01:5678 0 EOF`, with a process and an inode."""
 _STARTED = 22 - 3
 """Field 22 of /proc/PID/stat, in ticks since the boot, counted after the name, because the name may have blanks. The
 first field after the name is field 3."""
@@ -242,6 +245,19 @@ class Service:
             fcntl.flock(users, fcntl.LOCK_UN)
             os.close(users)
             self.stop_if_unused()
+
+    def users(self) -> list[psutil.Process] | None:
+        """Living processes that share it, see `shared`. None on a system that does not list its locks."""
+        try:
+            file, locks = self._file("users").stat().st_ino, _LOCKS.read_text(encoding="ascii").splitlines()
+        except OSError:
+            return None
+        users = list[psutil.Process]()
+        for _, _, _, _, pid, place, *_ in (fields for line in locks if len(fields := line.split()) == _LOCK_FIELDS):
+            if place.endswith(f":{file}"):
+                with suppress(psutil.NoSuchProcess):
+                    users.append(psutil.Process(int(pid)))
+        return users
 
     def stop_if_unused(self) -> bool:
         """Stop it if it has no users left. Returns True if it has stopped."""

@@ -119,7 +119,7 @@ class Registry:
 
     def resolve(self, address: str, *, follow_alias: bool = False) -> ModelVersion:
         """Version at `models:/NAME@alias` or `models:/NAME/3`. Raises like `resolve_version`."""
-        return resolve_version(lambda: self.client, address, follow_alias=follow_alias)
+        return resolve_version(self.tracking_uri, lambda: self.client, address, follow_alias=follow_alias)
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
         """Return the version that the run with this key registered, if any."""

@@ -30,6 +30,11 @@ def is_database(uri: str) -> bool:
     return uri.startswith(("sqlite:", "postgresql"))
 
 
+def is_new(uri: str) -> bool:
+    """Return True for a SQLite file that nothing has made yet. Opening it would make it."""
+    return uri.startswith(_SQLITE) and not Path(uri.removeprefix(_SQLITE)).is_file()
+
+
 @contextmanager
 def exclusive(uri: str) -> Iterator[None]:
     """Lock a database against other processes while the block runs. A killed process releases the lock.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from grpo.policy.weights.registered import tracking_uri
 from grpo.registry import Registry
-from grpo.storage.databases import is_database
+from grpo.storage.databases import is_database, is_new
 from grpo.storage.home import home
 
 
@@ -18,7 +16,4 @@ def registry() -> Registry:
 
 def existing_registry() -> Registry | None:
     """The registry. None if it is a file of this machine that no run has made yet, because opening it would make it."""
-    uri = tracking_uri()
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).is_file():
-        return None
-    return registry()
+    return None if is_new(tracking_uri()) else registry()

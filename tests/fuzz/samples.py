@@ -254,6 +254,19 @@ def _message_rows() -> list[list[str]]:
     return [[f"s{k}", who, at, f"{text} {k}"] for k in range(4) for who, at, text in turns]
 
 
+def _reply_cells() -> list[list[str]]:
+    """Rows of a message and its reply. The last reply of a chat is missing."""
+    turns = (("2026-11-20T09:00:00Z", "Hi.", "Yes?"), ("2026-11-20T09:01:00Z", "My lamp is broken.", ""))
+    return [[f"s{k}", at, f"{asked} {k}", answer] for k in range(4) for at, asked, answer in turns]
+
+
+def _reply_rows() -> list[dict[str, Any]]:
+    return [
+        {"chat": chat, "at": at, "asked": {"text": asked}, "answer": answer or None}
+        for chat, at, asked, answer in _reply_cells()
+    ]
+
+
 _TICKETS = {
     "zendesk": desks.ZENDESK,
     "intercom": desks.INTERCOM,
@@ -277,6 +290,21 @@ def _span(number: int, turn: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _mlflow_trace(number: int, turn: int) -> dict[str, Any]:
+    """A trace as MLflow exports it: a root, and a call of a model whose attributes are JSON in texts."""
+    messages = [{"role": "user", "content": f"Lamp {number}, turn {turn}?"}]
+    reply = {"choices": [{"message": {"role": "assistant", "content": f"Yes, {turn}."}}]}
+    values = {"Type": "CHAT_MODEL", "Inputs": {"messages": messages}, "Outputs": reply}
+    start = (1_763_629_200 + turn) * 10**9
+    root = {"span_id": "root", "parent_span_id": None, "start_time_unix_nano": start, "attributes": {}}
+    call = {
+        "span_id": "call", "parent_span_id": "root", "start_time_unix_nano": start + 1,
+        "attributes": {f"mlflow.span{name}": json.dumps(value) for name, value in values.items()},
+    }  # fmt: skip
+    info = {"trace_id": f"t{number}-{turn}", "trace_metadata": {"mlflow.trace.session": f"s{number}"}}
+    return {"info": info, "data": {"spans": [root, call]}}
+
+
 def _chat_file(kind: str) -> str:
     return "chats.json" if kind == "sharegpt" else "chats.jsonl"
 
@@ -284,7 +312,7 @@ def _chat_file(kind: str) -> str:
 def _chat(kind: str) -> Callable[[Path], Source]:
     model = (
         TraceSource
-        if kind in ("langsmith", "langfuse", "braintrust", "weave", "openinference")
+        if kind in ("langsmith", "langfuse", "braintrust", "weave", "mlflow", "openinference")
         else HelpDeskSource
         if kind in _TICKETS
         else ChatSource
@@ -361,6 +389,7 @@ def _made() -> list[Sample]:
             (kind, Lines(items=[_span(k, turn) for k in range(4) for turn in range(2)]), 2)
             for kind in ("braintrust", "weave", "openinference")
         ),
+        ("mlflow", Lines(items=[_mlflow_trace(k, turn) for k in range(4) for turn in range(2)]), 2),
         ("langsmith", Lines(items=[_langsmith_run(k, turn) for k in range(4) for turn in range(2)]), 2),
         ("langfuse", Lines(items=[_langfuse_row(k, turn) for k in range(4) for turn in range(2)]), 2),
         *((kind, Lines(items=[{**ticket, "id": str(k)} for k in range(4)]), 1) for kind, ticket in _TICKETS.items()),
@@ -419,6 +448,26 @@ def _made() -> list[Sample]:
                 kind="csv",
                 path=str(folder / "m.csv"),
                 messages=MessageRows(group_by="chat", speaker="who", text="text", order="at"),
+            ),
+        ),
+        Sample(
+            name="csv messages with replies",
+            files={"r.csv": Cells(header=["chat", "at", "asked", "answer"], items=_reply_cells())},
+            fan=2,
+            source=lambda folder: CsvSource(
+                kind="csv",
+                path=str(folder / "r.csv"),
+                messages=MessageRows(group_by="chat", text="asked", reply="answer", order="at"),
+            ),
+        ),
+        Sample(
+            name="jsonl messages with replies",
+            files={"r.jsonl": Lines(items=_reply_rows())},
+            fan=2,
+            source=lambda folder: FileSource(
+                kind="jsonl",
+                path=str(folder / "r.jsonl"),
+                messages=MessageRows(group_by="chat", text="asked.text", reply="answer", order="at"),
             ),
         ),
         Sample(

@@ -244,6 +244,7 @@ def test_a_store_that_is_not_there_is_refused(tmp_path: Path, target: str):
         move_store(str(tmp_path / "missing"), target)
     with pytest.raises(ConfigError, match="there is no store at"):
         sign_store(str(tmp_path / "missing"))
+    assert list(tmp_path.iterdir()) == []  # neither the home nor its lock
 
 
 def test_a_home_that_names_no_move_finds_nothing_elsewhere(home: Path):

@@ -40,7 +40,8 @@ from grpo.policy.weights.promotion_records import (
     missing_champion,
     promotion_state,
 )
-from grpo.storage.databases import exclusive, is_database, make_tracking
+from grpo.storage.credentials import masked
+from grpo.storage.databases import exclusive, is_database, is_new, make_tracking
 from grpo.storage.documents import Document
 from grpo.storage.home import home
 from grpo.storage.moved import check_not_moved
@@ -172,19 +173,28 @@ def open_client(uri: str) -> MlflowClient:
 
 def registered_version(address: str) -> ModelVersion:
     """Version at an address in the registry of this process. Raises the same errors as `resolve_version`."""
-    return resolve_version(lambda: open_client(tracking_uri()), address)
+    uri = tracking_uri()
+    return resolve_version(uri, lambda: open_client(uri), address)
 
 
-def resolve_version(connect: Callable[[], MlflowClient], address: str, *, follow_alias: bool = False) -> ModelVersion:
+def resolve_version(
+    uri: str, connect: Callable[[], MlflowClient], address: str, *, follow_alias: bool = False
+) -> ModelVersion:
     """Version at `models:/NAME@alias` or `models:/NAME/3`.
 
     `champion` and `previous` come from the promotion records, even if the MLflow aliases name other versions. If the
     alias `champion` differs, a warning says so. With `follow_alias` the MLflow aliases decide instead.
 
-    `connect` is called only after the address is parsed, because opening a registry on a new machine creates it. Raises
-    `AddressError` if the version does not exist, and `SignatureError` if it is not trusted.
+    `connect` opens the registry at `uri`. It is not called if the address is wrong or if nothing was ever registered,
+    because opening a registry on a new machine creates it. Raises `AddressError` if the version does not exist, and
+    `SignatureError` if it is not trusted.
     """
     parts = address_parts(address)
+    absent = AddressError(
+        f"no model at {address} in the registry {masked(uri)}. `grpo models` lists those that are there"
+    )
+    if is_new(uri):
+        raise absent
     client = connect()
     name, alias, number = parts["name"], parts["alias"], parts["version"]
     if alias in (CHAMPION, PREVIOUS) and not follow_alias:
@@ -194,9 +204,7 @@ def resolve_version(connect: Callable[[], MlflowClient], address: str, *, follow
     else:
         version = version_by_number(client, name, int(number))
     if version is None:
-        raise AddressError(
-            f"no model at {address} in the registry {client.tracking_uri}. `grpo models` lists those that are there"
-        )
+        raise absent
     return version
 
 

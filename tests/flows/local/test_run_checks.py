@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from grpo_local import run_checks
 from grpo_local.checks import CheckResult
+from grpo_local.servers import prefect_service
+from grpo_local.service import Service
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -99,3 +103,28 @@ def test_a_clock_that_differs_is_seen(pool: str, home: Path, monkeypatch: pytest
     clock = checked(home)["clock"]
     assert clock.state == state
     assert ("behind" in clock.detail) == (ahead_s < 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not list their locks")
+def test_a_run_whose_command_was_killed_is_named(
+    client: SyncPrefectClient, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`grpo train` has neither a worker nor a heartbeat. This process lives, and was there before its run began."""
+    from prefect import flow
+    from prefect.states import Completed, Running
+
+    assert psutil.Process() in (prefect_service(home).users() or [])
+    runs = {
+        name: client.create_flow_run(flow(lambda: None, name="direct"), name=name, state=state())
+        for name, state in (("running", Running), ("done", Completed))
+    }
+    assert "running" not in checked(home)["runs of commands"].detail
+    monkeypatch.setattr(Service, "users", lambda _: [])  # as after a restart of the machine
+    monkeypatch.setattr(run_checks, "_BEGUN_S", -1.0)
+    check = checked(home)["runs of commands"]
+    assert check.state == "warning"
+    assert f"({runs['running'].id})" in check.detail
+    assert str(runs["done"].id) not in check.detail
+    assert check.remedy
+    for run in runs.values():
+        client.delete_flow_run(run.id)

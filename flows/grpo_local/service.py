@@ -43,8 +43,7 @@ _MARK = "GRPO_SERVICE"
 """Environment variable that marks the processes of a service."""
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Processes started by this one, by id. They have to be polled, because otherwise they stay in the process table."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_LOCKS = Path("/proc/locks")
+_BOOT, _LOCKS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/locks")
 _LOCK_FIELDS = 8
 """Words of a line such as `1: FLOCK ADVISORY READ 1234 fd:01:5678 0 EOF`, with a process and an inode."""
 _STARTED = 22 - 3

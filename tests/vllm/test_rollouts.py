@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-import signal
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,10 +28,8 @@ from grpo.policy.transformers.model import TransformersPolicy, load, weights_has
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.access.keys import KeyStore
 from grpo.trajectories import Trajectory
-from grpo_local.service import free_port
 from tests.doubles import play_desk, put_folder
 from tests.grpo.policy.servers.relays import Forward, relay
-from tests.places import ROOT
 from tests.vllm.engine import MARKS, desk_config, largest_error
 from tests.vllm.models import shifted
 from tests.vllm.servers import ROLLOUTS, Server, vllm_server

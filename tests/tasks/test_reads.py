@@ -97,7 +97,7 @@ def test_what_cannot_be_seen_is_said_once_unless_reads_are_declared(
     """A program and C code: the warning has the remedy, and the values of variables are nowhere."""
     with caplog.at_level(logging.WARNING):
         _run(package, tmp_path / "declared", monkeypatch)
-        assert caplog.text == ""
+        assert "reads through" not in caplog.text
         package.variables["READ_IN_STAGE"] = "31337"
         for number in (1, 2):
             package.write("size.txt", number * 10)

@@ -81,7 +81,7 @@ def test_a_token_names_its_caller():
         ({"exp": None}, "a claim is missing"),
         ({"exp": "soon"}, "it is malformed"),
         ({"exp": float("inf")}, "it is malformed"),
-        ({"nbf": time.time() + 3600}, "it is not valid yet"),
+        ({"nbf": 32503680000}, "it is not valid yet"),
         ({"iss": "https://evil"}, "its issuer is not accepted"),
         ({"iss": None}, "a claim is missing"),
         ({"aud": "other"}, "it is for another audience"),

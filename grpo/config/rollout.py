@@ -114,9 +114,9 @@ class RolloutSettings(EpisodeSettings):
     backend: Literal["transformers", "vllm", "servers"] = "transformers"
     """Inference backend: the model in this process, a vLLM engine that its weights are loaded into, or `servers`."""
     servers: Annotated[RolloutServers, AppliesWhen("backend", ("servers",)), Placement()] = ()
-    """Addresses of `grpo serve` with the setting rollouts, such as http://10.0.0.7:8000, for which GRPO_ROLLOUT_KEY has
-    the key, or `{count: 2}` for servers that the run starts itself. Each gets the weights of a rollout, and its replies
-    are checked."""
+    """Addresses of servers that take rollouts (`grpo serve` or `vllm serve`), such as http://10.0.0.7:8000, for which
+    GRPO_ROLLOUT_KEY has the key, or `{count: 2}` for servers that the run starts itself. Each gets the weights of a
+    rollout, and its replies are checked."""
     hedge_s: Annotated[float, AppliesWhen("backend", ("servers",)), Placement()] = Field(default=30.0, gt=0)
     """Time after which a turn that a server has not answered is also asked of another server."""
     gpu_memory_utilization: Annotated[float, AppliesWhen("backend", ("vllm",))] = Field(default=0.5, gt=0, le=1)

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-import signal
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,75 +28,16 @@ from grpo.policy.transformers.model import TransformersPolicy, load, weights_has
 from grpo.renderers.chat_template import Renderer
 from grpo.serving.access.keys import KeyStore
 from grpo.trajectories import Trajectory
-from grpo_local.service import free_port
 from tests.doubles import play_desk, put_folder
 from tests.grpo.policy.servers.relays import Forward, relay
-from tests.places import ROOT
-from tests.vllm.engine import MARKS, MEMORY, desk_config, largest_error
+from tests.vllm.engine import MARKS, desk_config, largest_error
 from tests.vllm.models import shifted
+from tests.vllm.servers import ROLLOUTS, Server, vllm_server
 
 pytestmark = MARKS
 
-START_S = 300
-OPTIONS = (
-    *("--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill"),
-    *("--enable-lora", "--max-loras", "2"),
-    *("--middleware", "grpo.serving.vllm_server.middleware.RolloutRoutes"),
-    *("--worker-extension-cls", "grpo.serving.vllm_server.worker.WeightLoader"),
-)
-"""Options of a vLLM server on a CPU that takes rollouts."""
 PROMPTS = ([5, 20, 31, 44], [7], [9], [7])
 Stored = tuple[ArtifactStore, Artifact]
-
-
-class Server:
-    """A running `vllm serve`."""
-
-    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
-        self.process, self.url = process, url
-
-    def kill(self) -> None:
-        """Kill the server and its engine at once."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(60)
-
-
-@contextmanager
-def vllm_server(model: Path, home: Path, *options: str) -> Iterator[Server]:
-    """Serve a model with keys of `home` until the block ends."""
-    port, log = free_port(), home / "log"
-    command = [
-        *(str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port)),
-        *("--max-model-len", "1024", "--enforce-eager", "--gpu-memory-utilization", str(MEMORY), *options),
-    ]
-    environment = {**os.environ, "GRPO_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
-        server = Server(process, f"http://127.0.0.1:{port}")
-        try:
-            _wait(f"{server.url}/health", process, log)
-            yield server
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(60)
-                except subprocess.TimeoutExpired:
-                    server.kill()
-
-
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            assert process.poll() is None, log.read_text(encoding="utf-8")[-3000:]
-            time.sleep(0.5)
-    raise TimeoutError(log.read_text(encoding="utf-8")[-3000:])
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +53,7 @@ def keys(home: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(clerk: Path, home: Path, keys: dict[str, str]) -> Iterator[Server]:
-    with vllm_server(clerk, home, *OPTIONS) as running:
+    with vllm_server(clerk, home, *ROLLOUTS) as running:
         yield running
 
 
@@ -284,7 +218,7 @@ def test_every_episode_is_complete_when_vllm_is_killed_in_mid_episode(
         except httpx.HTTPError:
             return Response("{}", 502)
 
-    with vllm_server(clerk, tmp_path, *OPTIONS) as dying, relay(dying.url, kill) as before, relay(server.url) as other:
+    with vllm_server(clerk, tmp_path, *ROLLOUTS) as dying, relay(dying.url, kill) as before, relay(server.url) as other:
         played = episodes(on_servers(first, before.url, other.url))
         assert dying.process.poll() is not None
     moved = {body["seed"] for body in before.turns} & {body["seed"] for body in other.turns}

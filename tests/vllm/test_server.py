@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,46 +17,21 @@ from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.collect import collect
 from grpo.trajectories import Trajectory
-from grpo_local.service import free_port
 from tests.doubles import desk_scenarios
-from tests.vllm.engine import MARKS, MEMORY, desk_config, largest_error
+from tests.vllm.engine import MARKS, desk_config, largest_error
+from tests.vllm.servers import EXACT, vllm_server
 
 pytestmark = MARKS
 
-START_S = 300
 PROMPT = [5, 20, 31, 44]
 
 
 @pytest.fixture(scope="module")
 def root(clerk: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a real `vllm serve` with the options that training needs."""
-    port = free_port()
-    log = tmp_path_factory.mktemp("serve") / "log"
-    command = [
-        *(str(Path(sys.executable).parent / "vllm"), "serve", str(clerk), "--served-model-name", "clerk"),
-        *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "1024"),
-        *("--no-enable-chunked-prefill", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
-        *("--gpu-memory-utilization", str(MEMORY)),
-    ]
-    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
-        try:
-            _wait(f"http://127.0.0.1:{port}/health", process, log)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            assert process.poll() is None, log.read_text(encoding="utf-8")[-3000:]
-            time.sleep(1)
-    raise TimeoutError(log.read_text(encoding="utf-8")[-3000:])
+    options = ("--served-model-name", "clerk", "--generation-config", "vllm")
+    with vllm_server(clerk, tmp_path_factory.mktemp("serve"), *EXACT, *options) as server:
+        yield server.url
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ lost is the time of one turn, and nothing has to be streamed.
                     (a hedged request: Dean & Barroso, The Tail at Scale, CACM 2013)
     full            another server is asked, and this one again after the time that it names
     gone            another server is asked, and this one again after a pause
+    at a newer one  another server is asked, or the turn begins again when the rollout has the newer version as well
     lying           another server is asked, and this one not any more, see `RolloutServer`
 """
 

@@ -4,8 +4,8 @@
     POST /v1/rollout/weights         WeightsRequest → WeightsReply: load these files, or name those that are missing
     POST /v1/rollout/turns           TurnRequest → TurnReply: generate one turn with a loaded version
 
-A `grpo serve` with the setting `rollouts` answers them, see `grpo.serving.engine.rollouts`. Token ids go in and come
-out, so that no text is tokenized twice.
+A `grpo serve` with the setting `rollouts` answers them, see `grpo.serving.engine.rollouts`, and a `vllm serve`, see
+`grpo.serving.vllm_server.rollouts`. Token ids go in and come out, so that no text is tokenized twice.
 """
 
 from __future__ import annotations

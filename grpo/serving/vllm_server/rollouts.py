@@ -66,7 +66,7 @@ class VLLMRollouts:
         self._versions: dict[str, _Version] = {}
         """Versions whose turns can begin, the oldest first: one without adapters, and several with adapters."""
         self._one_load = asyncio.Lock()
-        self._turn_ended = asyncio.Condition()
+        self._turn_ended = asyncio.Event()
         self._lora_ids = itertools.count(1)
 
     async def load(self, request: WeightsRequest) -> WeightsReply:
@@ -95,8 +95,7 @@ class VLLMRollouts:
             generation = await session.generate(Prompt(new_ids=request.token_ids), sampling)
         finally:
             version.running -= 1
-            async with self._turn_ended:
-                self._turn_ended.notify_all()
+            self._turn_ended.set()
         assert generation.logprobs is not None
         return TurnReply(
             version=request.version,
@@ -139,19 +138,21 @@ class VLLMRollouts:
         Raises `APIError` 400 if vLLM refuses them.
         """
         adapted = [name for name, other in self._versions.items() if other.lora is not None]
-        await self._end(adapted[: len(adapted) + 1 - self._engine.vllm_config.lora_config.max_loras])
+        surplus = len(adapted) + 1 - self._engine.vllm_config.lora_config.max_loras
+        await self._end(adapted[: max(0, surplus)])
         lora = LoRARequest(lora_name=version, lora_int_id=next(self._lora_ids), lora_path=str(folder))
         try:
             await self._engine.add_lora(lora)
-        except Exception as error:
+        except Exception as error:  # vLLM raises nothing narrower for adapters that do not fit its options
             raise invalid_request(f"vLLM refuses the adapters of {version}: {str(error)[:300]}") from error
         return lora
 
     async def _end(self, names: Sequence[str]) -> None:
         """Begin no turns of versions any more, wait until the ones in progress have ended, and remove adapters."""
         ending = [self._versions.pop(name) for name in names]
-        async with self._turn_ended:
-            await self._turn_ended.wait_for(lambda: not any(version.running for version in ending))
+        while any(version.running for version in ending):
+            self._turn_ended.clear()
+            await self._turn_ended.wait()
         for version in ending:
             if version.lora is not None:
                 await self._engine.remove_lora(version.lora.lora_int_id)
@@ -190,6 +191,8 @@ class VLLMRollouts:
             "--api-server-count 1": self._api_servers == 1,
             # a chunk of a seeded request rewinds its generator, but a CPU's generator cannot be rewound
             "--no-enable-chunked-prefill": not (on_cpu and chunked),
+            # a graph that is compiled for a CPU keeps packed copies of the first weights
+            "--enforce-eager": not on_cpu or config.model_config.enforce_eager,
             "--enable-lora --max-loras 2 --max-lora-rank N": config.lora_config is not None or not adapters,
         }
         if missing := [option for option, is_set in options.items() if not is_set]:

@@ -212,7 +212,8 @@ async def _load(policy: ServersPolicy) -> None:
         ({"worker": ""}, "Start it with --worker-extension-cls grpo.serving.vllm_server.worker.WeightLoader"),
         ({"logprobs_mode": "raw_logprobs"}, "Start it with --logprobs-mode processed_logprobs"),
         ({"lora": False}, "Start it with --enable-lora --max-loras 2 --max-lora-rank N"),
-        ({"chunked": True, "api_servers": 2}, "Start it with --api-server-count 1 --no-enable-chunked-prefill"),
+        ({"api_servers": 2}, "Start it with --api-server-count 1"),
+        ({"chunked": True, "eager": False}, "Start it with --no-enable-chunked-prefill --enforce-eager"),
     ],
 )
 def test_a_server_with_other_options_is_refused_with_the_ones_it_needs(

@@ -26,14 +26,13 @@ class Engine(AsyncLLMEngine):
     """Engine of a server. Turns take `turn_s`, and loading fails while `breaks` is set."""
 
     def __init__(self, model: Path, **options: Any) -> None:
-        self.double = VLLM()
-        super().__init__(
-            AsyncEngineArgs(model=str(model), skip_tokenizer_init=True, logprobs_mode="processed_logprobs")
-        )
+        self.double, processed = VLLM(), "processed_logprobs"
+        super().__init__(AsyncEngineArgs(model=str(model), skip_tokenizer_init=True, logprobs_mode=processed))
         self.model_config = SimpleNamespace(
             model=str(model),
             revision=None,
             max_model_len=512,
+            enforce_eager=options.pop("eager", True),
             dtype="torch.float32",
             logprobs_mode=options.pop("logprobs_mode", processed),
         )

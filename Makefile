@@ -71,7 +71,7 @@ models: $(READY)
 
 # Public tasks into docs/tasks.md, one seed of each family; `python -m tests.benchmarks.tasks --seeds 1 2 3 4 5` for five.
 # textworld is not installed with the other packages, because it brings jericho, which is under the GPL 2.0.
-tasks: $(READY)
+tasks: $(READY) $(SMOLLM2)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt -e '.[textworld]'
 	$(BIN)/python -m tests.benchmarks.tasks
 

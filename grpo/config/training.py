@@ -153,8 +153,9 @@ class TrainingSettings(Settings):
     """Gradients with a larger norm are scaled down to it."""
     microbatch_tokens: int = Field(default=16384, ge=64)
     """Most tokens of one forward pass. A shared prefix counts once."""
-    ratio_tolerance: Annotated[float, IgnoredWhen("importance_sampling_cap"), _NOT_DPO] = Field(default=1e-5, gt=0)
-    """Largest distance of the importance ratio from 1 before the first step, averaged over the tokens of a row."""
+    ratio_tolerance: Annotated[float, IgnoredWhen("importance_sampling_cap"), _NOT_DPO] = Field(default=1e-4, gt=0)
+    """Largest distance of the importance ratio from 1 before the first step, averaged over the tokens of a row. In
+    float32 an unlikely token is off by up to 3e-5, and a short reply may have no others."""
     critic: Annotated[CriticSettings, AppliesWhen("algorithm", ("ppo", "a2c"))] = CriticSettings()
     """Value head of ppo and a2c."""
     trust_region: Annotated[TrustRegionSettings, AppliesWhen("algorithm", ("trpo",))] = TrustRegionSettings()

@@ -113,8 +113,7 @@ class Learner:
         if the KL divergence to the sampler exceeds `max_mismatch_kl`.
 
         With `on_policy` the importance ratio of every row must be 1 within the tolerance. Otherwise `RatioError` names
-        the rows. The mean of |ratio − 1| over a row's tokens is compared, because a single unlikely token may be off by
-        3e-5 in float32.
+        the rows. The mean of |ratio − 1| over a row's tokens is compared.
         """
         tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
         is_proximal = only_step and self.settings.importance_sampling_cap is not None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from grpo.config.training import TrainingSettings
 from grpo.errors import RatioError
 from grpo.learner.batch import Sample
 from grpo.learner.logprobs import (
@@ -166,3 +167,11 @@ def test_samples_beyond_the_tolerance_are_named_the_furthest_first():
     )
     check_ratio(rows[1:2], tolerance=1e-4)
     check_ratio([], tolerance=0.0)
+
+
+def test_by_default_a_reply_of_one_unlikely_token_is_within_the_tolerance():
+    """Its ratio is off by 3e-5 in float32."""
+    tolerance = TrainingSettings().ratio_tolerance
+    check_ratio([(3e-5, "a reply of one token")], tolerance=tolerance)
+    with pytest.raises(RatioError):
+        check_ratio([(1e-3, "a row")], tolerance=tolerance)

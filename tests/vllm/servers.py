@@ -43,7 +43,7 @@ class Server:
 @contextmanager
 def vllm_server(model: Path, home: Path, *options: str) -> Iterator[Server]:
     """Serve a model with keys of `home` until the block ends."""
-    port, log = free_port(), home / "log"
+    port, log = free_port(), home / "vllm.log"
     command = [
         *(str(Path(sys.executable).parent / "vllm"), "serve", str(model), "--host", "127.0.0.1", "--port", str(port)),
         *("--max-model-len", "1024", "--enforce-eager", "--gpu-memory-utilization", str(MEMORY), *options),

@@ -219,6 +219,7 @@ def test_every_episode_is_complete_when_vllm_is_killed_in_mid_episode(
             return Response("{}", 502)
 
     with vllm_server(clerk, tmp_path, *ROLLOUTS) as dying, relay(dying.url, kill) as before, relay(server.url) as other:
+        episodes(on_servers(first, dying.url), scenarios=1)  # so that it has the weights as soon as the other one
         played = episodes(on_servers(first, before.url, other.url))
         assert dying.process.poll() is not None
     moved = {body["seed"] for body in before.turns} & {body["seed"] for body in other.turns}

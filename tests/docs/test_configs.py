@@ -48,7 +48,7 @@ end-to-end tests."""
 PAGE_CONFIGS = {
     "README.md": ("billing",),
     "docs/logs.md": ("logs",),
-    "docs/own.md": ("shop", "words", "vowels"),
+    "docs/own.md": ("counter", "words", "vowels"),
 }
 
 

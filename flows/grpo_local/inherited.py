@@ -1,8 +1,8 @@
 """Variables that Prefect's and MLflow's servers get from the shell in which they are started.
 
-The list says what may pass, because the names of secrets are without end: a shell has keys of model servers, hubs,
-buckets and tools that neither server needs, and whoever runs code in a server has all that it was given. Each server
-also gets its own settings, PREFECT_* or MLFLOW_*, in which its users set what this list does not know.
+This is a list of allowed names, because a list of secrets would never be complete: a shell has keys of model servers,
+hubs, buckets and tools that neither server needs. If somebody runs code in a server, the code can read each variable
+that the server got. Each server also gets all variables of its own settings, PREFECT_* or MLFLOW_*.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schemas of databases: the migration that a database has, and those of the installed package.
+"""Schemas of databases: the migration that a database has, and the migrations of the installed package.
 
 The migrations are read as texts, because importing them takes seconds, and every command compares the schemas.
 """

@@ -125,7 +125,7 @@ def in_turn(sides: Mapping[str, Callable[[], float]], *, repeats: int) -> dict[s
 def peak_growth_mib(act: Callable[[], object]) -> float:
     """Most memory that this process held while it acted, above what it held before. Linux only."""
     before = psutil.Process().memory_info().rss
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the high-water mark begins anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the high-water mark
     act()
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

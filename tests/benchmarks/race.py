@@ -53,7 +53,7 @@ class Race:
     """Folder of the initial policy."""
     target: float
     rows: int | None = None
-    """Episodes in each of TRL's training passes; by default all those of an optimizer step."""
+    """Episodes in each of TRL's training passes; by default all episodes of an optimizer step."""
     conversations: int = 64
     """Conversations in each of TRL's calls of `generate`."""
 

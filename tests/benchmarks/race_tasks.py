@@ -31,10 +31,10 @@ TARGETS = {"family_relationships": 0.6}
 ITERATIONS = 60
 """Iterations over which the learning rate decays for both, half of the config's, so that a race takes half as long."""
 PATIENCE = 6.0
-"""Limit of TRL's CPU time, as a multiple of that which ours took to the target."""
+"""Limit of TRL's CPU time, as a multiple of our CPU time to the target."""
 TRL_ROWS = 64
-"""Episodes in one of TRL's training passes, which are all those of an optimizer step. It is the fastest setting: 16, 32
-and 64 take 9.3, 9.1 and 8.7 s of CPU time per iteration of family_relationships."""
+"""Episodes in one of TRL's training passes, which are all episodes of an optimizer step. This is the fastest setting:
+16, 32 and 64 take 9.3, 9.1 and 8.7 s of CPU time per iteration of family_relationships."""
 TRL_CONVERSATIONS = 256
 """Conversations in one of TRL's calls of `generate`."""
 OURS, THEIRS = "ours.json", "theirs.json"

@@ -118,7 +118,7 @@ def write(table: Table, page: Path = PAGE) -> None:
 
 
 def kept_rows(families: Sequence[str], page: Path = PAGE) -> dict[str, list[tuple[str, ...]]]:
-    """Rows of the results on the page by family, without those of `families`."""
+    """Rows of the results on the page by family, without the rows of `families`."""
     section = page.read_text(encoding="utf-8").partition(_HEADING)[2].partition(_NEXT)[0]
     rows = [tuple(line[2:-2].split(" | ")) for line in section.splitlines() if line.startswith("| ")][2:]
     kept: dict[str, list[tuple[str, ...]]] = {}

@@ -76,7 +76,7 @@ _UNPACKERS: dict[bytes, Callable[[io.BufferedReader], Any]] = {
     b"\xfd7zXZ\x00": _Xz,
     b"\x28\xb5\x2f\xfd": lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"),
 }
-"""What unpacks a compressed file, by the file's first bytes."""
+"""Decompressors by the first bytes of a file."""
 _READ = 2**16
 _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowInvalid, UnicodeDecodeError)
 _PACKED = (".gz", ".gzip", ".bz2", ".xz", ".zst", ".zstd")

@@ -16,7 +16,7 @@ from grpo.serving.requests.request_body import read_small_request
 
 
 class LoadsWeights(Protocol):
-    """What a server does with the weights."""
+    """A server that stores the files of a version and loads them."""
 
     files: WeightFiles
 

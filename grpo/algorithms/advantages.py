@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -94,6 +94,7 @@ def state_advantages(
     terminal_rewards: Rewards,
     *,
     discount: float,
+    history: int = 0,
     baseline: Baseline = "group_mean",
     scale_by_std: bool,
 ) -> list[Rewards]:
@@ -105,22 +106,39 @@ def state_advantages(
 
         states [s t], [s t t], terminal [0 1], discount .5 → returns [0 0], [.25 .5 1]
         s: 0 and .25, mean .125; t: 0, .5 and 1, mean .5 → [−.125 −.5], [.125 0 .5]
+
+    With `history`, turns in the same state are compared once more for each h from 1 to `history`, and then only if the
+    h states before them are the same too (HGPO, arXiv 2602.22817). The advantage is the mean over h with weights h + 1,
+    without the h at which the turn has nothing to be compared with.
+
+        history 1: s as before; t after s: 0 and .5, mean .25; t after t: only once
+        (−.5 + 2 · −.25) / 3 = −.333, (0 + 2 · .25) / 3 = .167 → [−.125 −.333], [.125 .167 .5]
     """
     returns = [
         _discounted(np.asarray(rewards, dtype=np.float64), terminal, discount)
         for rewards, terminal in zip(turn_rewards, terminal_rewards, strict=True)
     ]
-    places: dict[str, list[tuple[int, int]]] = {}
+    sums, weights = ([np.zeros_like(values) for values in returns] for _ in range(2))
+    for depth in range(history + 1):
+        for members in _in_one_state(states, depth):
+            column = np.array([returns[index][turn] for index, turn in members])
+            compared = group_advantages(column, baseline=baseline, scale_by_std=scale_by_std)
+            for (index, turn), advantage in zip(members, compared, strict=True):
+                sums[index][turn] += (depth + 1) * advantage
+                weights[index][turn] += depth + 1
+    return [total / np.maximum(weight, 1) for total, weight in zip(sums, weights, strict=True)]
+
+
+def _in_one_state(states: Sequence[Sequence[str]], depth: int) -> Iterator[list[tuple[int, int]]]:
+    """Turns in the same state after the same `depth` states, as trajectory and turn, where there are at least two.
+
+    In the first turns, which have fewer states before them, all states from the beginning are the same.
+    """
+    places: dict[tuple[str, ...], list[tuple[int, int]]] = {}
     for index, digests in enumerate(states):
-        for turn, digest in enumerate(digests):
-            places.setdefault(digest, []).append((index, turn))
-    advantages = [np.zeros_like(values) for values in returns]
-    for members in places.values():
-        column = np.array([returns[index][turn] for index, turn in members])
-        compared = group_advantages(column, baseline=baseline, scale_by_std=scale_by_std)
-        for (index, turn), advantage in zip(members, compared, strict=True):
-            advantages[index][turn] = advantage
-    return advantages
+        for turn in range(len(digests)):
+            places.setdefault(tuple(digests[max(turn - depth, 0) : turn + 1]), []).append((index, turn))
+    return (members for members in places.values() if len(members) > 1)
 
 
 def _discounted(rewards: Rewards, terminal: float, discount: float) -> Rewards:

@@ -92,6 +92,8 @@ class TrainingSettings(Settings):
     plus one per turn that compares the turns of the scenario's episodes in the same state of the world (GiGPO)."""
     state_discount: Annotated[float, AppliesWhen("credit_assignment", ("state",))] = Field(default=0.95, gt=0, le=1)
     """Discount per turn of the returns that are compared in a state. If it is below 1, a shorter way is better."""
+    state_history: Annotated[int, AppliesWhen("credit_assignment", ("state",))] = Field(default=0, ge=0)
+    """States before it by which turns in one state are compared once more, up to this number (HGPO). 0 is GiGPO."""
     turn_reward_admission: TurnRewardAdmission = "off"
     """Compare turn rewards with success in the first rollout, before anything is trained. refuse: the run ends unless
     their correlation within groups is shown to be above 0. warn: the log says so."""

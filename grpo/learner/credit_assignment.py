@@ -168,6 +168,7 @@ def _turn_level(
             rewards,
             terminal[scored],
             discount=settings.state_discount,
+            history=settings.state_history,
             baseline=algorithm.baseline,
             scale_by_std=algorithm.scale_by_std,
         )

@@ -84,6 +84,15 @@ def here() -> str:
     )
 
 
+def replace_results(page: Path, heading: str, text: str, table: Table) -> None:
+    """Replace a section of a page up to the end of its table. The text after the table stays."""
+    old = page.read_text(encoding="utf-8")
+    begin = old.index(heading)
+    row = old.rindex("\n| ", begin, old.index("\n## ", begin + len(heading)))
+    end = old.index("\n", row + 1)
+    page.write_text(f"{old[:begin]}{heading}\n{text}\n\n{table.markdown()}{old[end:]}", encoding="utf-8")
+
+
 def read(folder: Path = DOCS) -> dict[str, Section]:
     """Measurements so far, by part."""
     store = folder / STORE

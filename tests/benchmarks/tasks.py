@@ -25,7 +25,7 @@ from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import Interval, PairedComparison, ReportDocument
 from grpo_local.service import free_port
 from tests.benchmarks.measure import command_cost, environment_at
-from tests.benchmarks.page import Table, commit, here
+from tests.benchmarks.page import Table, commit, here, replace_results
 from tests.places import ROOT
 
 RECORDS = ROOT / "runs" / "tasks"
@@ -35,7 +35,7 @@ CONTROLS = {
     "constant reward": "reward=[{kind: constant, weight: 1.0}]",
     "negated reward": "reward=[{kind: environment, weight: -1.0}]",
 }
-_HEADING, _NEXT = "## Results\n", "\n## "
+_HEADING = "## Results\n"
 TEXT = (
     "Written by `make tasks` ({here}). The last column names the machine and the commit of each run. Success on "
     "held-out scenarios, one episode each, with intervals at 95 %: of the base model, after fine-tuning on "
@@ -107,19 +107,9 @@ def pooled(family: str, documents: Sequence[ReportDocument]) -> tuple[str, ...]:
     )
 
 
-def write(table: Table, page: Path = PAGE) -> None:
-    """Replace the section of the results up to the end of its table. The text after the table stays."""
-    text = page.read_text(encoding="utf-8")
-    begin = text.index(_HEADING)
-    row = text.rindex("\n| ", begin, text.index(_NEXT, begin + len(_HEADING)))
-    end = text.index("\n", row + 1)
-    section = f"{_HEADING}\n{TEXT.format(here=here())}\n\n{table.markdown()}"
-    page.write_text(text[:begin] + section + text[end:], encoding="utf-8")
-
-
 def kept_rows(families: Sequence[str], page: Path = PAGE) -> dict[str, list[tuple[str, ...]]]:
     """Rows of the results on the page by family, without the rows of `families`."""
-    section = page.read_text(encoding="utf-8").partition(_HEADING)[2].partition(_NEXT)[0]
+    section = page.read_text(encoding="utf-8").partition(_HEADING)[2].partition("\n## ")[0]
     rows = [tuple(line[2:-2].split(" | ")) for line in section.splitlines() if line.startswith("| ")][2:]
     kept: dict[str, list[tuple[str, ...]]] = {}
     for row in rows:
@@ -171,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows=tuple(row for family in FAMILIES for row in measured.get(family, ())),
     )
     sys.stdout.write(table.markdown() + "\n")
-    write(table)
+    replace_results(PAGE, _HEADING, TEXT.format(here=here()), table)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.page import Table
-from tests.benchmarks.tasks import kept_rows, pooled, write
+from tests.benchmarks.page import Table, replace_results
+from tests.benchmarks.tasks import kept_rows, pooled
 
 
 def test_seeds_are_pooled_with_students_interval():
@@ -45,9 +45,9 @@ def test_the_results_are_replaced_up_to_the_end_of_their_table(tmp_path: Path):
     """What stands before and after it stays."""
     page = tmp_path / "tasks.md"
     page.write_text(PAGE)
-    write(Table(head=("run",), rows=(("babyai",),)), page)
+    replace_results(page, "## Results\n", "Written by a run.", Table(head=("run",), rows=(("babyai",),)))
     text = page.read_text()
-    assert text.startswith("# Tasks\n\n## Results\n\nWritten by `make tasks`")
+    assert text.startswith("# Tasks\n\n## Results\n\nWritten by a run.\n\n| run |\n")
     assert "old" not in text
     assert text.endswith("| babyai |\n\nProse.\n\n## BabyAI\n\n| a | table |\n")
 
@@ -62,4 +62,4 @@ def test_families_that_are_not_run_keep_their_rows(tmp_path: Path):
 def test_a_page_without_the_section_is_refused(tmp_path: Path):
     (tmp_path / "tasks.md").write_text("# Tasks\n")
     with pytest.raises(ValueError, match="substring not found"):
-        write(Table(head=("run",), rows=()), tmp_path / "tasks.md")
+        replace_results(tmp_path / "tasks.md", "## Results\n", "", Table(head=("run",), rows=()))

@@ -147,6 +147,36 @@ def test_a_state_that_occurred_once_compares_nothing_and_turn_rewards_are_part_o
     assert scaled[1] == pytest.approx([0.85 / 1.20218, 0], abs=1e-4)  # std = 1.7 / sqrt(2) = 1.20208
 
 
+def test_turns_in_one_state_are_also_compared_by_the_states_before_them():
+    """Returns [0 0] and [¼ ½ 1] as above. With one earlier state, t after s is 0 and ½, mean ¼; t after t is single.
+
+    s is the first state of both, so that its advantage stays ∓⅛. t: (−½ − 2/4) / 3 = −⅓, (0 + 2/4) / 3 = ⅙, and ½.
+    """
+    states, rewards, terminal = [["s", "t"], ["s", "t", "t"]], [[0, 0], [0, 0, 0]], np.array([0.0, 1.0])
+    once = state_advantages(states, rewards, terminal, discount=0.5, history=1, scale_by_std=False)
+    assert once[0] == pytest.approx([-1 / 8, -1 / 3])
+    assert once[1] == pytest.approx([1 / 8, 1 / 6, 1 / 2])
+
+
+def test_the_first_turns_of_a_long_history_are_compared_with_turns_of_the_same_beginning():
+    """Two earlier states: t in the second turn has only s before it, and t in the third has s and u.
+
+    Returns with discount 1: 0 0 0, 1 1 1 and 2 2. t: 0, 1 and 2, mean 1. With the state before: after u 0 and 1,
+    mean ½, and after s once. With two before: after s u once, after u u once.
+    (−1 + 2 · −½) / 3 = −⅔, (0 + 2 · ½) / 3 = ⅓, and 1.
+    """
+    advantages = state_advantages(
+        [["s", "u", "t"], ["u", "u", "t"], ["s", "t"]],
+        [[0, 0, 0], [0, 0, 0], [0, 0]],
+        np.array([0.0, 1.0, 2.0]),
+        discount=1.0,
+        history=2,
+        scale_by_std=False,
+    )
+    assert [values[-1] for values in advantages] == pytest.approx([-2 / 3, 1 / 3, 1])
+    assert advantages[0][0] == pytest.approx(-1)  # s begins two episodes, with 0 and 2, and is the same at every depth
+
+
 def test_the_default_baseline_is_the_mean():
     """[0 1 5]: mean 2, median 1."""
     assert group_advantages(np.array([0.0, 1.0, 5.0]), scale_by_std=False).tolist() == [-2.0, -1.0, 3.0]

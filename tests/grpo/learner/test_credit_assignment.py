@@ -50,6 +50,17 @@ def test_only_credit_by_state_finds_the_turn_that_decided():
     assert by_state == [[0.5, 0.75], [-1.5, -1.25], [0.5, 0.25], [0.5, 0.25]]
 
 
+def test_with_its_history_a_turn_is_not_blamed_for_the_way_to_its_state():
+    """The state z is reached on a good way g, and every turn in it wins, or on a bad way b, and every turn in it loses.
+
+    The turns in z are all the same, so none of them deserves credit for what came of the way. By state alone they have
+    ±½ against each other. With one state before, the comparison with equals is 0, and its weight is 2 of 3.
+    """
+    episodes = [episode(0, "gz", 1.0), episode(1, "gz", 1.0), episode(2, "bz", 0.0), episode(3, "bz", 0.0)]
+    assert credit("state", *episodes, state_discount=1.0)[0] == [0.5, 1.0]
+    assert credit("state", *episodes, state_discount=1.0, state_history=1)[0] == [0.5, round(0.5 + 0.5 / 3, 6)]
+
+
 def test_a_detour_of_a_success_has_less_credit_than_the_step_that_ended_it():
     """The first episode comes back to s and then succeeds; the second never leaves it.
 

@@ -1,0 +1,52 @@
+"""The table of the settings, on curves that are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.algorithms import PLAIN, Run, row, table_rows
+
+
+def run(*success: float, tokens: int = 100, cpu_s: float = 1.0) -> Run:
+    """Held-out success after each update, which takes that many tokens and seconds each time."""
+    updates = range(1, len(success) + 1)
+    return Run(
+        commit="x", tokens=[tokens * k for k in updates], cpu_s=[cpu_s * k for k in updates], success=list(success)
+    )
+
+
+def test_the_target_is_reached_when_success_stays_there_for_two_updates():
+    assert run(0.5, 0.8, 0.7, 0.8, 0.9).at_target == 3
+    assert run(0.5, 0.7, 0.8).at_target is None
+
+
+def test_differences_are_paired_by_seed_and_ratios_are_geometric_means():
+    """Differences of the means 0 and .2: mean .1, error .1, times t(.975, 1) = 12.706. Tokens to 80 %: half and twice.
+
+    Logs of these ratios ∓.6931: mean 0, error .6931, so that the interval is e^∓8.807.
+    """
+    plain = [run(0.8, 0.8), run(0.8, 0.8)]
+    runs = [run(0.8, 0.8, tokens=50), run(1.0, 1.0, tokens=200)]
+    assert row("credit", runs, plain) == (
+        "credit",
+        "2",
+        "90.0%",
+        "+0.100 [-1.171, +1.371]",
+        "90.0%",
+        "+0.100 [-1.171, +1.371]",
+        "1.00 [0.00, 6682.65]",
+        "1.00 [1.00, 1.00]",
+    )
+
+
+def test_a_seed_that_does_not_reach_the_target_is_said():
+    plain = [run(0.8, 0.8), run(0.8, 0.8)]
+    assert row("slow", [run(0.8, 0.8), run(0.5, 0.5)], plain)[-2:] == ("not reached by 1 of 2",) * 2
+    assert row("fast", plain, [run(0.5, 0.5), run(0.8, 0.8)])[-2:] == ("GRPO does not reach it",) * 2
+
+
+def test_settings_with_a_reward_of_their_own_are_compared_with_grpo_on_the_same_reward():
+    """GRPO has no differences, and its tokens and seconds to the target are numbers."""
+    with pytest.raises(KeyError, match="success only"):
+        list(table_rows({PLAIN: [run(0.8, 0.8)], "MaxRL": [run(0.8, 0.8)]}))
+    assert list(table_rows({PLAIN: [run(0.8, 0.8)]})) == [(PLAIN, "1", "80.0%", "", "80.0%", "", "100", "1 s")]

@@ -4,8 +4,8 @@
     python -m tests.benchmarks.tasks --seeds 1 2 3       three
     python -m tests.benchmarks.tasks --controls babyai   a constant and a negated reward of one family as well
 
-Records are in runs/tasks. A run that is complete there is not repeated, and one that was interrupted goes on. Families
-that are not named keep their rows on the page.
+Records are in runs/tasks. A run that is complete there is not repeated, and one that was interrupted or failed goes on.
+Families that are not named keep their rows on the page.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(family: str, seed: int, control: str | None = None) -> tuple[ReportDocum
     spent, report = RunTime(wall_s=0.0, cpu_s=0.0, commit=commit(), machine=_machine()), records / "run" / "report.json"
     if (records / "time.json").is_file():
         spent = RunTime.model_validate_json((records / "time.json").read_bytes())
-    if not report.is_file():
+    if not report.is_file() or read_report(report).decision.verdict == "failed":
         records.mkdir(parents=True, exist_ok=True)
         environment = environment_at(records) | {"PREFECT_SERVER_API_PORT": str(free_port())}
         command = [sys.executable, "-m", "grpo_cli", "train", f"data/configs/{family}.yaml"]

@@ -11,39 +11,28 @@ goes on. Each run has one thread, and as many run at once as there are cores.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
-from scipy import stats
 
-from grpo.artifacts import ArtifactStore
-from grpo.config.pipeline import PipelineConfig
-from grpo.learner.checkpoints import load_policy
-from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.table import read_scenarios
 from grpo.tables import read_provenance, read_trajectories
-from grpo_flows.pipeline import base_policy, prepare_scenarios, training_steps
 from grpo_local import settings
-from grpo_tasks.execution.executor import InProcessExecutor
-from grpo_tasks.execution.stage import executed_by
-from grpo_tasks.split import read_split
-from tests.benchmarks.desk import heldout_success, quickstart
+from tests.benchmarks import curves
+from tests.benchmarks.curves import interval, ratio_to_target
 from tests.benchmarks.page import Table, commit, here, replace_results
 from tests.benchmarks.tasks import PAGE
-from tests.doubles import changed
 from tests.places import ROOT
 
 RECORDS = ROOT / "runs" / "algorithms"
@@ -110,9 +99,8 @@ class Run(BaseModel):
 
     @property
     def at_target(self) -> int | None:
-        """First update from which on the held-out success stays at the target for two updates."""
-        pairs = zip(self.success, self.success[1:], strict=False)
-        return next((index for index, pair in enumerate(pairs) if min(pair) >= TARGET), None)
+        """See `curves.at_target`."""
+        return curves.at_target(self.success, TARGET)
 
 
 def train(name: str, seed: int) -> Run:
@@ -123,27 +111,15 @@ def train(name: str, seed: int) -> Run:
     settings.apply()
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
-        sections = changed(quickstart().model_dump(), seed=seed, store=folder)
-        for section in ({"rollout": {"scenarios": SCENARIOS}, "training": {"iterations": ITERATIONS}}, VARIANTS[name]):
-            sections = changed(sections, **section)
-        config = PipelineConfig.model_validate(sections)
-        seconds, steps = [], []
-        with executed_by(InProcessExecutor()):
-            data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-            base = base_policy(config.policy, config.store)
-            began = time.process_time()
-            for step in training_steps(config, data.split, base):
-                seconds.append(time.process_time() - began)
-                steps.append(step)
-            store = ArtifactStore(config.store)
-            ids = read_split(store, data.split.split).heldout[:HELDOUT]
-            heldout = list(read_scenarios(store.path(data.artifact) / SCENARIOS_FILE, ids=ids))
-        run = Run(
-            commit=commit(),
-            tokens=list(accumulate(_generated(Path(folder)))),
-            cpu_s=seconds,
-            success=[heldout_success(load_policy(store, step.policy.checkpoint), config, heldout) for step in steps],
+        curve = curves.train(
+            Path(folder),
+            {"seed": seed, "rollout": {"scenarios": SCENARIOS}, "training": {"iterations": ITERATIONS}},
+            VARIANTS[name],
+            heldout=HELDOUT,
+            clock=time.process_time,
         )
+        tokens = list(accumulate(_generated(Path(folder))))
+    run = Run(commit=commit(), tokens=tokens, cpu_s=curve.seconds, success=curve.success)
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(run.model_dump_json(), encoding="utf-8")
     return run
@@ -167,10 +143,11 @@ def row(name: str, runs: Sequence[Run], plain: Sequence[Run]) -> tuple[str, ...]
         return (*cells, "", f"{statistics.fmean(last):.1%}", "", *_reached(runs))
     return (
         *cells,
-        _interval([run.mean - other.mean for run, other in zip(runs, plain, strict=True)], "{:+.3f}"),
+        interval([run.mean - other.mean for run, other in zip(runs, plain, strict=True)]),
         f"{statistics.fmean(last):.1%}",
-        _interval([run.success[-1] - other.success[-1] for run, other in zip(runs, plain, strict=True)], "{:+.3f}"),
-        *(_ratio(runs, plain, measure) for measure in ("tokens", "cpu_s")),
+        interval([run.success[-1] - other.success[-1] for run, other in zip(runs, plain, strict=True)]),
+        _ratio(runs, plain, "tokens"),
+        _ratio(runs, plain, "cpu_s"),
     )
 
 
@@ -184,25 +161,13 @@ def _reached(runs: Sequence[Run]) -> tuple[str, str]:
     return f"{statistics.fmean(t for t, _ in at):,.0f}", f"{statistics.fmean(s for _, s in at):.0f} s"
 
 
-def _ratio(runs: Sequence[Run], plain: Sequence[Run], measure: str) -> str:
-    """Geometric mean of the ratios to the target, with its interval."""
-    logs = []
-    for run, other in zip(runs, plain, strict=True):
-        if run.at_target is None or other.at_target is None:
-            missing = sum(each.at_target is None for each in runs)
-            return f"not reached by {missing} of {len(runs)}" if missing else "GRPO does not reach it"
-        logs.append(math.log(getattr(run, measure)[run.at_target] / getattr(other, measure)[other.at_target]))
-    return _interval(logs, "{:.2f}", math.exp)
-
-
-def _interval(values: Sequence[float], form: str, scale: Callable[[float], float] = float) -> str:
-    """Mean with Student's interval, which one value does not have."""
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return form.format(scale(mean))
-    width = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
-    low, high = (form.format(scale(mean + side * width)) for side in (-1, 1))
-    return f"{form.format(scale(mean))} [{low}, {high}]"
+def _ratio(runs: Sequence[Run], plain: Sequence[Run], measure: Literal["tokens", "cpu_s"]) -> str:
+    """See `curves.ratio_to_target`."""
+    ours, others = (
+        [None if run.at_target is None else getattr(run, measure)[run.at_target] for run in side]
+        for side in (runs, plain)
+    )
+    return ratio_to_target(ours, others)
 
 
 def table_rows(runs: dict[str, list[Run]]) -> Iterator[tuple[str, ...]]:

@@ -1,129 +1,157 @@
-"""Wall time to the same held-out success with slow tools: rollouts in stages, and continuous ones.
+"""Learning and time with slow tools: rollouts in stages, and continuous ones with each bound on their staleness.
 
-    python -m tests.benchmarks.continuous                              tools of 2 s, max_staleness 0, 1 and 4, one seed
-    python -m tests.benchmarks.continuous --iterations 30 --seeds 0 1 2
+    python -m tests.benchmarks.continuous                                     five seeds, written into docs/scale.md
+    python -m tests.benchmarks.continuous --max-staleness 0 4 --seeds 1       some of them, only printed
 
-The embedded model learns the support desk from the settings of the quickstart, with half of its scenarios. Each run is
-timed up to each of its updates. The held-out scenarios are played afterwards, with fast tools.
+The embedded model learns the support desk from the settings of the quickstart, with half of its scenarios and tools
+that take two seconds. Each run is timed up to each of its updates. The held-out scenarios are played afterwards, with
+fast tools. Records are in runs/continuous, so a measurement that was interrupted goes on. The runs are timed, so one
+follows the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 
-from grpo.artifacts import ArtifactStore
-from grpo.config.pipeline import PipelineConfig
-from grpo.evaluation.schema import IterationMetrics
-from grpo.learner.checkpoints import load_policy
-from grpo.scenarios.ingest import SCENARIOS_FILE
-from grpo.scenarios.table import read_scenarios
-from grpo_flows.pipeline import base_policy, prepare_scenarios, training_steps
+from pydantic import BaseModel, ConfigDict
+
 from grpo_local import settings
-from grpo_tasks.execution.executor import InProcessExecutor
-from grpo_tasks.execution.stage import executed_by
-from grpo_tasks.split import read_split
-from tests.benchmarks.desk import heldout_success, quickstart
+from tests.benchmarks.curves import at_target, interval, ratio_to_target, train
 from tests.benchmarks.measure import use_all_cores
-from tests.doubles import changed
+from tests.benchmarks.page import Table, here, replace_results
+from tests.places import ROOT
 
-TARGET = 0.8
-"""Held-out success of the base is 0.3, and of a whole quickstart above 0.9."""
-HELDOUT = 48
+PAGE, RECORDS = ROOT / "docs" / "scale.md", ROOT / "runs" / "continuous"
+TARGET = 0.7
+"""Held-out success of the base is 0.3."""
+HELDOUT = 96
 """Held-out scenarios that are played after each update."""
+BOUNDS, ITERATIONS, SCENARIOS, DELAY_S = (0, 1, 4, 8), 16, 16, 2.0
+HEADING = "## Learning with stale tokens\n"
+TEXT = (
+    "Written by `python -m tests.benchmarks.continuous` ({here}). The embedded model learns the support desk from the "
+    f"settings of the quickstart, {ITERATIONS} iterations of {SCENARIOS} scenarios with 8 episodes each, and each call "
+    f"of a tool takes {DELAY_S:g} s. `max_staleness` 0 is the mode `stages`. After each update {HELDOUT} held-out "
+    "scenarios are played. Differences of success and ratios of time are to `max_staleness` 0 with the same seeds, "
+    "with Student's intervals at 95 % over the seeds. The last success is the mean of the last three updates. "
+    f"{TARGET:.0%} is reached at the first update from which on success stays there for two updates. Staleness is the "
+    "mean over the tokens, and both busy is the share of the time in which episodes are played and weights are updated."
+)
+HEAD = (
+    "max_staleness",
+    "seeds",
+    "success, mean of the updates",
+    "difference",
+    "last success",
+    "difference",
+    "wall time",
+    "ratio",
+    f"time to {TARGET:.0%}, ratio",
+    "staleness",
+    "dropped episodes",
+    "both busy",
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One training: time and held-out success after each update."""
+class Run(BaseModel):
+    """One training: wall time and held-out success after each update, and what the continuous rollout did."""
+
+    model_config = ConfigDict(frozen=True)
 
     seconds: list[float]
     success: list[float]
-    iterations: list[IterationMetrics]
+    staleness: float
+    dropped: int
+    busy: float | None
 
     @property
-    def seconds_to_target(self) -> float | None:
-        """Time of the first update from which on the held-out success stays at the target for two updates."""
-        pairs = zip(self.success, self.success[1:], strict=False)
-        reached = next((index for index, pair in enumerate(pairs) if min(pair) >= TARGET), None)
-        return None if reached is None else self.seconds[reached]
+    def mean(self) -> float:
+        """Mean of the held-out success over the updates."""
+        return statistics.fmean(self.success)
+
+    @property
+    def last(self) -> float:
+        """Mean of the held-out success after the last three updates."""
+        return statistics.fmean(self.success[-3:])
+
+    @property
+    def to_target(self) -> float | None:
+        """Wall time to the target. None if it is not reached."""
+        place = at_target(self.success, TARGET)
+        return None if place is None else self.seconds[place]
 
 
-def train(folder: Path, *, max_staleness: int, delay_s: float, iterations: int, scenarios: int, seed: int) -> Run:
-    """Train in stages if `max_staleness` is 0, and otherwise with a continuous rollout."""
-    fast = quickstart()
+def measure(max_staleness: int, seed: int) -> Run:
+    """Train in stages if `max_staleness` is 0, and otherwise with a continuous rollout, unless its record is there."""
+    record = RECORDS / f"{max_staleness}-{seed}.json"
+    if record.is_file():
+        return Run.model_validate_json(record.read_bytes())
     mode = {"mode": "continuous", "max_staleness": max_staleness} if max_staleness else {}
-    sections = changed(
-        fast.model_dump(),
-        seed=seed,
-        store=str(folder),
-        rollout={"scenarios": scenarios, "group_size": 8, **mode},
-        training={"iterations": iterations, "importance_sampling_cap": 2.0, "max_mismatch_kl": 0.2},
+    desk = {"kind": "python", "object": "tests.benchmarks.slow_desk:SlowDesk", "options": {"delay_s": DELAY_S}}
+    with TemporaryDirectory() as folder:
+        curve = train(
+            Path(folder),
+            {"seed": seed, "environment": desk, "rollout": {"scenarios": SCENARIOS, "group_size": 8, **mode}},
+            {"training": {"iterations": ITERATIONS, "importance_sampling_cap": 2.0, "max_mismatch_kl": 0.2}},
+            heldout=HELDOUT,
+            clock=time.perf_counter,
+        )
+    busy = [iteration.busy_share for iteration in curve.iterations if iteration.busy_share is not None]
+    run = Run(
+        seconds=curve.seconds,
+        success=curve.success,
+        staleness=statistics.fmean(iteration.staleness_mean or 0.0 for iteration in curve.iterations),
+        dropped=sum(iteration.dropped_episodes or 0 for iteration in curve.iterations),
+        busy=statistics.fmean(busy) if busy else None,
     )
-    desk = {"kind": "python", "object": "tests.benchmarks.slow_desk:SlowDesk", "options": {"delay_s": delay_s}}
-    sections["environment"] = desk
-    config = PipelineConfig.model_validate(sections)
-    began, seconds, steps = time.perf_counter(), [], []
-    with executed_by(InProcessExecutor()):
-        data = prepare_scenarios(config.scenarios, store=config.store, environment=config.environment)
-        base = base_policy(config.policy, config.store)
-        for step in training_steps(config, data.split, base):
-            seconds.append(time.perf_counter() - began)
-            steps.append(step)
-        store = ArtifactStore(config.store)
-        ids = read_split(store, data.split.split).heldout[:HELDOUT]
-        heldout = list(read_scenarios(store.path(data.artifact) / SCENARIOS_FILE, ids=ids))
-    success = [heldout_success(load_policy(store, step.policy.checkpoint), fast, heldout) for step in steps]
-    return Run(seconds=seconds, success=success, iterations=[step.iteration for step in steps])
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(run.model_dump_json(), encoding="utf-8")
+    return run
 
 
-def row(max_staleness: int, seed: int, run: Run) -> str:
-    """A line of the table."""
-    stale = [iteration.staleness_mean or 0.0 for iteration in run.iterations]
-    busy = [iteration.busy_share for iteration in run.iterations if iteration.busy_share is not None]
-    reached = run.seconds_to_target
+def row(max_staleness: int, runs: Sequence[Run], stages: Sequence[Run]) -> tuple[str, ...]:
+    """A bound next to the stages with the same seeds, which have no differences."""
+    pairs, same = list(zip(runs, stages, strict=True)), runs is stages
+    reached = [run.to_target for run in runs]
+    busy = [run.busy for run in runs if run.busy is not None]
     return (
-        f"| {max_staleness} | {seed} | {run.seconds[-1]:.0f} s | {run.success[-1]:.1%} | "
-        f"{'not reached' if reached is None else f'{reached:.0f} s'} | {fmean(stale):.2f} | "
-        f"{sum(iteration.dropped_episodes or 0 for iteration in run.iterations)} | "
-        f"{f'{fmean(busy):.0%}' if busy else '–'} |\n"
+        str(max_staleness),
+        str(len(runs)),
+        f"{statistics.fmean(run.mean for run in runs):.1%}",
+        "" if same else interval([run.mean - other.mean for run, other in pairs]),
+        f"{statistics.fmean(run.last for run in runs):.1%}",
+        "" if same else interval([run.last - other.last for run, other in pairs]),
+        f"{statistics.fmean(run.seconds[-1] for run in runs):.0f} s",
+        "" if same else ratio_to_target([run.seconds[-1] for run in runs], [run.seconds[-1] for run in stages]),
+        "" if same else ratio_to_target(reached, [run.to_target for run in stages]),
+        f"{statistics.fmean(run.staleness for run in runs):.2f}",
+        str(sum(run.dropped for run in runs)),
+        f"{statistics.fmean(busy):.0%}" if busy else "–",
     )
 
 
 def main() -> None:
     """Measure each bound with each seed, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-staleness", type=int, nargs="+", default=[0, 1, 4])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--iterations", type=int, default=16)
-    parser.add_argument("--scenarios", type=int, default=16)
-    parser.add_argument("--delay", type=float, default=2.0, help="seconds of a tool call")
+    parser.add_argument("--max-staleness", type=int, nargs="+", default=BOUNDS, help="bounds, 0 among them")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     options = parser.parse_args()
     settings.apply()
     use_all_cores()
-    sys.stdout.write(
-        f"| max_staleness | seed | wall time | held-out success | time to {TARGET:.0%} | mean staleness | dropped | "
-        "both busy |\n|---|---|---|---|---|---|---|---|\n"
-    )
-    for seed, most in product(options.seeds, options.max_staleness):
-        with TemporaryDirectory() as folder:
-            run = train(
-                Path(folder),
-                max_staleness=most,
-                delay_s=options.delay,
-                iterations=options.iterations,
-                scenarios=options.scenarios,
-                seed=seed,
-            )
-        sys.stdout.write(row(most, seed, run))
-        sys.stdout.write(f"  success by update: {' '.join(f'{value:.2f}' for value in run.success)}\n")
-        sys.stdout.flush()
+    runs: dict[int, list[Run]] = {bound: [] for bound in options.max_staleness}
+    for seed, bound in product(options.seeds, options.max_staleness):
+        runs[bound].append(measure(bound, seed))
+    table = Table(head=HEAD, rows=tuple(row(bound, runs[bound], runs[0]) for bound in runs))
+    sys.stdout.write(table.markdown() + "\n")
+    if tuple(options.max_staleness) == BOUNDS and len(options.seeds) > 1:
+        replace_results(PAGE, HEADING, TEXT.format(here=here()), table)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The table of the settings, on curves that are made up."""
+"""The tables of the settings and of staleness, on curves that are made up."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.benchmarks import continuous
 from tests.benchmarks.algorithms import PLAIN, Run, row, table_rows
 
 
@@ -42,7 +43,33 @@ def test_differences_are_paired_by_seed_and_ratios_are_geometric_means():
 def test_a_seed_that_does_not_reach_the_target_is_said():
     plain = [run(0.8, 0.8), run(0.8, 0.8)]
     assert row("slow", [run(0.8, 0.8), run(0.5, 0.5)], plain)[-2:] == ("not reached by 1 of 2",) * 2
-    assert row("fast", plain, [run(0.5, 0.5), run(0.8, 0.8)])[-2:] == ("GRPO does not reach it",) * 2
+    assert row("fast", plain, [run(0.5, 0.5), run(0.8, 0.8)])[-2:] == ("the other does not reach it",) * 2
+
+
+def test_a_bound_on_staleness_is_compared_with_stages():
+    """Wall time 10 and 20 against 20 and 20 s: ratios ½ and 1, mean log −.3466, error .3466, so e^(−.3466 ∓ 4.404)."""
+
+    def bound(seconds: float, success: float) -> continuous.Run:
+        return continuous.Run(
+            seconds=[seconds / 2, seconds], success=[success, success], staleness=1.5, dropped=3, busy=0.5
+        )
+
+    stages = [bound(20, 0.7), bound(20, 0.7)]
+    assert continuous.row(4, [bound(10, 0.8), bound(20, 0.6)], stages) == (
+        "4",
+        "2",
+        "70.0%",
+        "+0.000 [-1.271, +1.271]",
+        "70.0%",
+        "+0.000 [-1.271, +1.271]",
+        "15 s",
+        "0.71 [0.01, 57.80]",
+        "not reached by 1 of 2",
+        "1.50",
+        "6",
+        "50%",
+    )
+    assert continuous.row(0, stages, stages)[3:9] == ("", "70.0%", "", "20 s", "", "")
 
 
 def test_settings_with_a_reward_of_their_own_are_compared_with_grpo_on_the_same_reward():

@@ -98,8 +98,9 @@ def measure(max_staleness: int, seed: int) -> Run:
     with TemporaryDirectory() as folder:
         curve = train(
             Path(folder),
-            {"seed": seed, "environment": desk, "rollout": {"scenarios": SCENARIOS, "group_size": 8, **mode}},
+            {"seed": seed, "rollout": {"scenarios": SCENARIOS, "group_size": 8, **mode}},
             {"training": {"iterations": ITERATIONS, "importance_sampling_cap": 2.0, "max_mismatch_kl": 0.2}},
+            environment=desk,
             heldout=HELDOUT,
             clock=time.perf_counter,
         )

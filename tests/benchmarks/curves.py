@@ -35,14 +35,22 @@ class Curve:
     iterations: list[IterationMetrics]
 
 
-def train(folder: Path, *sections: dict[str, Any], heldout: int, clock: Callable[[], float]) -> Curve:
+def train(
+    folder: Path,
+    *sections: dict[str, Any],
+    environment: dict[str, Any] | None = None,
+    heldout: int,
+    clock: Callable[[], float],
+) -> Curve:
     """Train from the settings of the quickstart with `sections` over them, and play held-out scenarios afterwards.
 
-    The held-out scenarios are played on the desk of the quickstart, whichever one the training has.
+    The held-out scenarios are played on the desk of the quickstart, also if the training has another `environment`.
     """
     settings = {**quickstart().model_dump(), "store": str(folder)}
     for section in sections:
         settings = changed(settings, **section)
+    if environment is not None:
+        settings["environment"] = environment
     config = PipelineConfig.model_validate(settings)
     seconds, steps = [], []
     with executed_by(InProcessExecutor()):

@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
+import yaml
 from pydantic_core import from_json
 
 from grpo.config.retraining import CurationSettings
@@ -30,11 +31,13 @@ from grpo.config.scenarios import (
     FileSource,
     HuggingFaceSource,
     PythonSource,
+    ScenarioSettings,
     ServedSource,
     Source,
 )
 from grpo.data_errors import try_call
 from grpo.errors import GRPOError
+from grpo.scenarios.guess import as_yaml, guess_source
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.reward_data import read_labels, read_pairs
@@ -89,7 +92,7 @@ def objects() -> Iterator[Any]:
 
 def targets() -> list[str]:
     """Names of everything that is fuzzed."""
-    return [*(sample.name for sample in samples()), "parquet", "huggingface", "served", "python"]
+    return [*(sample.name for sample in samples()), "parquet", "arrow", "huggingface", "served", "python", "guess"]
 
 
 def fuzz(name: str, *, records: int, seed: int) -> Tally:
@@ -135,8 +138,10 @@ def _alarm() -> Iterator[None]:
 
 
 def _cases(name: str, folder: Path, draw: random.Random) -> Iterator[Case]:
-    if name == "parquet":
-        return _parquet_cases(folder, draw)
+    if name in ("parquet", "arrow"):
+        return _table_cases(name, folder, draw)
+    if name == "guess":
+        return _guess_cases(folder, draw)
     if name == "huggingface":
         return _huggingface_cases(folder, draw)
     if name == "served":
@@ -279,9 +284,9 @@ def _ingest(source: Source, folder: Path) -> Read:
     return Read(used=frozenset(scenario.id for scenario in held) - {"anchor"}, records=counts.records - 1)
 
 
-def _parquet_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
-    path = folder / "source.parquet"
-    source = FileSource(kind="parquet", path=str(path))
+def _table_cases(kind: Literal["parquet", "arrow"], folder: Path, draw: random.Random) -> Iterator[Case]:
+    path = folder / f"source.{kind}"
+    source = FileSource(kind=kind, path=str(path))
 
     def case(content: bytes, *, flipped: bool) -> int:
         path.write_bytes(content)
@@ -294,9 +299,26 @@ def _parquet_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
 
     for _ in itertools.count():
         if draw.random() < 0.3:
-            yield partial(case, tables.parquet(draw, changed=True), flipped=False)
+            yield partial(case, tables.table(kind, draw, changed=True), flipped=False)
         else:
-            yield partial(case, flip_byte(tables.parquet(draw, changed=False), draw), flipped=True)
+            yield partial(case, flip_byte(tables.table(kind, draw, changed=False), draw), flipped=True)
+
+
+def _guess_cases(folder: Path, draw: random.Random) -> Iterator[Case]:
+    """Files of all kinds without a config. What is guessed must read the file as it is, by the YAML that is shown."""
+    single = [sample for sample in samples() if sample.source is not None and len(sample.files) == 1]
+
+    def case(path: Path, content: bytes) -> int:
+        path.write_bytes(content)
+        shown = yaml.safe_load(as_yaml(guess_source(path)))
+        return _ingest(ScenarioSettings.model_validate(shown["scenarios"]).sources[0], folder).records
+
+    for _ in itertools.count():
+        ((name, content),) = draw.choice(single).files.items()
+        mutated = (
+            _mutate_record(content, draw).encode() if draw.random() < 0.7 else _mutate_file(content, draw, parsed=True)
+        )
+        yield partial(case, folder / Path(name).name, mutated)
 
 
 def _huggingface_cases(folder: Path, draw: random.Random) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""Sources in Arrow's formats: Parquet files, saved datasets."""
+"""Sources in Arrow's formats: Parquet and Arrow files, saved datasets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from tests.fuzz.samples import plain
 ROWS = 6
 
 
-def parquet(draw: random.Random, *, changed: bool) -> bytes:
-    """A table of scenarios, nested fields as JSON or as Arrow's; `changed`: one cell of the first row is another."""
+def table(kind: str, draw: random.Random, *, changed: bool) -> bytes:
+    """A Parquet or Arrow file of scenarios, nested fields as JSON or as Arrow's; `changed`: one cell of the first row
+    is another."""
     rows = [plain(k) for k in range(ROWS)]
     nested = draw.random() < 0.5
     columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -28,9 +29,16 @@ def parquet(draw: random.Random, *, changed: bool) -> bytes:
     if changed:
         name = draw.choice(list(columns))
         columns[name][0] = _cell(columns[name][0], draw)
+    rows_of = pa.table({name: _array(cells) for name, cells in columns.items()})
     content = io.BytesIO()
+    if kind == "arrow":
+        write = draw.choice((pa.ipc.new_file, pa.ipc.new_stream))
+        options = pa.ipc.IpcWriteOptions(compression=draw.choice((None, "lz4", "zstd")))
+        with write(content, rows_of.schema, options=options) as writer:
+            writer.write_table(rows_of, max_chunksize=draw.choice((2, ROWS)))
+        return content.getvalue()
     pq.write_table(
-        pa.table({name: _array(cells) for name, cells in columns.items()}),
+        rows_of,
         content,
         compression=draw.choice(("none", "snappy", "zstd")),
         use_dictionary=draw.random() < 0.5,

@@ -111,7 +111,7 @@ def run(folder: Path, names: list[str], processes: int) -> dict[str, str]:
 
 
 def report(part: str, ended: dict[str, str]) -> str:
-    """A row of docs/reliability.md, and the names of what was not noticed: `mutmut show NAME` in the copy shows it.
+    """A row of docs/internals/reliability.md, and what was not noticed: `mutmut show NAME` in the copy shows it.
 
     A mutant that ran out of time was noticed only if it loops, so those are counted apart.
     """

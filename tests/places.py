@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+INTERNALS = ROOT / "docs" / "internals"
+"""Pages on how the project is made and measured; most are written by programs."""
 DESK_MODEL = ROOT / "data" / "models" / "desk_clerk"
 DESK_SCENARIOS = ROOT / "data" / "scenarios" / "support_desk.jsonl"
 PUBLISHED = ROOT.parent / "shared" / "data"

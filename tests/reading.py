@@ -1,4 +1,4 @@
-"""Ways in which a user's code reads a number, each with what changes it: the rows of docs/identity.md."""
+"""Ways in which a user's code reads a number, each with what changes it: the rows of docs/internals/identity.md."""
 
 from __future__ import annotations
 

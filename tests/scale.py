@@ -131,7 +131,7 @@ def against_the_bench() -> str:
     head = ("trained", "processes", "state MiB", "estimated peak MiB", "measured peak MiB")
     return (
         "The same estimate for the random model of 0.5 B weights, of which a step was measured on two cores\n"
-        "([benchmarks.md](benchmarks.md), memory of sharded weights), without a reference:\n\n"
+        "([benchmarks.md](internals/benchmarks.md), memory of sharded weights), without a reference:\n\n"
         f"{Table(head=head, rows=tuple(lines)).markdown()}"
     )
 

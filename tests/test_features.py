@@ -1,4 +1,4 @@
-"""docs/features.md says where each capability lives and which test shows it; these tests keep it true."""
+"""docs/internals/features.md says where each capability lives and which test shows it; these tests keep it true."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.places import ROOT
+from tests.places import INTERNALS, ROOT
 
-PAGE = ROOT / "docs" / "features.md"
+PAGE = INTERNALS / "features.md"
 SECTIONS = {
     "A": 27,
     "E": 15,

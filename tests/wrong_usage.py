@@ -1,6 +1,7 @@
 """The real command with wrong input of every kind, each in a process of its own, and what it ends with.
 
-`python -m tests.wrong_usage` tries all of `tests/wrong_usages.py` and writes the table of docs/reliability.md.
+`python -m tests.wrong_usage` tries all of `tests/wrong_usages.py` and writes the table in
+docs/internals/reliability.md.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_local.service import free_port
-from tests.places import ROOT
+from tests.places import INTERNALS, ROOT
 from tests.wrong_usages import USAGES, Usage
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = INTERNALS / "reliability.md"
 HEADING = "## Wrong usages"
 _LONGEST_S = 60.0
 _PROCESSES = 2

@@ -72,7 +72,7 @@ class UserObject(Settings):
     """Arguments, by name."""
     reads: Reads = ()
     """Files, folders and `$VARIABLES` to add to the cache key, because it reads them unseen, e.g. in a program that it
-    starts. See docs/identity.md."""
+    starts. See docs/internals/identity.md."""
 
     @property
     def reference(self) -> str:

@@ -67,7 +67,7 @@ class RewardComponent(Settings):
     """Settings of this reward, by name."""
     reads: Reads = ()
     """Files, folders and `$VARIABLES` to add to the cache key, because your reward reads them unseen, e.g. in a program
-    that it starts. See docs/identity.md."""
+    that it starts. See docs/internals/identity.md."""
     optional: bool = False
     """If this reward fails, score the episode without it. Otherwise the episode gets no reward."""
     floor: float | None = None

@@ -211,7 +211,7 @@ class ServedSource(ServedLogSettings):
 
 
 class PublishedSource(Settings):
-    """Published data set in its original files (see docs/data.md)."""
+    """Published data set in its original files (see docs/internals/data.md)."""
 
     kind: Literal[
         "abcd_sample",
@@ -231,7 +231,7 @@ class PublishedSource(Settings):
     path: LocalPath
     """Folder of the data set's files, or the publisher's repository."""
     parts: tuple[str, ...] = ()
-    """Parts to read, such as `train` and `test`, or file names. None reads the parts listed in docs/data.md."""
+    """Parts to read, for example `train`, or file names. None reads the parts that docs/internals/data.md lists."""
 
 
 class VerifiersSource(Settings):

@@ -40,7 +40,7 @@ def interval(
         20 successes of 20 → 1.000 [.883, 1.000]; 20 paired differences of 0 → 0 [-.10, .10]
 
     Coverage of 95 % in 1,500 simulated evaluations of 20, 60 and 200 scenarios, a true share of .98, one sample: .945,
-    .976 and .967. The percentile bootstrap has .318, .689 and .912 (docs/log.md).
+    .976 and .967. The percentile bootstrap has .318, .689 and .912 (docs/internals/log.md).
     """
     means = _resampled_means(values, ends, resamples, seed)
     tail = (1 - confidence) / 2

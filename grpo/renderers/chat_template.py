@@ -363,7 +363,7 @@ def _check_prefix(tokenizer: PreTrainedTokenizerBase, variant: Variant, tools: S
     remedy = (
         f"Begin chat_template.jinja in the model folder, or policy.chat_template, with {' or '.join(lines)}"
         if lines
-        else "No line of docs/chat.md makes it usable: set policy.chat_template to another template"
+        else "No line of docs/internals/chat.md makes it usable: set policy.chat_template to another template"
     )
     raise PolicyError(
         f"chat template of {tokenizer.name_or_path!r} is not prefix-preserving: it {fault}, so that sampled tokens "

@@ -1,4 +1,4 @@
-"""`make bench` measures, prints, and keeps its tables in docs/benchmarks.md.
+"""`make bench` measures, prints, and keeps its tables in docs/internals/benchmarks.md.
 
 `python -m tests.benchmarks step rollout` measures these parts alone, and the page keeps the others.
 """

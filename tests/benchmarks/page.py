@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, written from docs/benchmarks.json: what was measured last of each part, where and when."""
+"""docs/internals/benchmarks.md, written from benchmarks.json: what was measured last of each part, where and when."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from tests.places import ROOT
+from tests.places import INTERNALS, ROOT
 
-DOCS = ROOT / "docs"
 PAGE, STORE = "benchmarks.md", "benchmarks.json"
 
 
@@ -93,13 +92,13 @@ def replace_results(page: Path, heading: str, text: str, table: Table) -> None:
     page.write_text(f"{old[:begin]}{heading}\n{text}\n\n{table.markdown()}{old[end:]}", encoding="utf-8")
 
 
-def read(folder: Path = DOCS) -> dict[str, Section]:
+def read(folder: Path = INTERNALS) -> dict[str, Section]:
     """Measurements so far, by part."""
     store = folder / STORE
     return _Sections.model_validate_json(store.read_bytes()).parts if store.is_file() else {}
 
 
-def keep(part: str, section: Section, order: Sequence[str], folder: Path = DOCS) -> None:
+def keep(part: str, section: Section, order: Sequence[str], folder: Path = INTERNALS) -> None:
     """Put a section in the place of the one that its part had, and lay the page out anew, parts in this order.
 
     What could not be measured here does not replace what was measured elsewhere.

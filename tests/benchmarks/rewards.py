@@ -1,4 +1,4 @@
-"""Rewards on real data, learned ones on held-out examples; writes docs/rewards.md.
+"""Rewards on real data, learned ones on held-out examples; writes docs/internals/rewards.md.
 
     python -m tests.benchmarks.rewards --data ../shared/data                 measure all, from scratch
     python -m tests.benchmarks.rewards --data ../shared/data --only safety   one of them; the other rows stay
@@ -38,9 +38,9 @@ from tests.benchmarks.made_up import made_up
 from tests.benchmarks.safety_head import train_head
 from tests.benchmarks.safety_makers import across, judged, without_each
 from tests.contrast import CONTRAST, Question, Side, answers, questions, wordings
-from tests.places import PUBLISHED, ROOT
+from tests.places import INTERNALS, PUBLISHED
 
-PAGE = ROOT / "docs" / "rewards.md"
+PAGE = INTERNALS / "rewards.md"
 RECORD = PAGE.with_suffix(".json")
 INTRODUCTION = """\
 `python -m tests.benchmarks.rewards --data ../shared/data` writes this page, and `--only NAME` measures a single part

@@ -1,4 +1,4 @@
-"""Section of docs/scale.md on 8, 64 and 1,000 GPUs, by the simulator. Nothing of it was measured.
+"""Section of docs/internals/simulations.md on 8, 64 and 1,000 GPUs, by the simulator. Nothing of it was measured.
 
     python -m tests.benchmarks.simulated_gpus           simulates for some minutes, and writes the section
     python -m tests.benchmarks.simulated_gpus --show    prints it only
@@ -18,7 +18,8 @@ import numpy as np
 from tests.benchmarks.page import Table
 from tests.benchmarks.simulated_servers import Episode, SimulatedTurn, Speed
 from tests.benchmarks.simulator import Outcome, Plan, Simulation
-from tests.scale import PAGE, keep
+from tests.places import INTERNALS
+from tests.scale import keep
 
 SECTION = "## Waiting, simulated"
 WEIGHTS = 7.6e9
@@ -202,7 +203,7 @@ def main() -> None:
     if "--show" in sys.argv[1:]:
         sys.stdout.write(f"{section}\n")
     else:
-        keep(section, PAGE, SECTION)
+        keep(section, INTERNALS / "simulations.md", SECTION)
 
 
 TEXT = """\

@@ -1,4 +1,4 @@
-"""Section of docs/scale.md on two measured servers and the prediction of the simulator next to them.
+"""Section of docs/internals/simulations.md on two measured servers and the prediction of the simulator next to them.
 
     python -m tests.benchmarks.simulation           measures for some minutes, and writes the section
     python -m tests.benchmarks.simulation --show    prints it only
@@ -52,7 +52,8 @@ from tests.benchmarks.simulated_servers import Clock, Episode, Rollout, Simulate
 from tests.benchmarks.simulator import Mode, Plan, Simulation
 from tests.benchmarks.slow_desk import SlowDesk
 from tests.doubles import desk_scenarios, put_folder
-from tests.scale import PAGE, keep
+from tests.places import INTERNALS
+from tests.scale import keep
 
 SECTION = "## Two servers, measured and simulated"
 PLAYED, BATCHES = 4, (2, 8)
@@ -336,7 +337,7 @@ def main() -> None:
     if "--show" in sys.argv[1:]:
         sys.stdout.write(f"{text}\n")
     else:
-        keep(text, PAGE, SECTION)
+        keep(text, INTERNALS / "simulations.md", SECTION)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make chaos` plays the cells of the chaos table on a real stack, and keeps the table in docs/reliability.md.
+"""`make chaos` plays the cells of the chaos table on a real stack, and keeps it in docs/internals/reliability.md.
 
 `python -m tests.chaos --cells sigkill-driver@train,s3-503@rollout` plays these, `postgres-20@ingest+s3-503@train` plays
 both in one run. `--json FILE` keeps outcomes as they come, and cells whose outcome is there are not played again;
@@ -26,7 +26,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     parser.add_argument("--cells", default="", help="names, with commas between; all by default")
     parser.add_argument("--json", type=Path, default=None, help="file of outcomes, which is added to")
-    parser.add_argument("--write", action="store_true", help="write docs/reliability.md; without --cells always")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/internals/reliability.md; without --cells always"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the stack is taken down
 

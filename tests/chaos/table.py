@@ -1,4 +1,4 @@
-"""The chaos table in docs/reliability.md, from the outcomes of cells."""
+"""The chaos table in docs/internals/reliability.md, from the outcomes of cells."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Played:
 
 
 def write_page(played: Played) -> None:
-    """Write the section of docs/reliability.md."""
+    """Write the section of docs/internals/reliability.md."""
     rows = tuple(
         (fault.text, *(played.cell(f"{name}@{moment}") if moment in fault.moments else "–" for moment in MOMENTS))
         for name, fault in FAULTS.items()

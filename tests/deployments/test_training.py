@@ -1,8 +1,9 @@
-"""Files that start the nodes of a training: the Job of Kubernetes and the script for Slurm."""
+"""Files that start the nodes of a training: the Job of Kubernetes, the script for Slurm, and the tasks of SkyPilot."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.places import ROOT
 
 FOLDER = ROOT / "deployments" / "training"
 CLAIM, JOB = yaml.safe_load_all((FOLDER / "job.yaml").read_text(encoding="utf-8"))
+TASK = yaml.safe_load((FOLDER / "skypilot.yaml").read_text(encoding="utf-8"))
 NODES = 2
 
 _STUB = """#!/bin/bash
@@ -95,3 +97,54 @@ def test_the_script_starts_every_node_of_a_slurm_job_and_ends_with_the_first(tmp
         "--set training.nodes=3 --set training.processes=4 --set training.sharding=sharded"
     )
     assert (tmp_path / "nodes-7").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_nodes_of_skypilot_train_and_end_together(tmp_path: Path):
+    """The commands of the task with a stub of grpo, one process per rank: the others end with the first."""
+    (tmp_path / "grpo").write_text(_STUB)
+    (tmp_path / "grpo").chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    calls = tmp_path / "calls"
+    calls.touch()
+    commands = TASK["run"].replace("/shared/", f"{tmp_path}/shared/").replace("sleep 5", "sleep 0.1")
+    (tmp_path / "shared").mkdir()
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CALLS": str(calls), "CONFIG": "run.yaml"}
+    counts = {"SKYPILOT_TASK_ID": "sky-7", "SKYPILOT_NUM_NODES": str(NODES), "SKYPILOT_NUM_GPUS_PER_NODE": "8"}
+    nodes = [
+        subprocess.Popen(
+            ["bash", "-c", commands], cwd=tmp_path, env={**environment, **counts, "SKYPILOT_NODE_RANK": str(rank)}
+        )
+        for rank in range(NODES)
+    ]
+    assert [node.wait(timeout=60) for node in nodes] == [0, 0]
+    first, follower = sorted(calls.read_text().splitlines(), key=lambda line: line == "train-node")
+    assert follower == "train-node"
+    assert first == (
+        f"train run.yaml --set store={tmp_path}/shared/artifacts --set training.nodes=2 --set training.processes=8 "
+        "--set training.sharding=sharded"
+    )
+    assert (tmp_path / "shared" / "nodes-sky-7").stat().st_mode & 0o777 == 0o700
+    assert TASK["num_nodes"] == NODES
+    assert list(TASK["volumes"]) == ["/shared"]
+    volume = yaml.safe_load((FOLDER / "skypilot_volume.yaml").read_text(encoding="utf-8"))
+    assert TASK["volumes"]["/shared"] == volume["name"]
+
+
+def test_the_task_of_one_machine_uses_what_it_declares():
+    """The one in docs/remote.md: its launch gives every secret, and its commands read every other variable."""
+    page = (ROOT / "docs" / "remote.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"```yaml\n(# sky.yaml\n.*?)```", page, re.DOTALL)
+    task = yaml.safe_load(text)
+    assert set(task) <= SKYPILOT
+    assert set(TASK) <= SKYPILOT
+    (launch,) = re.findall(r"^    (sky launch sky\.yaml .*\n.*)$", page, re.MULTILINE)
+    assert sorted(re.findall(r"--secret (\w+)", launch)) == sorted(task["secrets"])
+    assert set(re.findall(r"\$(\w+)", task["run"])) | {"MLFLOW_TRACKING_URI"} == set(task["envs"])
+
+
+SKYPILOT = {
+    *("name", "workdir", "num_nodes", "resources", "envs", "secrets", "volumes", "file_mounts"),
+    *("setup", "run", "config"),
+}
+"""Fields of a task in SkyPilot's documentation."""

@@ -194,8 +194,8 @@ def test_commands_are_found_wherever_they_stand(tmp_path: Path):
 )
 def test_an_unknown_command_is_reported_with_its_page_and_line(arguments: tuple[str, ...], message: str):
     """So that its author finds it."""
-    wrong = CommandLine(page="docs/page.md", line=7, program="grpo", arguments=arguments, mentioned=False)
-    with pytest.raises(AssertionError, match=rf"docs/page\.md:7 .*{message}"):
+    wrong = CommandLine(page="page.md", line=7, program="grpo", arguments=arguments, mentioned=False)
+    with pytest.raises(AssertionError, match=rf"page\.md:7 .*{message}"):
         parse(wrong)
 
 

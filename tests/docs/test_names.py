@@ -1,4 +1,4 @@
-"""Every name of docs/names.md exists, in the notebook's config and in the pipeline's."""
+"""Every name of docs/commands.md exists, in the notebook's config and in the pipeline's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.notebook.config import OTHER_NAMES, TrainingConfig
 from tests.places import ROOT
 
-TEXT = (ROOT / "docs" / "names.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").partition("\n## Names\n")[2]
 
 
 def table(number: int) -> list[list[list[str]]]:

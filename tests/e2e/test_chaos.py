@@ -1,4 +1,4 @@
-"""Some cells of the chaos table, four to a run; `make chaos` plays all of them, and writes docs/reliability.md."""
+"""Some cells of the chaos table, four to a run; `make chaos` plays all, and writes docs/internals/reliability.md."""
 
 from __future__ import annotations
 

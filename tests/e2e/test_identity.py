@@ -111,7 +111,7 @@ def test_a_changed_reward_is_scored_and_trained_again(desk_config: dict[str, Any
 
 
 def test_what_a_reward_reads_in_any_way_is_scored_again(desk_config: dict[str, Any], server: str, tmp_path: Path):
-    """Each row of docs/identity.md by a run in a process of its own: a change scores again, with the new number.
+    """Each row of docs/internals/identity.md by a run in a process of its own: a change scores again, with its number.
 
     All else stays a hit; unchanged, everything is. The lineage of a training names what was read.
     """

@@ -1,4 +1,4 @@
-"""`make fuzz` mutates 100,000 records, prints a table, and keeps it in docs/reliability.md.
+"""`make fuzz` mutates 100,000 records, prints a table, and keeps it in docs/internals/reliability.md.
 
 `python -m tests.fuzz --records 5000 json parquet` fuzzes these kinds of sources alone, and writes nothing.
 """
@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from grpo.storage.files import write_atomically
-from tests.benchmarks.page import DOCS, Table, here
+from tests.benchmarks.page import Table, here
 from tests.fuzz.run import Tally, fuzz, targets
+from tests.places import INTERNALS
 
 RECORDS, SEED = 102_000, 13  # damaged datasets are refused whole: a little over 100,000 are read
 PATIENCE_S = 1800
-PAGE = DOCS / "reliability.md"
+PAGE = INTERNALS / "reliability.md"
 TITLE, SECTION = "# Reliability", "## Fuzzing of sources"
 TEXT = """\
 Written by `make fuzz` (`tests/fuzz`), seed {seed}. A record, a file, or a companion file (schemas, answers, policies,

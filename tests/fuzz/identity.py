@@ -8,7 +8,7 @@ ids of the responses, and read from the log as the parent of each turn:
     missed     the turn has no parent: another one with the same messages was answered, so that it would be a guess
     wrong      any other parent
 
-`python -m tests.fuzz.identity` simulates 1000 users and keeps the table in docs/reliability.md.
+`python -m tests.fuzz.identity` simulates 1000 users and keeps the table in docs/internals/reliability.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ breaks) is sent again, as a client's own retry does. The log says afterwards wha
     second     it begins another conversation, or goes on from another turn
     unanswered a turn in the log that no chat was given: its server was killed between the log and the answer
 
-`python -m tests.fuzz.pods` plays 10,000 turns on 2 and on 10 servers and keeps the table in docs/reliability.md.
+`python -m tests.fuzz.pods` plays 10,000 turns on 2 and on 10 servers and keeps the table
+in docs/internals/reliability.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ every refusal has OpenAI's shape
 every frame of a WebSocket is answered, or its connection closed for a reason that is the client's
 afterwards no turn is in progress, and a valid request is answered
 
-`python -m tests.fuzz.serving` sends 100,000 and keeps the table in docs/reliability.md.
+`python -m tests.fuzz.serving` sends 100,000 and keeps the table in docs/internals/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`make loop`: a champion is served, its customers change, and it is retrained, promoted and swapped without a hand.
 
-Writes docs/loop.md and docs/loop.png. `python -m tests.loop --home FOLDER` keeps the home.
+Writes docs/internals/loop.md and docs/internals/loop.png. `python -m tests.loop --home FOLDER` keeps the home.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/loop.md and docs/loop.png: success over time, and the events on it."""
+"""docs/internals/loop.md and docs/internals/loop.png: success over time, and the events on it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from matplotlib.ticker import PercentFormatter
 
 from grpo.evaluation.plots import CANDIDATE, CHAMPION, INK, MUTED, png
 from grpo.rewards.learned.metrics import wilson_interval
-from tests.benchmarks.page import DOCS, Table, here
+from tests.benchmarks.page import Table, here
 from tests.loop.customers import Visit
 from tests.loop.record import Record, success
+from tests.places import INTERNALS
 
 PAGE, PICTURE = "loop.md", "loop.png"
 REGAINED = 0.9
@@ -24,8 +25,8 @@ ADVERSARIAL = "## Adversarial feedback"
 
 def write_page(record: Record, *, changed_at: int, at_end: int) -> None:
     """Write both files; the section on adversarial feedback stays as it is."""
-    (DOCS / PICTURE).write_bytes(png("A closed loop, without a hand", lambda axes: draw(axes, record), width=10.0))
-    path = DOCS / PAGE
+    (INTERNALS / PICTURE).write_bytes(png("A closed loop, without a hand", lambda axes: draw(axes, record), width=10.0))
+    path = INTERNALS / PAGE
     _, heading, section = path.read_text(encoding="utf-8").partition(ADVERSARIAL) if path.exists() else ("", "", "")
     written = page(record, changed_at=changed_at, at_end=at_end)
     path.write_text(written + (f"\n{heading}{section}" if heading else ""), encoding="utf-8")
@@ -33,7 +34,7 @@ def write_page(record: Record, *, changed_at: int, at_end: int) -> None:
 
 def write_adversarial(section: str) -> None:
     """Replace the page's section on adversarial feedback."""
-    path = DOCS / PAGE
+    path = INTERNALS / PAGE
     loop, _, _ = path.read_text(encoding="utf-8").partition(ADVERSARIAL)
     path.write_text(f"{loop.rstrip()}\n\n{ADVERSARIAL}\n\n{section}\n", encoding="utf-8")
 

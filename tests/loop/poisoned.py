@@ -182,7 +182,7 @@ def main() -> None:
 
 
 def section(outcomes: Sequence[Outcome]) -> str:
-    """The section of docs/loop.md on these seeds."""
+    """The section of docs/internals/loop.md on these seeds."""
     refused = sum(outcome.verdict != "promote" for outcome in outcomes)
     low, high = wilson_interval(refused, len(outcomes))
     missed = "" if refused >= NOT_PROMOTED * len(outcomes) else f", **missed: {NOT_PROMOTED:.0%} is the bar**"

@@ -1,4 +1,4 @@
-"""`make models` examines each family in a process of its own, prints its row, and keeps it in docs/models.md.
+"""`make models` examines each family in a process of its own, prints its row, and keeps it in docs/internals/models.md.
 
 `python -m tests.models llama qwen3` examines these alone, and the page keeps the others.
 """

@@ -1,4 +1,4 @@
-"""The table of docs/chat.md: `python -m tests.models.chat_formats` renders with each template that TRL ships."""
+"""The table of docs/internals/chat.md: `python -m tests.models.chat_formats` renders with each of TRL's templates."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from grpo.messages import Tool
 from grpo.renderers.chat_format import ChatFormat
 from grpo.renderers.chat_template import Renderer
 from grpo.renderers.template_choice import remedies
-from tests.benchmarks.page import DOCS, Table
+from tests.benchmarks.page import Table
 from tests.grpo.renderers.published import names, of_family, tokenizer
+from tests.places import INTERNALS
 
-PAGE = DOCS / "chat.md"
+PAGE = INTERNALS / "chat.md"
 HEAD = ("template", "tools and calls", "other generic parts", "calls per turn", "later system message", "no user")
 _TABLE = re.compile(r"^\| template \| tools and calls .*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 _LOOK_UP = Tool(
@@ -58,7 +59,7 @@ def page_rows() -> list[tuple[str, ...]]:
     return [tuple(cell.strip() for cell in line[1:-1].split(" | ")) for line in table[0].splitlines()[2:]]
 
 
-def write(folder: Path = DOCS) -> None:
+def write(folder: Path = INTERNALS) -> None:
     """Write the table anew."""
     page = folder / PAGE.name
     table = Table(head=HEAD, rows=tuple(map(row, published()))).markdown()

@@ -1,4 +1,4 @@
-"""A row of docs/models.md: every aspect of one family, the failed ones with their errors."""
+"""A row of docs/internals/models.md: every aspect of one family, the failed ones with their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/models.md, written from docs/models.json: a row for each family, reasons, and the families not built."""
+"""docs/internals/models.md, written from models.json: a row for each family, reasons, and the families not built."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 from grpo.storage.fetched import user_temp_folder
 from grpo.storage.locks import file_lock
-from tests.benchmarks.page import DOCS, Table
+from tests.benchmarks.page import Table
 from tests.models.families import families, variants, wrappers
 from tests.models.survey import TOLERANCE
+from tests.places import INTERNALS
 
 PAGE, STORE = "models.md", "models.json"
 HEAD = ("family", "path", "rollout", "learner", "gradient", "checkpoint", "MLflow", "LoRA")
@@ -90,7 +91,7 @@ class _Store(BaseModel):
     rows: dict[str, Row] = {}
 
 
-def keep(row: Row, unbuildable: dict[str, str], *, version: str, measured: str, folder: Path = DOCS) -> None:
+def keep(row: Row, unbuildable: dict[str, str], *, version: str, measured: str, folder: Path = INTERNALS) -> None:
     """Put a row in the place of the one that its family had, and write the page anew."""
     store = folder / STORE
     with file_lock(user_temp_folder() / "locks" / f"{STORE}.lock"):

@@ -1,4 +1,4 @@
-"""The table of docs/chat.md is what renderers of these templates do."""
+"""The table of docs/internals/chat.md is what renderers of these templates do."""
 
 from __future__ import annotations
 

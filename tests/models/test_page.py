@@ -1,4 +1,4 @@
-"""Layout of docs/models.md."""
+"""Layout of docs/internals/models.md."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _BYTES = {"float32": _FLOAT32, "bfloat16": 2}
 GATHERED = 5
 """Copies of the largest unit in a step: it is gathered into a buffer and copied out of it, and has a gradient, which is
 copied into another buffer and reduced; a tied embedding has a second gradient. `make bench` measures 4.9 and 5.3 with a
-unit of 125 MiB (docs/benchmarks.md, memory of sharded weights). With policy.dtype bfloat16 only the gradient that is
-reduced is in float32."""
+unit of 125 MiB (docs/internals/benchmarks.md, memory of sharded weights). With policy.dtype bfloat16 only the gradient
+that is reduced is in float32."""
 FROZEN = 3
 """The same of a base under adapters, which has no gradient: a unit, the buffer that it was gathered into, and the
 buffer of the next unit. `make bench` measures 4.6 and 4.7, of which activations are 1.7."""

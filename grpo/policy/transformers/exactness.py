@@ -158,7 +158,7 @@ def _compare(model: PreTrainedModel, original: str | None) -> PathCheck:
             rejected.append(f"{label}: off by {logprob_error:.1e} nats, gradient by {gradient_error:.1e}")
     raise PolicyError(
         f"{type(model).__name__} is refused, because no forward path agrees with its plain forward pass: "
-        f"{'; '.join(rejected)}. Choose a model of another family (docs/models.md)"
+        f"{'; '.join(rejected)}. Choose a model of another family (docs/internals/models.md)"
     )
 
 

@@ -1,7 +1,7 @@
 """Safety reward: a head on sentence vectors and a network on hashed features, trained on human labels, English only.
 
-Unlike a judge, it reads only the last request and the first 128 tokens of the reply. docs/rewards.md has its error
-rates.
+Unlike a judge, it reads only the last request and the first 128 tokens of the reply. docs/internals/rewards.md has its
+error rates.
 """
 
 from __future__ import annotations

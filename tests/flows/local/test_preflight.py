@@ -21,9 +21,9 @@ from grpo.scenario import Expected
 from grpo_local import preflight
 from tests.doubles import desk_scenarios, short_run, with_a_conversation
 from tests.late_failures import LATE_FAILURES, LateFailure, written
-from tests.places import DESK_MODEL, ROOT
+from tests.places import DESK_MODEL, INTERNALS
 
-PAGE = ROOT / "docs" / "preflight.md"
+PAGE = INTERNALS / "preflight.md"
 STAGES = ("ingest", "validate", "split", "load_base", "sft", "dpo", "rollout", "score", "train", "evaluate", "register")
 
 
@@ -55,7 +55,7 @@ def test_the_table_has_forty_late_failures_and_each_name_once():
 
 
 def test_the_page_has_every_late_failure_with_its_stage():
-    """docs/preflight.md shows the table."""
+    """docs/internals/preflight.md shows the table."""
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")][1:]
     assert rows[: len(LATE_FAILURES)] == [f"| {failure.name} | {failure.stage} |" for failure in LATE_FAILURES]
 

@@ -1,4 +1,4 @@
-"""The tables of docs/data.md against the published files."""
+"""The tables of docs/internals/data.md against the published files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from grpo.config.pipeline import load_config
 from grpo.config.scenarios import PublishedSource
 from grpo.scenarios.reward_data import LabelKind, PairKind, read_labels, read_pairs
 from grpo.scenarios.sources import read_records
-from tests.places import ROOT
+from tests.places import INTERNALS, ROOT
 
 TABLES = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in (ROOT / "docs" / "data.md").read_text(encoding="utf-8").partition("## Playable tasks")[0].splitlines()
+    for line in (INTERNALS / "data.md").read_text(encoding="utf-8").partition("## Playable tasks")[0].splitlines()
     if re.match(r"\| [a-z0-9_ ]+ \|", line) and not line.startswith("| kind")
 ]
 SCENARIO_ROWS = {row[0]: row for row in TABLES if row[1].isdigit()}

@@ -207,8 +207,8 @@ def test_the_error_for_a_rewriting_template_names_model_role_and_remedy(renderer
     assert str(refusal.value) == (
         f"chat template of {renderer.tokenizer.name_or_path!r} is not prefix-preserving: it begins an assistant turn "
         "in another way than the prompt: 'r]…!<|end|>[assistant]' becomes 'r]…<|end|>[assistant]…', so that "
-        "sampled tokens cannot be kept. No line of docs/chat.md makes it usable: set policy.chat_template to another "
-        "template"
+        "sampled tokens cannot be kept. No line of docs/internals/chat.md makes it usable: set policy.chat_template to "
+        "another template"
     )
 
 

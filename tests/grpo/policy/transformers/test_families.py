@@ -1,6 +1,6 @@
 """Rollout, learner, checkpoints and adapters of the twenty families that are used most, against their own forward.
 
-docs/models.md has all families, written by `make models`.
+docs/internals/models.md has all families, written by `make models`.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def test_the_shipped_model_is_small_and_names_its_training_data():
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"no real data in {PUBLISHED}")
 def test_real_replies_are_ranked(reward: SafetyReward):
-    """DiaSafety's validation part: AUC at least .82; docs/rewards.md has its interval."""
+    """DiaSafety's validation part: AUC at least .82; docs/internals/rewards.md has its interval."""
     items = [item for item in read_labels("diasafety", PUBLISHED / "diasafety").items if item.split == "heldout"]
     replies = score_safety(reward.model, [PromptedReply(prompt=item.prompt, reply=item.reply) for item in items])
     scores = [reply.score for reply in replies]

@@ -34,7 +34,7 @@ def test_groups_are_held_out_whole():
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"no real data in {PUBLISHED}")
 def test_real_preferences_are_learned(tmp_path: Path):
-    """HH-RLHF: the held-out accuracy beats guessing; docs/rewards.md has the whole measure."""
+    """HH-RLHF: the held-out accuracy beats guessing; docs/internals/rewards.md has the whole measure."""
     pairs = read_pairs("hh_rlhf_harmless", PUBLISHED / "hh_rlhf_harmless").items[:1000]
     held = held_out_mask([pair.prompt[0].content for pair in pairs], part=1)
     sides = [[pair for pair, out in zip(pairs, held, strict=True) if out == side] for side in (False, True)]
@@ -45,7 +45,7 @@ def test_real_preferences_are_learned(tmp_path: Path):
 
 @pytest.mark.skipif(not PUBLISHED.is_dir(), reason=f"no real data in {PUBLISHED}")
 def test_judged_steps_of_real_dialogues_are_learned(tmp_path: Path):
-    """Taskmaster-4, whole dialogues held out: AUC above .58; docs/rewards.md has the whole measure."""
+    """Taskmaster-4, whole dialogues held out: AUC above .58; docs/internals/rewards.md has the whole measure."""
     steps = [item for item in read_labels("taskmaster", PUBLISHED / "taskmaster").items if item.category == "tm4"]
     held = held_out_mask([json.dumps([message.content for message in item.prompt[:2]]) for item in steps])
     sides = [[item for item, out in zip(steps, held, strict=True) if out == side] for side in (False, True)]

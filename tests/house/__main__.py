@@ -16,5 +16,6 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.stdout.writelines(f"{row.name}: {row.value}\n" for row in measures(Path(sys.argv[1])))
     else:
-        sys.stdout.write(f"{table().markdown()}\n")
-        write()
+        rows = table()
+        sys.stdout.write(f"{rows.markdown()}\n")
+        write(rows)

@@ -19,17 +19,17 @@ HEAD = ("measure", f"before ({BEFORE})", "now", "bound")
 
 def table() -> Table:
     """Both checkouts, measured by the same code."""
-    return Table(head=HEAD, rows=tuple(map(_row, _reviewed(), measures(ROOT), strict=True)))
+    return Table(head=HEAD, rows=tuple(_row(*pair) for pair in zip(_reviewed(), measures(ROOT), strict=True)))
 
 
-def write() -> None:
+def write(rows: Table) -> None:
     """Replace the table of the page."""
     text = f"""
-Written by `python -m tests.house` at commit {commit()}. The same code measures both checkouts: the reviewed one and this
-one. Source is what is below `grpo`, `tasks` and `flows`. `tests/test_house.py` keeps a measure that has a bound. The
+Written by `python -m tests.house` at commit {commit()}. The same code measures both checkouts: the reviewed
+one and this one. Source is what is below `grpo`, `tasks` and `flows`. `tests/test_house.py` keeps a measure that has a bound. The
 bounds on words are at most twice the median of five other projects (prime-rl, verifiers, TRL, torchtitan's experiments
 and SkyRL)."""
-    replace_results(PAGE, HEADING, text, table())
+    replace_results(PAGE, HEADING, text, rows)
 
 
 def _reviewed() -> list[Measure]:

@@ -26,9 +26,9 @@ def write(rows: Table) -> None:
     """Replace the table of the page."""
     text = f"""
 Written by `python -m tests.house` at commit {commit()}. The same code measures both checkouts: the reviewed
-one and this one. Source is what is below `grpo`, `tasks` and `flows`. `tests/test_house.py` keeps a measure that has a bound. The
-bounds on words are at most twice the median of five other projects (prime-rl, verifiers, TRL, torchtitan's experiments
-and SkyRL)."""
+one and this one. Source is what is below `grpo`, `tasks` and `flows`. `tests/test_house.py` keeps a measure that has a
+bound. The bounds on words are at most twice the median of five other projects (prime-rl, verifiers, TRL, torchtitan's
+experiments and SkyRL)."""
     replace_results(PAGE, HEADING, text, rows)
 
 

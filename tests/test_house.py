@@ -5,22 +5,19 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import grimp
 import pytest
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
 
 from tests import house, places
+from tests.house.measures import circles
 from tests.places import DESK_MODEL, ROOT
 
 MODULES = [path for folder in ("flows", "tasks", "grpo") for path in sorted((ROOT / folder).rglob("*.py"))]
 BOASTS = re.compile(
     r"(advanced|enhanced|ultimate|improved|smart|intelligent|comprehensive|utils|helpers|_v2)", re.IGNORECASE
 )
-LONGEST, LONGEST_TASK = 400, 90
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -28,7 +25,7 @@ def test_a_module_has_one_noun_and_a_readable_size(path: Path):
     """At most 400 lines, 90 for a task; no adjective of quality in any name."""
     text = path.read_text(encoding="utf-8")
     lines = text.count("\n")
-    assert lines <= (LONGEST_TASK if path.parent.name == "grpo_tasks" else LONGEST)
+    assert lines <= (house.LONGEST_TASK if path.parent.name == "grpo_tasks" else house.LONGEST)
     names = re.findall(r"^\s*(?:def|class) (\w+)", text, flags=re.MULTILINE)
     assert not [name for name in [path.stem, *names] if BOASTS.search(name)]
 
@@ -64,27 +61,17 @@ def test_no_process_imports_from_the_working_folder():
     assert [command for command in commands if '[sys.executable, "-P", ' not in command] == []
 
 
-MOST = {"say, tell, speak": 20, "nobody, somebody, whoever": 2, "is no": 2}
-"""Uses in 10,000 lines of code, docstrings and messages."""
-
-
 def test_docstrings_open_with_a_noun_or_a_verb():
     """At most 3 of 100 open with a question word, in the tests as well."""
     asked, total = house.questions(house.sources(folders=(*house.FOLDERS, "tests")))
-    assert len(asked) <= 0.03 * total, asked
+    assert len(asked) <= house.MOST_QUESTIONS * total, asked
 
 
 @pytest.mark.parametrize("name", house.WORDS)
 def test_literary_words_are_rare(name: str):
     """Names count by their parts."""
     matches, lines = house.uses(house.sources(), house.WORDS[name])
-    assert len(matches) <= MOST[name] * lines / 10_000, matches
-
-
-MOST_DENSE = {"those of, that of": 0.8, "whose": 8.0, "beside, anew, meanwhile, so many": 0.2, "semicolons": 114.0}
-"""Uses in 10,000 words: at most twice as many as in other projects."""
-LEAST_CONDITIONS = 60
-"""Conditions and reasons in 10,000 words."""
+    assert len(matches) <= house.MOST[name] * lines / 10_000, matches
 
 
 @pytest.mark.parametrize("kind", ["docstrings and comments", "messages"])
@@ -97,8 +84,8 @@ def test_prose_is_plain_english(kind: str):
         texts = [text for module in modules for text in house.prose(module)]
     rates = house.register(texts)
     conditions = rates.pop("if, when, because, instead of, e.g.")
-    assert {name: rate for name, rate in rates.items() if rate > MOST_DENSE[name]} == {}
-    assert conditions >= LEAST_CONDITIONS
+    assert {name: rate for name, rate in rates.items() if rate > house.MOST_DENSE[name]} == {}
+    assert conditions >= house.LEAST_CONDITIONS
 
 
 def test_messages_are_the_sentences_that_people_read():
@@ -131,14 +118,7 @@ def test_a_variable_is_named_by_what_it_holds(path: Path):
 
 def test_no_two_modules_import_each_other():
     """No import circle, imports for type checkers included."""
-    graph = grimp.build_graph("grpo", "grpo_tasks", "grpo_local", "grpo_flows", "grpo_cli")
-    modules = sorted(graph.modules)
-    number = {module: index for index, module in enumerate(modules)}
-    edges = [(number[m], number[n]) for m in modules for n in graph.find_modules_directly_imported_by(m)]
-    matrix = csr_matrix(([1] * len(edges), tuple(zip(*edges, strict=True))), shape=(len(modules), len(modules)))
-    _, labels = connected_components(matrix, connection="strong")
-    rings = Counter(labels.tolist())
-    assert [module for module, label in zip(modules, labels, strict=True) if rings[label] > 1] == []
+    assert circles(ROOT) == []
 
 
 def test_what_runs_stages_knows_no_stage():

@@ -1,4 +1,4 @@
-"""The path of a run in CONTRIBUTING.md, walked by a run."""
+"""The path of a run in CONTRIBUTING.md, walked by a run, and the functions of the walks in docs/internals/house.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grpo.algorithms.catalog import ALGORITHMS
 from grpo.algorithms.losses import clipped_surrogate
 from grpo.config.pipeline import PipelineConfig
 from tests.doubles import changed
-from tests.places import ROOT
+from tests.places import INTERNALS, ROOT
 
 STAGE_CALL = (
     "tasks/grpo_tasks/execution/stage.py",
@@ -61,16 +61,49 @@ def test_the_path_of_a_run_is_the_documented_one(desk_config: dict[str, Any], mo
     assert len(calls) - 1 <= 12
 
 
+def defined(file: str) -> set[str]:
+    """Names at the top of a module, and `Class.method` for the methods."""
+    names = set[str]()
+    for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.ClassDef(name=name, body=body):
+                methods = [part.name for part in body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+                names |= {name, *(f"{name}.{method}" for method in methods)}
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+    return names
+
+
 def test_each_question_has_the_place_that_decides():
     """The named object is defined in the named file, at the top of the module."""
     table = re.findall(r"^\| [^|]+ \| `([^`]+\.py)` \| `(\w+)`", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
     assert len(table) == 12
-    for file, name in table:
-        defined = set[str]()
-        for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
-            match node:
-                case ast.FunctionDef() | ast.ClassDef():
-                    defined.add(node.name)
-                case ast.Assign(targets=[ast.Name(id=assigned)]) | ast.AnnAssign(target=ast.Name(id=assigned)):
-                    defined.add(assigned)
-        assert name in defined, f"{file} has no {name}"
+    assert [f"{file} has no {name}" for file, name in table if name not in defined(file)] == []
+
+
+def walks(page: Path) -> dict[str, list[tuple[str, str]]]:
+    """Files and functions of each walk of a page, by the text between its heading and its list."""
+    listed = re.compile(r"^#+ [^\n]+\n\n((?:(?!^#|^```).)*)^```\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    blocks = listed.findall(page.read_text(encoding="utf-8"))
+    return {text: re.findall(r"^(\S+\.py)\s+(\S+)", block, re.MULTILINE) for text, block in blocks}
+
+
+@pytest.mark.parametrize(("page", "number"), [(ROOT / "CONTRIBUTING.md", 1), (INTERNALS / "house.md", 5)])
+def test_every_function_of_a_walk_is_where_its_line_says(page: Path, number: int):
+    """In the file that the line names, as a function or as a method of the class."""
+    hops = [hop for walk in walks(page).values() for hop in walk]
+    assert len(walks(page)) == number
+    assert [f"{file} has no {name}" for file, name in hops if name not in defined(file)] == []
+
+
+def test_the_numbers_of_a_walk_are_those_of_its_list():
+    """Below each heading of docs/internals/house.md, and in its table. The first walk goes on in CONTRIBUTING.md."""
+    page, (path,) = INTERNALS / "house.md", walks(ROOT / "CONTRIBUTING.md").values()
+    first, *others = walks(page)
+    for text, hops in [(first, path), *((text, walks(page)[text]) for text in others)]:
+        assert text.startswith(f"{len(hops)} functions in {len({file for file, _ in hops})} files")
+    table = page.read_text(encoding="utf-8").partition("| walk |")[2].partition("\n\n")[0]
+    now = [row.split("|")[3].strip() for row in table.splitlines()[2:]]
+    assert [cell for cell, text in zip(now, walks(page), strict=True) if not text.startswith(cell.split(",")[0])] == []

@@ -1,7 +1,6 @@
-"""Measures of the sources: files, lines, and the words of names, docstrings and messages.
+"""Texts of the sources and their words: names, docstrings, comments and messages, with the bounds on them.
 
-python -m tests.house            this checkout
-python -m tests.house FOLDER     another one, for a comparison
+`python -m tests.house` writes the table of docs/internals/house.md.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import ast
 import io
 import re
-import sys
 import tokenize
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +16,16 @@ from pathlib import Path
 
 from tests.places import ROOT
 
+LONGEST, LONGEST_TASK = 400, 90
+"""Lines of a module, and of a task."""
+MOST_QUESTIONS = 0.03
+"""Share of the docstrings that open with a question word."""
+MOST = {"say, tell, speak": 20, "nobody, somebody, whoever": 2, "is no": 2}
+"""Uses in 10,000 lines of code, docstrings and messages."""
+MOST_DENSE = {"those of, that of": 0.8, "whose": 8.0, "beside, anew, meanwhile, so many": 0.2, "semicolons": 114.0}
+"""Uses in 10,000 words: at most twice as many as in other projects."""
+LEAST_CONDITIONS = 60
+"""Conditions and reasons in 10,000 words."""
 FOLDERS = ("grpo", "tasks", "flows")
 OPENINGS = re.compile(r"(what|who|how|where|whether|which|when)\b", re.IGNORECASE)
 WORDS = {
@@ -158,29 +166,3 @@ def variables(tree: ast.AST) -> set[str]:
     stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     return parameters | {name.id for name in stored if id(name) not in inside}
-
-
-def main(root: Path) -> None:
-    """Print the measures."""
-    modules = sources(root)
-    asked, total = questions(modules)
-    print(f"files {len(modules)}")
-    print(f"lines {sum(module.text.count(chr(10)) for module in modules)}")
-    print(f"docstrings that open with a question word {len(asked) / total:.1%} of {total}")
-    for name, pattern in WORDS.items():
-        matches, lines = uses(modules, pattern)
-        print(f"{name}: {10_000 * len(matches) / lines:.1f} in 10,000 lines")
-    people = read_by_people(modules, root)
-    kinds = {
-        "docstrings and comments": (text for module in modules for text in prose(module)),
-        "messages": (text for module in people for text in messages(module.tree)),
-    }
-    for kind, texts in kinds.items():
-        for name, rate in register(texts).items():
-            print(f"{name}: {rate:.1f} in 10,000 words of {kind}")
-    vague = sum(bool(variables(module.tree) & VAGUE) for module in modules)
-    print(f"modules with a variable named {', '.join(sorted(VAGUE))}: {vague}")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)

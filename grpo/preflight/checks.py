@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.preflight import data, gate_example, judges, models, outcomes, registered, rewards
+from grpo.preflight import data, gate_example, judges, models, outcomes, registered, rewards, rollout_servers, signal
 from grpo.preflight.table import GATED, SERVERS, STORE, TRAINING, Check
 
 CHECKS: tuple[Check, ...] = (
@@ -38,11 +38,14 @@ CHECKS: tuple[Check, ...] = (
     Check(name="the training settings fit the model", test=models.training, purposes=TRAINING, imports=True),
     Check(name="the teacher reads the tokens of the policy", test=models.teacher, purposes=TRAINING, imports=True),
     Check(name="rollout servers of the run have room", test=models.started_servers, imports=True),
+    Check(name="a rollout server answers", test=rollout_servers.rollout_servers, imports=True),
     Check(name="the nodes can meet", test=models.nodes, purposes=TRAINING, imports=True),
     Check(name="the context is within the model's", test=models.context, imports=True),
     Check(name="demonstrations and pairs can be read", test=data.tuning, purposes=TRAINING, imports=True),
     Check(name="episodes can be played", test=models.episodes, imports=True),
     Check(name="rewards score a played episode", test=rewards.scored, imports=True),
+    Check(name="rewards can differ", test=signal.rewards_differ, purposes=TRAINING, imports=True),
+    Check(name="rewards of turns can be used", test=signal.turn_rewards, purposes=TRAINING, imports=True),
     Check(name="the safety gate has its encoder", test=outcomes.safety, purposes=GATED, imports=True),
     Check(name="the registry takes the version", test=registered.registry, purposes=GATED, imports=True, needs=SERVERS),
 )

@@ -33,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="the store has room for the checkpoints", test=models.disk, purposes=TRAINING, imports=True, needs=STORE
     ),
+    Check(name="the simulated user's model has a template or replies", test=judges.user_prompts, imports=True),
     Check(name="packages and devices of the settings are there", test=models.backend, imports=True),
     Check(name="the chat template can be used", test=models.template, imports=True),
     Check(name="the training settings fit the model", test=models.training, purposes=TRAINING, imports=True),

@@ -120,7 +120,7 @@ def _call(argument: Any) -> ToolCall:
         ("step", _changed(response=_message(malformed=5)), "a part of a step's response is 5"),
         ("step", _changed(response=_message(tool_calls=("f",))), "a call of a step's response is a value of type str"),
         ("step", _changed(response=_message(tool_calls=(_call(object()),))), "NotStrictJSON: not a value of JSON"),
-        ("reset", _changed(history=(_message(reasoning=b"x"),)), "a part of a state's history is a value of type bytes"),
+        ("reset", _changed(history=(_message(reasoning=b"x"),)), "a part of a state's history is a value of type byt"),
     ],
 )
 def test_an_environment_that_returns_something_else_fails_its_episode(

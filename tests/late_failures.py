@@ -106,7 +106,12 @@ def _champion_in_bfloat16(folder: Path, config: dict[str, Any]) -> None:
     from tests.grpo.registry.test_served_agent import registered
 
     _rollout_key(folder, config)
-    version = registered(folder / "champion", DESK_MODEL, config={"policy": {"dtype": "bfloat16"}})
+    version = registered(
+        folder / f"champion-{folder.name}",
+        DESK_MODEL,
+        policy={"model": str(DESK_MODEL), "dtype": "bfloat16"},
+        training={"importance_sampling_cap": 2.0},
+    )
     config["registry"]["model_name"] = version.name
     registry().promotions(version.name).promote(
         version.version, reason="gates", by=Actor(user="anna", host="desk"), force=True

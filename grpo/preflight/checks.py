@@ -47,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     Check(name="rewards score a played episode", test=rewards.scored, imports=True),
     Check(name="rewards can differ", test=signal.rewards_differ, purposes=TRAINING, imports=True),
     Check(name="rewards of turns can be used", test=signal.turn_rewards, purposes=TRAINING, imports=True),
+    Check(name="entropy is measured in one pass", test=signal.entropy_in_one_pass, purposes=TRAINING, imports=True),
     Check(name="the safety gate has its encoder", test=outcomes.safety, purposes=GATED, imports=True),
     Check(name="the registry takes the version", test=registered.registry, purposes=GATED, imports=True, needs=SERVERS),
 )

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 MOST_RECORDS = 1_000
 """Records of each source that are read. If a source has more, or records that take too much memory together, only the
 first ones are checked."""
+_MOST_CHARACTERS = 64 * 2**20
+"""Characters of the scenarios that are kept."""
 _PLAYED = 3
 """Scenarios that are played with scripted replies."""
 T = TypeVar("T")
@@ -134,7 +136,8 @@ class Facts:
             )
         except (ConnectionError, TimeoutError):
             return None
-        scenarios = tuple(first_records(read_scenarios(table), MOST_RECORDS * len(sources), size=_size))
+        read, most = read_scenarios(table), MOST_RECORDS * len(sources)
+        scenarios = tuple(first_records(read, most, most_characters=_MOST_CHARACTERS, size=_size))
         complete = len(scenarios) == counts.scenarios and all(s.records < MOST_RECORDS for s in counts.sources)
         return Sample(scenarios, table if complete else None)
 

@@ -1,4 +1,4 @@
-"""Checks that rewards can teach: they may differ between episodes, and algorithm and credit can use them.
+"""Checks that rewards can teach: they may differ between episodes, and algorithm, credit and engine can use them.
 
 They look at the settings and at the played episodes, in which a script replies. An environment that gives the rewards
 of its turns to a scripted agent in a form that the update refuses gives them to a model in the same form.
@@ -58,3 +58,22 @@ def turn_rewards(facts: Facts) -> Iterator[Exception]:
             except DataError as error:
                 yield ConfigError(f"{error}. A script replied in this episode")
                 return
+
+
+def entropy_in_one_pass(facts: Facts) -> Iterator[Exception]:
+    """Refuse entropy settings of engine trl if a rollout takes several passes even with replies of one token."""
+    training, rollout = facts.given.training, facts.given.rollout
+    if training.engine != "trl" or not (training.entropy_coefficient or training.top_entropy_quantile < 1):
+        return
+    prompts = [int(trajectory.loss_mask.argmax()) for trajectory in facts.episodes() if trajectory.loss_mask.any()]
+    if not prompts:
+        return
+    parts = facts.split()
+    scenarios = rollout.scenarios if parts is None else min(rollout.scenarios, len(parts.train))
+    needed = scenarios * rollout.group_size * (min(prompts) + 1)
+    if needed > training.microbatch_tokens:
+        yield ConfigError(
+            f"engine trl measures entropy pass by pass, and {scenarios * rollout.group_size} episodes of {min(prompts)} "
+            f"tokens and more do not fit into training.microbatch_tokens {training.microbatch_tokens}. Raise it above "
+            f"{needed}, or leave entropy_coefficient and top_entropy_quantile out"
+        )

@@ -112,9 +112,7 @@ class RewardResult:
             raise RewardError(f"the metadata of a reward are {shown(self.metadata)}. Give a dict, or leave them out")
         parts = dict(self.breakdown) if isinstance(self.breakdown, Mapping) else {"": None}
         breakdown = {
-            name: number
-            for name, part in parts.items()
-            if is_text(name) and (number := as_number(part)) is not None
+            name: number for name, part in parts.items() if is_text(name) and (number := as_number(part)) is not None
         }
         if len(breakdown) < len(parts):
             raise RewardError(f"the breakdown of a reward is {shown(self.breakdown)}. Give a dict of numbers by name")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
-MOST_CHARACTERS = 64 * 2**20
-"""Most characters of the texts in all records that are looked at together."""
+MOST_CHARACTERS = 16 * 2**20
+"""Default for the characters of the texts in all records that are looked at together."""
 T = TypeVar("T")
 
 
@@ -28,11 +28,17 @@ def characters(value: Any) -> int:
     return count
 
 
-def first_records(records: Iterable[T], most: int, *, size: Callable[[T], int] = characters) -> Iterator[T]:
-    """Up to `most` records with up to `MOST_CHARACTERS` together, but at least one. `size` counts those of a record."""
+def first_records(
+    records: Iterable[T],
+    most: int,
+    *,
+    most_characters: int = MOST_CHARACTERS,
+    size: Callable[[T], int] = characters,
+) -> Iterator[T]:
+    """Up to `most` records with up to `most_characters` together, but at least one. `size` counts those of a record."""
     total = 0
     for index, record in enumerate(islice(records, most)):
         total += size(record)
-        if index and total > MOST_CHARACTERS:
+        if index and total > most_characters:
             return
         yield record

@@ -70,10 +70,11 @@ def entropy_in_one_pass(facts: Facts) -> Iterator[Exception]:
         return
     parts = facts.split()
     scenarios = rollout.scenarios if parts is None else min(rollout.scenarios, len(parts.train))
-    needed = scenarios * rollout.group_size * (min(prompts) + 1)
+    episodes, shortest = scenarios * rollout.group_size, min(prompts)
+    needed = episodes * (shortest + 1)
     if needed > training.microbatch_tokens:
         yield ConfigError(
-            f"engine trl measures entropy pass by pass, and {scenarios * rollout.group_size} episodes of {min(prompts)} "
-            f"tokens and more do not fit into training.microbatch_tokens {training.microbatch_tokens}. Raise it above "
-            f"{needed}, or leave entropy_coefficient and top_entropy_quantile out"
+            f"engine trl measures entropy pass by pass, and {episodes} episodes of {shortest} tokens and more do not "
+            f"fit into training.microbatch_tokens {training.microbatch_tokens}. Raise it above {needed}, or leave "
+            "entropy_coefficient and top_entropy_quantile out"
         )

@@ -69,6 +69,11 @@ def as_json(value: Any) -> Any:
     return decode(encode(value))
 
 
+def is_text(value: object) -> bool:
+    """True for a text that can be written in UTF-8, which half of a surrogate pair cannot."""
+    return isinstance(value, str) and (value.isascii() or clean_text(value) == value)
+
+
 def clean_text(text: str) -> str:
     """Text in which pairs of surrogates are joined, and U+FFFD stands for half of one: it can be written in UTF-8."""
     if text.isascii():

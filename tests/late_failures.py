@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -98,7 +99,62 @@ def _mlflow_away(folder: Path, config: dict[str, Any]) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = "http://127.0.0.1:9"
 
 
+def _champion_in_bfloat16(folder: Path, config: dict[str, Any]) -> None:
+    """A promoted version whose provenance has the dtype of its run."""
+    from grpo.registry.promotions import Actor
+    from grpo_tasks.registry import registry
+    from tests.grpo.registry.test_served_agent import registered
+
+    _rollout_key(folder, config)
+    version = registered(
+        folder / f"champion-{folder.name}",
+        DESK_MODEL,
+        policy={"model": str(DESK_MODEL), "dtype": "bfloat16"},
+        training={"importance_sampling_cap": 2.0},
+    )
+    config["registry"]["model_name"] = version.name
+    registry().promotions(version.name).promote(
+        version.version, reason="gates", by=Actor(user="anna", host="desk"), force=True
+    )
+
+
+def _rollout_key(folder: Path, config: dict[str, Any]) -> None:
+    os.environ["GRPO_ROLLOUT_KEY"] = "a key of nobody"
+
+
+def _long_demonstration(folder: Path, config: dict[str, Any]) -> None:
+    chats = [_chat("Hello")] * 300 + [_chat("word " * 3000)]
+    _write_lines(folder / "calls.jsonl", [{"messages": chat} for chat in chats])
+
+
+def _long_pair(folder: Path, config: dict[str, Any]) -> None:
+    chats = [_chat("Hello")] * 300 + [_chat("word " * 3000)]
+    other = [{"role": "assistant", "content": "Go away"}]
+    _write_lines(
+        folder / "pairs.jsonl", [{"prompt": chat[:1], "chosen": chat[1:], "rejected": other} for chat in chats]
+    )
+
+
+def _chat(reply: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": reply}]
+
+
+def _write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+
+
+def _file_of_the_report(folder: Path, config: dict[str, Any]) -> None:
+    from grpo.storage.home import home
+
+    (home() / config["name"]).write_text("notes", encoding="utf-8")
+
+
 PREPARE = {
+    "champion_in_bfloat16": _champion_in_bfloat16,
+    "file_of_the_report": _file_of_the_report,
+    "long_demonstration": _long_demonstration,
+    "long_pair": _long_pair,
+    "rollout_key": _rollout_key,
     "deleted_experiment": _deleted_experiment,
     "deleted_champion": _deleted_champion,
     "missing_checkpoint": _champion_at("{folder}/store/checkpoint/" + "a" * 16),

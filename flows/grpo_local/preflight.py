@@ -13,16 +13,20 @@ from grpo import preflight
 from grpo.config.pipeline import PipelineConfig
 from grpo.config.retraining import RetrainConfig
 from grpo.config.tuning import TuneConfig
-from grpo.errors import ConfigError, GRPOError
-from grpo.preflight import Check, Facts, Fault, Purpose, models
+from grpo.errors import ConfigError, DataError, GRPOError, StorageError
+from grpo.preflight import Check, Facts, Fault, Purpose, models, registered
 from grpo.preflight.data import source_functions
 from grpo.preflight.table import SERVERS, STORE, Depth
 from grpo.scenarios.sources import SOURCES, content_hash
+from grpo.scenarios.split import validation_split
 from grpo.storage.home import home
 from grpo_local import checks
 from grpo_local.checks import CheckResult
 from grpo_tasks.model_addresses import REGISTERED
 
+_REPORT = "the folder of the report can be made"
+_REPORTED: frozenset[Purpose] = frozenset({"train", "evaluate"})
+"""Purposes with a result in the folder of the config's name. A study and its trials have the folder of the study."""
 _ANSWER_S = 5.0
 """Time that the scheduler of a Dask cluster has to take a connection."""
 
@@ -52,7 +56,10 @@ def check_evaluation(config: PipelineConfig, model: str | None, *, whole: bool, 
     checks_of_model: tuple[Check, ...] = ()
     if model is not None and (depth == "all" or not model.startswith(REGISTERED)):
         config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": model})})
-        checks_of_model = (Check(name="model files are whole", test=models.files),)
+        checks_of_model = (
+            Check(name="model files are whole", test=models.files),
+            Check(name="rollout servers compute the model's dtype", test=registered.evaluated, imports=True),
+        )
     preflight.check(
         config,
         purpose="evaluate",
@@ -70,14 +77,21 @@ def faults(config: PipelineConfig) -> tuple[Fault, ...]:
 
 def check_tuning(config: TuneConfig, *, depth: Depth = "all") -> TuneConfig:
     """Check a study: its base config, and that its metric can be had. Returns it with the base as trials use it."""
-    metric = Check(name="the metric of the study can be had", test=lambda facts: _study_metric(config, facts))
-    return config.model_copy(update={"base": check(config.base, purpose="trial", depth=depth, own=(metric,))})
+    own = (
+        Check(name=_REPORT, test=lambda facts: _report(config.name)),
+        Check(name="the metric of the study can be had", test=lambda facts: _study_metric(config, facts)),
+        Check(name="both splits of the study hold scenarios", test=lambda facts: _study_split(config, facts)),
+    )
+    return config.model_copy(update={"base": check(config.base, purpose="trial", depth=depth, own=own)})
 
 
 def check_retraining(config: RetrainConfig, *, depth: Depth = "all") -> PipelineConfig:
     """Check a retraining and the run that it repeats, and return that run's config as it will be used."""
-    conversations = Check(name="conversations can be read", test=lambda facts: _conversations(config))
-    return check(config.load_pipeline(), depth=depth, own=(conversations,))
+    own = (
+        Check(name=_REPORT, test=lambda facts: _report(config.name)),
+        Check(name="conversations can be read", test=lambda facts: _conversations(config)),
+    )
+    return check(config.load_pipeline(), depth=depth, own=own)
 
 
 def _study_metric(config: TuneConfig, facts: Facts) -> Iterator[Exception]:
@@ -86,6 +100,26 @@ def _study_metric(config: TuneConfig, facts: Facts) -> Iterator[Exception]:
         yield ConfigError(
             f"metric success: environment {config.base.environment.kind} verifies no outcome of {len(scenarios)} "
             "scenarios, so that no trial would have a result. Set metric to reward"
+        )
+
+
+def _study_split(config: TuneConfig, facts: Facts) -> Iterator[Exception]:
+    """Split the training scenarios as the study does, if all scenarios are known."""
+    sample, parts = facts.sample(), facts.split()
+    if sample is None or sample.table is None or parts is None:
+        return
+    try:
+        validation_split(sample.table, parts, share=config.validation_fraction)
+    except DataError as error:
+        yield DataError(str(error).replace(str(sample.table), "scenarios.sources"))
+
+
+def _report(name: str) -> Iterator[Exception]:
+    """Refuse the name of a run if its report cannot be written after all the work."""
+    folder = home() / name
+    if folder.exists() and not folder.is_dir():
+        yield StorageError(
+            f"the report of the run goes into the folder {folder}, but there is a file. Remove it, or change name"
         )
 
 
@@ -156,6 +190,7 @@ def _gpu_stages(facts: Facts) -> Iterator[Exception]:
 
 MACHINE: tuple[Check, ...] = (
     Check(name=STORE, test=_home),
+    Check(name=_REPORT, test=lambda facts: _report(facts.given.name), purposes=_REPORTED),
     Check(name=SERVERS, test=_servers),
     Check(name="the task runner is installed", test=_task_runner, imports=True),
     Check(name="the deployment of GPU stages exists", test=_gpu_stages, imports=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -242,18 +243,22 @@ ModelAddress = Annotated[str, BeforeValidator(_model_from_config_folder), ModelM
 """Model, see `grpo.policy.catalog`. A relative path counts from the folder of the YAML file."""
 
 HOME_FOLDERS = frozenset(
-    {"artifacts", "conversations", "ingest", "judge", "locks", "mlartifacts", "prefect", "served", "services"}
+    {"artifacts", "conversations", "ingest", "judge", "locks", "mlartifacts", "models", "prefect", "served", "services"}
 )
 """Folders of a home that are not the report of a run."""
+_HOME_FILE = re.compile(r".+\.(db|json|lock)(-\w+)?")
+"""Databases, records and locks of a home, such as mlflow.db, mlflow.db-wal, keys.json and stores.lock."""
 
 
-def _not_a_folder_of_the_home(name: str) -> str:
+def _not_a_place_of_the_home(name: str) -> str:
     if name.lower() in HOME_FOLDERS:
         raise ValueError(f"{name} is a folder of the home. Choose another name")
+    if _HOME_FILE.fullmatch(name.lower()):
+        raise ValueError(f"{name} may be a file of the home, whose names end in .db, .json and .lock. Choose another")
     return name
 
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)]
 """Name of a folder, a run or a model: letters, digits, `_`, `.` and `-`, at most 100."""
-RunName = Annotated[Name, AfterValidator(_not_a_folder_of_the_home)]
-"""`Name` of a run. The home has a folder of this name for its report, so it must not be one of `HOME_FOLDERS`."""
+RunName = Annotated[Name, AfterValidator(_not_a_place_of_the_home)]
+"""`Name` of a run. The home has a folder of this name for its report, so nothing else in the home may have it."""

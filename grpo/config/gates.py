@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from grpo.config.base import LocalPath, Settings, from_config_folder
 from grpo.config.python_object import PythonObject
@@ -143,6 +143,15 @@ class LatencyGate(Settings):
     """Largest 95th percentile of the time of an agent's turn, tool calls included."""
     tokens_per_s: float = Field(gt=0)
     """Tokens per second that the serving hardware decodes for one conversation."""
+
+    @model_validator(mode="after")
+    def _a_token_is_in_time(self) -> Self:
+        if self.max_p95_s * self.tokens_per_s < 1:
+            raise ValueError(
+                f"max_p95_s {self.max_p95_s:g} at tokens_per_s {self.tokens_per_s:g} is less than one token, so that "
+                "no candidate could pass. Raise one of them"
+            )
+        return self
 
 
 class PythonGate(PythonObject):

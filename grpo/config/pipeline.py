@@ -327,6 +327,16 @@ class PipelineConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _maximum_likelihood_has_rewards_from_0(self) -> Self:
+        negative = next((part for part in self.reward if part.weight < 0), None)
+        if self.training.algorithm == "maxrl" and negative is not None:
+            raise ValueError(
+                f"training.algorithm maxrl divides by the mean reward of a group, and reward {negative.kind} has the "
+                f"weight {negative.weight:g}, so that rewards may be below 0. Leave it out, or use another algorithm"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _stale_rollouts_are_corrected(self) -> Self:
         if self.rollout.staleness and self.training.importance_sampling_cap is None:
             raise ValueError(

@@ -178,7 +178,8 @@ class RetrainConfig(Settings):
     def load_pipeline(self) -> PipelineConfig:
         """Read the config of the run that is repeated.
 
-        Raises what `load_config` raises, and `ConfigError` if the environment cannot play logged conversations.
+        Raises what `load_config` raises, and `ConfigError` if the environment cannot play logged conversations, or if
+        the weights are quantized and corrections would be trained on.
         """
         config = load_config(self.pipeline, self.overrides, overrides_in_config=True)
         if isinstance(config.environment, VerifiersSettings):
@@ -186,6 +187,11 @@ class RetrainConfig(Settings):
                 f"{self.pipeline}: environment verifiers {config.environment.id} plays only the tasks of its taskset, "
                 "and conversations are not among them. Train it again with grpo train, or name the config of another "
                 "environment"
+            )
+        if self.corrections is not None and config.policy.quantization is not None:
+            raise ConfigError(
+                f"{self.pipeline}: policy.quantization {config.policy.quantization}: corrections train all weights. "
+                "Leave one of the two out"
             )
         return config
 

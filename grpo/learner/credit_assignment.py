@@ -137,7 +137,7 @@ def token_rewards(
                 continue
             turns = [turn for turn in trajectory.turns if turn.message.role == "assistant"]
             tokens = np.zeros(len(trajectory.token_ids))
-            for turn, reward in zip(turns, _one_per_turn(trajectory, given, len(turns)), strict=True):
+            for turn, reward in zip(turns, one_per_turn(trajectory, given, len(turns)), strict=True):
                 before = positions[positions < turn.stop]
                 if len(before):
                     tokens[before[-1]] += reward
@@ -156,7 +156,7 @@ def _turn_level(
     """Advantage of each token from its turn: compared by turn, or by state plus the trajectory's own advantage."""
     scored = [int(index) for index in np.flatnonzero(np.isfinite(terminal))]
     turns = [[turn for turn in t.turns if turn.message.role == "assistant"] for t in group.trajectories]
-    rewards = [_one_per_turn(group.trajectories[k], given[k], len(turns[k])) for k in scored]
+    rewards = [one_per_turn(group.trajectories[k], given[k], len(turns[k])) for k in scored]
     if settings.credit_assignment == "turn":
         values = turn_advantages(
             rewards, terminal[scored], baseline=algorithm.baseline, scale_by_std=algorithm.scale_by_std
@@ -194,10 +194,11 @@ def _states(trajectory: Trajectory, turns: int) -> tuple[str, ...]:
     return trajectory.turn_states
 
 
-def _one_per_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards:
+def one_per_turn(trajectory: Trajectory, given: Rewards, turns: int) -> Rewards:
     """One reward per turn.
 
-    It is 0 for the last turn of an episode that was cut off, and for all turns if the environment gives none.
+    It is 0 for the last turn of an episode that was cut off, and for all turns if the environment gives none. Raises
+    `DataError` if another turn has none.
     """
     missing = turns - len(given)
     if len(given) and not 0 <= missing <= int(trajectory.is_cut_off):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grpo.preflight import data, gate_example, judges, models, outcomes, registered, rewards
+from grpo.preflight import data, gate_example, judges, models, outcomes, registered, rewards, rollout_servers, signal
 from grpo.preflight.table import GATED, SERVERS, STORE, TRAINING, Check
 
 CHECKS: tuple[Check, ...] = (
@@ -33,16 +33,21 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="the store has room for the checkpoints", test=models.disk, purposes=TRAINING, imports=True, needs=STORE
     ),
+    Check(name="the simulated user's model has a template or replies", test=judges.user_prompts, imports=True),
     Check(name="packages and devices of the settings are there", test=models.backend, imports=True),
     Check(name="the chat template can be used", test=models.template, imports=True),
     Check(name="the training settings fit the model", test=models.training, purposes=TRAINING, imports=True),
     Check(name="the teacher reads the tokens of the policy", test=models.teacher, purposes=TRAINING, imports=True),
     Check(name="rollout servers of the run have room", test=models.started_servers, imports=True),
+    Check(name="a rollout server answers", test=rollout_servers.rollout_servers, imports=True),
     Check(name="the nodes can meet", test=models.nodes, purposes=TRAINING, imports=True),
     Check(name="the context is within the model's", test=models.context, imports=True),
     Check(name="demonstrations and pairs can be read", test=data.tuning, purposes=TRAINING, imports=True),
     Check(name="episodes can be played", test=models.episodes, imports=True),
     Check(name="rewards score a played episode", test=rewards.scored, imports=True),
+    Check(name="rewards can differ", test=signal.rewards_differ, purposes=TRAINING, imports=True),
+    Check(name="rewards of turns can be used", test=signal.turn_rewards, purposes=TRAINING, imports=True),
+    Check(name="entropy is measured in one pass", test=signal.entropy_in_one_pass, purposes=TRAINING, imports=True),
     Check(name="the safety gate has its encoder", test=outcomes.safety, purposes=GATED, imports=True),
     Check(name="the registry takes the version", test=registered.registry, purposes=GATED, imports=True, needs=SERVERS),
 )

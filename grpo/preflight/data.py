@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from grpo.config.dpo import DPOSettings
 from grpo.config.scenarios import PythonSource, Source
@@ -12,6 +12,9 @@ from grpo.identity.code import external_digests
 from grpo.policy.renderer import check_renderer
 from grpo.preflight.facts import Facts
 from grpo.user_objects import bind
+
+_RENDERED = 200
+"""Demonstrations or pairs that are rendered, in addition to the longest one."""
 
 
 def user_code(facts: Facts) -> Iterator[Exception]:
@@ -60,19 +63,41 @@ def splits(facts: Facts) -> Iterator[Exception]:
 
 
 def tuning(facts: Facts) -> Iterator[Exception]:
-    """Read demonstrations and preference pairs."""
-    from grpo.learner.offline.demonstrations import read_demonstrations
-    from grpo.learner.offline.preferences import read_pairs
-
-    def read(settings: SFTSettings | DPOSettings) -> None:
-        if isinstance(settings, SFTSettings):
-            read_demonstrations(settings.demonstrations)
-        else:
-            read_pairs(settings.pairs)
-
-    for settings in (facts.given.sft, facts.given.dpo):
+    """Read demonstrations and preference pairs, and render the first ones and the longest one as their stage does."""
+    for settings, render in ((facts.given.sft, _render_demonstrations), (facts.given.dpo, _render_pairs)):
         if settings is not None:
             try:
-                read(settings)
+                render(facts, settings)  # type: ignore[operator] # each takes its own settings
             except GRPOError as error:
                 yield error
+
+
+def _render_demonstrations(facts: Facts, settings: SFTSettings) -> None:
+    from grpo.learner.offline.demonstrations import demonstration_tokens, read_demonstrations, source_place
+
+    conversations = read_demonstrations(settings.demonstrations)
+    for index in _rendered([sum(len(message.content) for message in messages) for messages in conversations]):
+        demonstration_tokens(
+            conversations[index],
+            agent=facts.agent(),
+            environment=facts.environment(),
+            renderer=facts.renderer(),
+            max_context=facts.model_context(),
+            place=f"demonstration {index + 1} of {source_place(settings.demonstrations)}",
+        )
+
+
+def _render_pairs(facts: Facts, settings: DPOSettings) -> None:
+    from grpo.learner.offline.preferences import PairRenderers, pair_tokens, read_pairs
+
+    pairs = read_pairs(settings.pairs)
+    renderers = PairRenderers(facts.agent(), facts.environment(), facts.tokenizer(), facts.given.policy.renderer)
+    sizes = [sum(len(m.content) for m in (*pair.prompt, pair.chosen, pair.rejected)) for pair in pairs]
+    for index in _rendered(sizes):
+        pair_tokens(*renderers.prepared(pairs[index]), max_context=facts.model_context())
+
+
+def _rendered(sizes: Sequence[int]) -> list[int]:
+    """Indices of the first items and of the longest one."""
+    longest = max(range(len(sizes)), key=sizes.__getitem__)
+    return sorted({*range(min(len(sizes), _RENDERED)), longest})

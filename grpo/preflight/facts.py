@@ -24,6 +24,7 @@ from grpo.policy.weights.sources import ModelPlan, model_description, model_plan
 from grpo.preflight.quiet import errors_only
 from grpo.registry import Registry
 from grpo.scenario import Scenario
+from grpo.scenarios.first_records import first_records
 from grpo.scenarios.ingest import ingest
 from grpo.scenarios.sources import pin_sources
 from grpo.scenarios.split import Split, split
@@ -37,7 +38,10 @@ if TYPE_CHECKING:
     from grpo.trajectories import Trajectory
 
 MOST_RECORDS = 1_000
-"""Records of each source that are read. If a source has more, only its first ones are checked."""
+"""Records of each source that are read. If a source has more, or records that take too much memory together, only the
+first ones are checked."""
+_MOST_CHARACTERS = 64 * 2**20
+"""Characters of the scenarios that are kept."""
 _PLAYED = 3
 """Scenarios that are played with scripted replies."""
 T = TypeVar("T")
@@ -132,8 +136,10 @@ class Facts:
             )
         except (ConnectionError, TimeoutError):
             return None
-        complete = all(source.records < MOST_RECORDS for source in counts.sources)
-        return Sample(tuple(read_scenarios(table)), table if complete else None)
+        read, most = read_scenarios(table), MOST_RECORDS * len(sources)
+        scenarios = tuple(first_records(read, most, most_characters=_MOST_CHARACTERS, size=_size))
+        complete = len(scenarios) == counts.scenarios and all(s.records < MOST_RECORDS for s in counts.sources)
+        return Sample(scenarios, table if complete else None)
 
     @_once
     def unplayable(self) -> dict[str, str]:
@@ -247,11 +253,15 @@ class Facts:
             return model_sizes(described.config, frozen, build)
 
     @_once
-    def max_context(self) -> int:
-        """Tokens that an episode may have: `rollout.max_context`, or the model's limit if it is lower."""
+    def model_context(self) -> int:
+        """Tokens that the model reads."""
         from grpo.policy.context import context_limit
 
-        return min(self.given.rollout.max_context, context_limit(self.sizes().config))
+        return context_limit(self.sizes().config)
+
+    def max_context(self) -> int:
+        """Tokens that an episode may have: `rollout.max_context`, or the model's limit if it is lower."""
+        return min(self.given.rollout.max_context, self.model_context())
 
     @_once
     def episodes(self) -> tuple[Trajectory, ...]:
@@ -265,7 +275,7 @@ class Facts:
         scenarios = self.playable()
         if not scenarios:
             return ()
-        longest = max(scenarios, key=lambda scenario: len(scenario.model_dump_json()))
+        longest = max(scenarios, key=_size)
         others = [scenario for scenario in scenarios[:_PLAYED] if scenario.id != longest.id]
         policy = ScriptedPolicy(["OK."])
         policy.max_context = self.max_context()
@@ -287,3 +297,7 @@ class Facts:
                     agent=self.agent(),
                 )
             )
+
+
+def _size(scenario: Scenario) -> int:
+    return len(scenario.model_dump_json())

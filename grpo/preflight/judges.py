@@ -13,8 +13,8 @@ from grpo.config.rewards import JudgeSettings
 from grpo.environments.users.user_model import check_address
 from grpo.errors import GRPOError, PolicyError
 from grpo.http_client import ReplyRefused, get
-from grpo.policy.catalog import CHAT, is_weights
-from grpo.policy.weights.sources import model_plan
+from grpo.policy.catalog import CHAT, STUB, is_weights, open_policy
+from grpo.policy.weights.sources import model_description, model_plan
 from grpo.preflight.facts import Facts
 from grpo.rewards.catalog import make_component
 from grpo.rewards.judge.ruler import RulerReward
@@ -61,6 +61,22 @@ def user_model(facts: Facts) -> Iterator[Exception]:
         from grpo.policy.openai_endpoint import OpenAIEndpoint
 
         ask(OpenAIEndpoint.from_address(address.partition("+")[2]), setting="environment.model")
+    yield from ()
+
+
+def user_prompts(facts: Facts) -> Iterator[Exception]:
+    """Read the chat template of the simulated user's weights, or its script."""
+    address = getattr(facts.given.environment, "model", None)
+    if address is None:
+        return
+    if is_weights(address):
+        from grpo.policy.renderer import make_renderer
+        from grpo.policy.tokenizer import load_tokenizer
+
+        with model_description(model_plan(address).address) as described:
+            make_renderer(load_tokenizer(described.tokenizer))
+    elif address.partition("://")[0] == STUB:
+        open_policy(address)
     yield from ()
 
 

@@ -7,6 +7,8 @@ refuses every candidate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from operator import ge, gt
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from grpo.config.pipeline import PipelineConfig
 from grpo.environments.catalog import make_environment_without_model
 from grpo.errors import ConfigError, GRPOError
 from grpo.evaluation.gates import check_gate_scenarios
-from grpo.evaluation.statistics import interval
+from grpo.evaluation.statistics import SHARE, interval
 from grpo.learner.teacher_prompts import hints_of
 from grpo.preflight.facts import Facts
 from grpo.rewards.learned.safety import SafetyReward
@@ -40,6 +42,8 @@ _WITHOUT_REWARD = (ConversationSettings, SimulatedUserSettings, TaskSettings, Re
 """Environments that give an episode no reward of their own."""
 Verifies = Callable[[Scenario], bool]
 """True for a scenario if its episodes may end with a success or a failure."""
+_MOST = 4096
+"""Most held-out scenarios that a message asks for."""
 _REMEDY = "Use metric reward, give the scenarios `expected`, or choose an environment that verifies outcomes"
 
 
@@ -223,29 +227,55 @@ def _raised(gates: Sequence[GateSettings], scenarios: Iterable[Scenario]) -> Ite
 
 
 def enough_scenarios(facts: Facts) -> Iterator[Exception]:
-    """Refuse a split on which not even a candidate that wins every scenario could pass the improvement gate."""
+    """Refuse a split on which not even a candidate that wins every scenario could pass a gate with a lower bound."""
     if facts.split() is None:
         return
-    evaluation, count = facts.given.evaluation, len(facts.heldout())
+    confidence, heldout = facts.given.evaluation.confidence, facts.heldout()
+    judged = sum(map(facts.can_verify, _base(heldout)))
     for number, gate in enumerate(facts.given.gates):
-        if not isinstance(gate, ImprovementGate):
+        if isinstance(gate, ImprovementGate):
+            name, ends, count, bound = "difference", (-1.0, 1.0), len(heldout), gate.margin
+        elif isinstance(gate, PassGate) and judged:
+            name, ends, count, bound = f"pass^{gate.k}", SHARE, judged, gate.floor
+        else:
             continue
-        needed = next((n for n in (count, *range(count + 1, 1000)) if _highest_bound(facts, n) > gate.margin), None)
-        if needed != count:
-            yield ConfigError(
-                f"gates[{number}] (improvement): with {count} held-out scenarios the lower bound of the difference is "
-                f"at most {_highest_bound(facts, count):.2f} at confidence {evaluation.confidence:g}, even if the "
-                f"candidate wins all of them, and must be above {gate.margin:g}. Hold out "
-                f"{f'at least {needed}' if needed else 'more'} (scenarios.validation_fraction), or lower margin"
-            )
+        highest = partial(_highest_bound, facts, ends)
+        above = gt if isinstance(gate, ImprovementGate) else ge
+        if above(highest(count), bound):
+            continue
+        needed = _least(count, lambda n, above=above, highest=highest, bound=bound: above(highest(n), bound))  # type: ignore[misc]
+        setting = "margin" if isinstance(gate, ImprovementGate) else "floor"
+        yield ConfigError(
+            f"gates[{number}] ({gate.kind}): with {count} held-out scenarios the lower bound of the {name} is at most "
+            f"{highest(count):.2f} at confidence {confidence:g}, even if the candidate wins all of them, and must be "
+            f"{'above' if above is gt else 'at least'} {bound:g}. Hold out "
+            f"{f'at least {needed}' if needed else 'more'} (scenarios.validation_fraction), or lower {setting}"
+        )
 
 
-def _highest_bound(facts: Facts, count: int) -> float:
-    """Lower bound of the difference if the candidate gains the whole range in each scenario."""
+def _highest_bound(facts: Facts, ends: tuple[float, float], count: int) -> float:
+    """Lower bound if the candidate has the highest value of the range in each scenario."""
     settings = facts.given.evaluation
     return interval(
-        np.ones(count), ends=(-1.0, 1.0), confidence=settings.confidence, resamples=settings.resamples, seed=0
+        np.full(count, ends[1]),
+        ends=ends,
+        confidence=settings.confidence,
+        resamples=settings.resamples,
+        seed=facts.given.seed,
     ).low
+
+
+def _least(count: int, is_enough: Callable[[int], bool]) -> int | None:
+    """Least number of scenarios above `count` that is enough, or None if `_MOST` are not."""
+    low, high = count, 2 * count
+    while not is_enough(high):
+        if high > _MOST:
+            return None
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high
 
 
 def gate_functions(facts: Facts) -> Iterator[Exception]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from grpo.artifacts import ArtifactStore, store_of
-from grpo.errors import GRPOError, RegistryError
+from grpo.config.rollout import RolloutSettings
+from grpo.errors import GRPOError, PolicyError, RegistryError
+from grpo.policy.weights.registered import REGISTERED
 from grpo.preflight.facts import Facts
-from grpo.registry import Registry
+from grpo.registry import ModelVersion, Registry
 
 
 def registry(facts: Facts) -> Iterator[Exception]:
@@ -23,12 +25,12 @@ def registry(facts: Facts) -> Iterator[Exception]:
 
 
 def _champion(facts: Facts, models: Registry) -> None:
-    """Refuse to start if the champion was deleted or its checkpoint is missing, because no candidate could be compared.
+    """Refuse to start if the champion was deleted or cannot be rolled out, because no candidate could be compared.
 
-    The checkpoint may be in the store of the config or in its own store.
+    Its checkpoint may be in the store of the config or in its own store.
     """
-    name = facts.given.registry.model_name
-    champion = models.champion(name)
+    settings = facts.given.registry
+    champion = models.champion(settings.model_name, follow_alias=settings.follow_alias)
     if champion is None:
         return
     checkpoint = champion.checkpoint
@@ -36,4 +38,25 @@ def _champion(facts: Facts, models: Registry) -> None:
         raise RegistryError(
             f"the checkpoint {checkpoint.uri} of the champion {champion.address} is missing, so that no candidate "
             "could be compared with it. Restore it from a backup, or promote another version"
+        )
+    check_dtype(facts.given.rollout, models, champion)
+
+
+def evaluated(facts: Facts) -> Iterator[Exception]:
+    """Refuse rollout servers for a model of the registry with another dtype than theirs."""
+    address, models = facts.given.policy.model, facts.registry()
+    if models is not None and address.startswith(REGISTERED):
+        check_dtype(facts.given.rollout, models, models.resolve(address))
+    yield from ()
+
+
+def check_dtype(rollout: RolloutSettings, models: Registry, version: ModelVersion) -> None:
+    """Refuse rollout servers for a version whose run has another dtype than float32. Admitted models have float32."""
+    if rollout.backend != "servers" or version.is_model_alone:
+        return
+    dtype = models.provenance(version).config.get("policy", {}).get("dtype", "float32")
+    if dtype != "float32":
+        raise PolicyError(
+            f"rollout.backend servers computes in float32, and {version.address} is rolled out in {dtype}, the "
+            "policy.dtype of its run. Set rollout.backend to transformers"
         )

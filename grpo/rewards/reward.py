@@ -21,6 +21,7 @@ from grpo.rewards.parameters import Parameters
 from grpo.rewards.returned import as_number, as_numbers, per_turn
 from grpo.scenario import Scenario
 from grpo.scenarios.columns import columns, describe_columns, require_columns
+from grpo.strict_json import is_text
 from grpo.trajectories import Outcome, Stop, Trajectory
 from grpo.user_failures import on_one_line, shown, user_code
 
@@ -110,9 +111,11 @@ class RewardResult:
         if not isinstance(self.metadata, Mapping):
             raise RewardError(f"the metadata of a reward are {shown(self.metadata)}. Give a dict, or leave them out")
         parts = dict(self.breakdown) if isinstance(self.breakdown, Mapping) else {"": None}
-        breakdown = {name: number for name, part in parts.items() if (number := as_number(part)) is not None}
+        breakdown = {
+            name: number for name, part in parts.items() if is_text(name) and (number := as_number(part)) is not None
+        }
         if len(breakdown) < len(parts):
-            raise RewardError(f"the breakdown of a reward is {shown(self.breakdown)}. Give a dict of numbers")
+            raise RewardError(f"the breakdown of a reward is {shown(self.breakdown)}. Give a dict of numbers by name")
         turn_scores = as_numbers(self.turn_scores)
         if turn_scores is None or not all(map(math.isfinite, turn_scores)):
             raise RewardError(

@@ -227,8 +227,17 @@ def collect(
 
 
 def check_agent(agent: MultiTurnAgent, renderer: Renderer) -> None:
-    """Raise `ConfigError` if the agent shortens its context, or if the renderer does not know its tools."""
+    """Raise `ConfigError` if the agent shortens its context, or if the renderer does not know its tools.
+
+    Also if two tools have one name, because the agent would execute its own, and the environment's never.
+    """
     agent.require_append_only()
+    names = [tool.name for tool in renderer.tools]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"two tools have the name {', '.join(twice)}. Rename the agent's tool, because the environment would never "
+            "get a call of this name"
+        )
     unknown = [tool.name for tool in agent.tools if tool not in renderer.tools]
     if unknown:
         raise ConfigError(

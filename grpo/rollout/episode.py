@@ -18,7 +18,7 @@ from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
 from grpo.copies import ScenarioCopies
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.errors import ConfigError, OutcomeError
-from grpo.messages import Message
+from grpo.messages import Message, ToolCall
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
 from grpo.rollout.timeouts import RolloutTimeout, Timeouts
@@ -97,8 +97,8 @@ async def run_episode(
             _check(state, EnvironmentState, "what reset returned")
             _check(state.turn_count, int, "a state's turn_count")
             for message in state.history:
-                _check(message, Message, "a state's history")
-            _check_texts(environment.system_prompt, state.context, *(message.content for message in state.history))
+                _check_message(message, "a state's history")
+            _check_texts(environment.system_prompt, state.context)
         system_prompt = "\n\n".join(filter(None, (environment.system_prompt, state.context)))
         opening = (Message(role="system", content=system_prompt),) if system_prompt else ()
         return state, (*opening, *state.history)
@@ -111,7 +111,7 @@ async def run_episode(
             number = state.turn_count + 1
             with environment_code():
                 digest = environment.state_digest(state)
-                _check(digest, (str, NoneType), "what state_digest returned")
+                _check_optional_text(digest, "what state_digest returned")
             try:
                 with agent_code():
                     reply = await timeouts.turn(agent.respond(transcript, new_messages), number)
@@ -134,8 +134,7 @@ async def run_episode(
                 ended = bool(result.terminated or result.truncated)
                 if not ended:
                     assert result.response is not None, "step returned neither a response nor an end"
-                    _check(result.response, Message, "a step's response")
-                    _check_texts(result.response.content)
+                    _check_message(result.response, "a step's response")
                     new_messages = (result.response,)
                     if points is not None:
                         points.append(
@@ -193,7 +192,9 @@ async def run_episode(
 def _forked(environment: Environment, state: EnvironmentState) -> EnvironmentState:
     """Copy of a state. Raises `ConfigError` if the environment cannot copy it, because no branch could be played."""
     try:
-        return environment.fork(state)
+        copied = environment.fork(state)
+        _check(copied, EnvironmentState, "what fork returned")
+        return copied
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"rollout.trees: {type(environment).__name__}.fork cannot copy a state: {error}. Write a fork that can, or "
@@ -208,15 +209,29 @@ def _check(value: object, kind: type | tuple[type, ...], what: str) -> None:
         raise TypeError(f"{what} is {shown(value)}. Return a value of type {expected}")
 
 
+def _check_message(message: Message, what: str) -> None:
+    """Raise `TypeError`, `UnicodeEncodeError` or `NotStrictJSON` if a message or a part of it cannot be stored."""
+    _check(message, Message, what)
+    _check_texts(message.content)
+    for part in (message.malformed, message.reasoning):
+        _check_optional_text(part, f"a part of {what}")
+    for call in message.tool_calls:
+        _check(call, ToolCall, f"a call of {what}")
+        _check_texts(call.name)
+        encode(dict(call.arguments))
+
+
 def _check_outcome(outcome: Outcome) -> None:
-    """Raise `TypeError` or `NotStrictJSON` if a part of an outcome cannot be stored."""
+    """Raise `TypeError`, `UnicodeEncodeError` or `NotStrictJSON` if a part of an outcome cannot be stored."""
     _check(outcome, Outcome, "the outcome")
     _check(outcome.checks, Mapping, "the checks of an outcome")
     if outcome.success is not None:
         _check(outcome.success, (bool, np.bool_), "the success of an outcome")
+    _check_texts(*outcome.checks, *outcome.unjudged)
     for name, value in outcome.checks.items():
-        _check(name, str, "the name of a check")
         _check(value, (bool, np.bool_), f"the check {name}")
+    if outcome.reward is not None:
+        _finite(outcome.reward)
     encode(dict(outcome.state))
 
 
@@ -235,3 +250,8 @@ def _check_texts(*texts: str) -> None:
     for text in texts:
         _check(text, str, "a text")
         text.encode()
+
+
+def _check_optional_text(text: str | None, what: str) -> None:
+    _check(text, (str, NoneType), what)
+    _check_texts(text or "")

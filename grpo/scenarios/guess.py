@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from grpo.config.scenarios import Source, TraceSource
 from grpo.data_errors import error_text, excerpt, read_guarded
 from grpo.errors import DataError, GRPOError
 from grpo.parquet_rows import ParquetRows
+from grpo.scenarios.first_records import first_records
 from grpo.scenarios.guess_tables import (
     ANSWER_NAMES,
     EARLIER,
@@ -204,8 +205,8 @@ def _names(path: Path) -> list[str]:
     if kind == "arrow":
         return ArrowFile(path).names
     if kind == "csv":
-        rows = islice(read_rows(path, required=()), _LOOKED_AT)
-        return list(dict.fromkeys(name for row in rows for name in row.cells))
+        rows = first_records((row.cells for row in read_rows(path, required=())), _LOOKED_AT)
+        return list(dict.fromkeys(name for cells in rows for name in cells))
     return _keys(_objects(path))
 
 
@@ -215,10 +216,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         return []
     kind = _format(path)
     if kind == "csv":
-        return [leaves(row.cells) for row in islice(read_rows(path, required=()), _LOOKED_AT)]
+        rows = (row.cells for row in read_rows(path, required=()))
+        return [leaves(cells) for cells in first_records(rows, _LOOKED_AT)]
     if kind in ("parquet", "arrow"):
         table = ArrowFile(path).read(cells=True) if kind == "arrow" else read_parquet(path, columns=_names(path))
-        return [leaves(record.data) for record in islice(table, _LOOKED_AT) if record.data is not None]
+        cells = first_records((record.data for record in table), _LOOKED_AT)
+        return [leaves(data) for data in cells if data is not None]
     return [leaves(record) for record in _first_records(path)]
 
 
@@ -228,10 +231,13 @@ def _keys(records: Iterator[SourceRecord]) -> list[str]:
 
 
 def _readable(records: Iterator[SourceRecord]) -> list[dict[str, Any]]:
-    first = list(islice(records, _LOOKED_AT))
-    readable = [record.data for record in first if record.data is not None]
-    if first and not readable:
-        raise DataError(f"{first[0].source}:{first[0].line} {first[0].problem}. Fix the file")
+    first = next(records, None)
+    if first is None:
+        return []
+    data = first_records((record.data for record in chain([first], records)), _LOOKED_AT)
+    readable = [record for record in data if record is not None]
+    if not readable:
+        raise DataError(f"{first.source}:{first.line} {first.problem}. Fix the file")
     return readable
 
 

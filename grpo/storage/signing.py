@@ -6,8 +6,10 @@ it has an HMAC-SHA256 by a key that the registry and the store do not have:
     GRPO_SIGNING_KEY                 if several machines share a registry or a store
     GRPO_HOME/services/signing.key   otherwise: made on first use, readable only by its owner
 
-A signature does not name the registry, whose address differs between machines. Two registries that must not believe
-each other's versions, such as those of a test deployment and of production, need two keys.
+A signature does not name the registry, whose address differs between machines. Promotions name the time at which MLflow
+made the registered model, so that they hold in one registry only. Versions hold in every registry with the same key.
+Two registries that must not believe each other's versions, such as those of a test deployment and of production, need
+two keys.
 
 The text of a signed document is `{"document": …, "key": …, "mac": …}`. `key` names the key without giving it away, so
 that a document that was signed with another key is distinguished from a document that was changed. The MAC also covers

@@ -28,6 +28,7 @@ from grpo.log.writer import ServingLog
 from grpo.registry.store import Registry
 from grpo.retraining.curation import REDACTED
 from grpo.retraining.data_lineage import training_data
+from grpo.rewards.judge.judge import AnswerCache
 from grpo.scenario import Scenario
 from grpo.scenarios.ingest import SCENARIOS_FILE
 from grpo.scenarios.readers.served import join_served
@@ -171,6 +172,9 @@ def retrained(
                 for item in join_served(source).conversations
             ]
             write_trajectories(new.path, played, provenance={"kind": kind})
+    answers = AnswerCache(home / "judge" / "answers")
+    for user, name in names.items():
+        answers.put({"user": user}, f"It asks: {USERS[user]}", scenario_id=scenario_id(name))
     run = home / "nightly"
     run.mkdir()
     shown = {"pairs": [{"scenario_id": f"conversation-{name}", "text": USERS[user]} for user, name in names.items()]}
@@ -227,8 +231,9 @@ def test_an_erasure_leaves_nothing_in_any_copy_that_retraining_made(
     name = retrained.conversations["anna"]
     words = (name, *SECRETS)
     before = " ".join(retrained.traces(*words))
-    for place in ("conversations", "mixture", "corrections", "scenarios/", "rollout", "scored", "report", "mlflow.db"):
+    for place in ("conversations", "mixture", "corrections", "scenarios/", "rollout", "scored", "report", "judge/"):
         assert place in before, place
+    assert "mlflow.db" in before
     receipt = call(retrained, "anna")
     assert retrained.traces(*words) == set()
     assert retrained.traces(retrained.conversations["bert"]) != set()

@@ -2,8 +2,8 @@
 
 Prefect's own command, `prefect server start`, answers requests under any host name, and pages of any origin. Here
 PREFECT_SERVER_CORS_ALLOWED_ORIGINS lists the server's addresses, and other requests are refused before Prefect sees
-them (`grpo_local.origins`), including websockets and requests without a CORS preflight. If the server has no login, it
-is not started.
+them (`grpo_local.origins`), including websockets and requests without a CORS preflight. The description of the API is
+switched off (`grpo_local.prefect_server.description`). If the server has no login, it is not started.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from grpo_local import settings
 from grpo_local.bounds import uvicorn_options
 from grpo_local.login import CLIENT, ORIGINS, SERVER, validate_login
 from grpo_local.origins import TrustedOriginMiddleware
+from grpo_local.prefect_server.description import DescriptionMiddleware, is_description
 from grpo_local.prefect_server.socket_login import SocketLoginMiddleware
 
 
 def _is_prefect_page(path: str) -> bool:
     """True outside the API and its description, because Prefect answers any other path with its page."""
-    return not f"{path}/".startswith(("/api/", "/openapi.json/", "/docs/", "/redoc/"))
+    return not f"{path}/".startswith("/api/") and not is_description(path)
 
 
 def serve() -> None:
@@ -61,11 +62,10 @@ def serve() -> None:
         text = url.get_secret_value().replace("+aiosqlite", "")
         refuse_empty(f"the database of Prefect, {masked(text)},", text)
     lock_transactions()
+    described = DescriptionMiddleware(create_app(final=True))
     # around the application, not in it: its own services (automations) call it in memory with a host name of their own
     uvicorn.run(
-        TrustedOriginMiddleware(
-            SocketLoginMiddleware(create_app(final=True), login), origins, is_page=_is_prefect_page
-        ),
+        TrustedOriginMiddleware(SocketLoginMiddleware(described, login), origins, is_page=_is_prefect_page),
         host=server.api.host,
         port=server.api.port,
         timeout_keep_alive=server.api.keepalive_timeout,

@@ -14,8 +14,10 @@ from grpo.artifacts import local_path
 from grpo.config.sft import DemonstrationSettings, GeneratedDemonstrations, ServedDemonstrations
 from grpo.environments.environment import Environment
 from grpo.errors import DataError
+from grpo.learner.offline.read_back import check_read_back
 from grpo.learner.offline.training_lines import parse_record, read_lines
-from grpo.messages import Message, ToolCall
+from grpo.messages import Message, Tool, ToolCall
+from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.logged_chat import LoggedMessage, order_results
 from grpo.scenarios.readers.openai_format import parse_messages
 from grpo.scenarios.readers.python_function import read_python
@@ -111,6 +113,41 @@ def with_agent_prompt(
     """The conversation with the agent's instructions and the environment's system prompt in front, as it is served."""
     instructions = agent.instructions(conversation, {})
     return with_system_prompt(conversation, "\n\n".join(filter(None, (*instructions, environment.system_prompt))))
+
+
+def demonstration_tokens(
+    conversation: Sequence[Message],
+    *,
+    agent: MultiTurnAgent,
+    environment: Environment,
+    renderer: Renderer,
+    max_context: int,
+    place: str,
+) -> tuple[list[int], list[bool]]:
+    """Token ids and loss mask of a conversation in the prompts of these episodes.
+
+    Raises `DataError` if it exceeds the model's context, calls a tool that neither environment nor agent has, or does
+    not read back as it was written.
+    """
+    messages = with_agent_prompt(conversation, agent, environment)
+    _check_calls(messages, (*environment.tools, *agent.tools), place)
+    for position, message in enumerate(messages):
+        if message.role == "assistant":
+            check_read_back(message, messages[:position], renderer, f"{place}: message {position}")
+    ids, mask = renderer.tokenize_conversation(messages)
+    if len(ids) > max_context:
+        raise DataError(f"{place} has {len(ids)} tokens, but the model reads {max_context}. Shorten it or leave it out")
+    return ids, mask
+
+
+def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str) -> None:
+    """Refuse calls of undeclared tools, unless none is declared: some environments state tools in each scenario."""
+    unknown = {call.name for message in messages for call in message.tool_calls} - {tool.name for tool in tools}
+    if tools and unknown:
+        raise DataError(
+            f"{place} calls {', '.join(sorted(unknown))}, which the prompt does not declare. Its tools are "
+            f"{', '.join(tool.name for tool in tools)}: correct the call, or leave the demonstration out"
+        )
 
 
 def _parse(record: Any, place: str) -> tuple[Message, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,13 @@ import numpy as np
 from grpo.config.episode_parts import EpisodeParts
 from grpo.config.sft import SFTSettings
 from grpo.environments.episode_parts import make_parts
-from grpo.errors import DataError
 from grpo.learner.checkpoints import save_tuned
 from grpo.learner.offline.demonstrations import (
     TokenizedDemonstration,
+    demonstration_tokens,
     read_demonstrations,
     source_place,
-    with_agent_prompt,
 )
-from grpo.learner.offline.read_back import check_read_back
-from grpo.messages import Message, Tool
 from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.model import load
 
@@ -44,20 +40,17 @@ def fine_tune(
 
     policy = load(base)
     environment, agent, renderer = make_parts(parts, policy.tokenizer)
-    tools = (*environment.tools, *agent.tools)
     examples = []
     source = source_place(settings.demonstrations)
     for index, conversation in enumerate(read_demonstrations(settings.demonstrations)):
-        messages, place = with_agent_prompt(conversation, agent, environment), f"demonstration {index + 1} of {source}"
-        _check_calls(messages, tools, place)
-        for position, message in enumerate(messages):
-            if message.role == "assistant":
-                check_read_back(message, messages[:position], renderer, f"{place}: message {position}")
-        ids, mask = renderer.tokenize_conversation(messages)
-        if len(ids) > policy.max_context:
-            raise DataError(
-                f"{place} has {len(ids)} tokens, but the model reads {policy.max_context}. Shorten it or leave it out"
-            )
+        ids, mask = demonstration_tokens(
+            conversation,
+            agent=agent,
+            environment=environment,
+            renderer=renderer,
+            max_context=policy.max_context,
+            place=f"demonstration {index + 1} of {source}",
+        )
         examples.append(TokenizedDemonstration(token_ids=np.array(ids, np.int32), loss_mask=np.array(mask, np.bool_)))
     losses = train_sft(
         policy.model,
@@ -70,13 +63,3 @@ def fine_tune(
         seed=seed,
     )
     return save_tuned(policy, base, target, stage="sft"), len(examples), tuple(losses)
-
-
-def _check_calls(messages: Sequence[Message], tools: Sequence[Tool], place: str) -> None:
-    """Refuse calls of undeclared tools, unless none is declared: some environments state tools in each scenario."""
-    unknown = {call.name for message in messages for call in message.tool_calls} - {tool.name for tool in tools}
-    if tools and unknown:
-        raise DataError(
-            f"{place} calls {', '.join(sorted(unknown))}, which the prompt does not declare. Its tools are "
-            f"{', '.join(tool.name for tool in tools)}: correct the call, or leave the demonstration out"
-        )

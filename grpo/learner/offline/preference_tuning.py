@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +17,9 @@ from grpo.config.episode_parts import EpisodeParts
 from grpo.environments.catalog import make_environment
 from grpo.learner.checkpoints import save_tuned
 from grpo.learner.metrics import PreferenceMetrics
-from grpo.learner.offline.demonstrations import with_agent_prompt
-from grpo.learner.offline.preferences import WrittenPair, pair_logprobs, preference_metrics, read_pairs, tokenize_pair
-from grpo.policy.renderer import make_renderer
+from grpo.learner.offline.preferences import PairRenderers, pair_logprobs, preference_metrics, read_pairs, tokenize_pair
 from grpo.policy.transformers.device import reproducible_kernels
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.renderers.chat_template import Renderer
 
 if TYPE_CHECKING:
     from grpo.learner.trl.dpo_trainer import TokenizedPair
@@ -61,17 +57,8 @@ def tune_on_preferences(
     """
     policy, written = load(base), read_pairs(settings.pairs)
     environment, agent = make_environment(parts.environment), make_agent(parts.agent)
-    renderers: dict[str, Renderer] = {}
-
-    def tokenize(pair: WrittenPair) -> TokenizedPair:
-        tools = (*(environment.tools if pair.tools is None else pair.tools), *agent.tools)
-        key = json.dumps([tool.to_template() for tool in tools])
-        if key not in renderers:
-            renderers[key] = make_renderer(policy.tokenizer, tools=tools, settings=parts.renderer)
-        prompt = with_agent_prompt(pair.prompt, agent, environment)
-        return tokenize_pair(replace(pair, prompt=prompt), renderers[key], max_context=policy.max_context)
-
-    pairs = [tokenize(pair) for pair in written]
+    renderers = PairRenderers(agent, environment, policy.tokenizer, parts.renderer)
+    pairs = [tokenize_pair(*renderers.prepared(pair), max_context=policy.max_context) for pair in written]
     steps, before, after = optimize(policy, pairs, settings, max_tokens=max_tokens, seed=seed)
     tuned = save_tuned(policy, base, target, stage="dpo")
     losses = tuple(step["loss"] for step in steps)

@@ -7,27 +7,33 @@ rejected_ids   A2             the other reply
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from grpo.agents.agent import to_message, to_messages
+from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.artifacts import local_path
 from grpo.config.dpo import PairSettings, ServedPairs
+from grpo.config.renderer import RendererSettings
+from grpo.environments.environment import Environment
 from grpo.errors import DataError
 from grpo.learner.metrics import PreferenceMetrics
+from grpo.learner.offline.demonstrations import with_agent_prompt
 from grpo.learner.offline.read_back import check_read_back
 from grpo.learner.offline.training_lines import read_lines
 from grpo.messages import Message, Tool
+from grpo.policy.renderer import make_renderer
 from grpo.renderers.chat_template import Renderer
 from grpo.scenarios.readers.served import join_served
 from grpo.scenarios.served_tuning import Corrections, RedactedCorrection, collect_corrections
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from grpo.learner.batch import Sample
     from grpo.learner.trl.dpo_trainer import TokenizedPair
@@ -107,10 +113,35 @@ def _reply(messages: Any, side: str) -> Message:
     return reply
 
 
-def tokenize_pair(pair: WrittenPair, renderer: Renderer, *, max_context: int) -> TokenizedPair:
-    """Tokens of a pair, with the loss on both replies. Raises `DataError` if a side exceeds the context."""
-    from grpo.learner.trl.dpo_trainer import TokenizedPair  # the import takes 2.5 s
+class PairRenderers:
+    """Renderers of pairs in the prompts of these episodes. Pairs that state the same tools share one."""
 
+    def __init__(
+        self,
+        agent: MultiTurnAgent,
+        environment: Environment,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: RendererSettings | None,
+    ) -> None:
+        self._agent, self._environment = agent, environment
+        self._tokenizer, self._settings = tokenizer, settings
+        self._renderers: dict[str, Renderer] = {}
+
+    def prepared(self, pair: WrittenPair) -> tuple[WrittenPair, Renderer]:
+        """The pair with the system prompt of the episodes, and the renderer with its tools."""
+        tools = (*(self._environment.tools if pair.tools is None else pair.tools), *self._agent.tools)
+        key = json.dumps([tool.to_template() for tool in tools])
+        if key not in self._renderers:
+            self._renderers[key] = make_renderer(self._tokenizer, tools=tools, settings=self._settings)
+        prompt = with_agent_prompt(pair.prompt, self._agent, self._environment)
+        return replace(pair, prompt=prompt), self._renderers[key]
+
+
+def pair_tokens(pair: WrittenPair, renderer: Renderer, *, max_context: int) -> tuple[list[int], list[int], list[int]]:
+    """Token ids of the prompt, the chosen and the rejected reply.
+
+    Raises `DataError` if a side exceeds the context, or if a call does not read back as it was written.
+    """
     for side, reply in (("chosen", pair.chosen), ("rejected", pair.rejected)):
         if reply.tool_calls:
             check_read_back(reply, pair.prompt, renderer, f"{pair.place}: {side}")
@@ -123,6 +154,14 @@ def tokenize_pair(pair: WrittenPair, renderer: Renderer, *, max_context: int) ->
             f"{pair.place}: the pair has {longest} tokens, but the model reads {max_context}. Shorten it or leave it "
             "out"
         )
+    return prompt, chosen, rejected
+
+
+def tokenize_pair(pair: WrittenPair, renderer: Renderer, *, max_context: int) -> TokenizedPair:
+    """Tokens of a pair, with the loss on both replies. Raises `DataError` like `pair_tokens`."""
+    from grpo.learner.trl.dpo_trainer import TokenizedPair  # the import takes 2.5 s
+
+    prompt, chosen, rejected = pair_tokens(pair, renderer, max_context=max_context)
     return TokenizedPair(
         prompt_ids=np.array(prompt, np.int32),
         chosen_ids=np.array(chosen, np.int32),

@@ -1,12 +1,14 @@
 """Records of promotions and rollbacks, which decide which version of a model is in service.
 
-    tag promotion.0007    {"document": {"model": "support-desk", "change": {"number": 7, "champion": 4, …}}, "mac": …}
+    tag promotion.0007    {"document": {"model": "support-desk", "created": 17…, "change": {"number": 7, …}}, "mac": …}
 
 The last signed record names the champion. The aliases `champion` and `previous` follow the records, for people and for
 other clients of MLflow. If an alias names another version, it was moved by hand, or the process was killed between
 the two writes. If a record is not signed, was changed, or was copied from another number or model, it is listed but not
-trusted. If a record is missing in the middle, that is an error. Removing the last records leaves no trace in the
-registry and would bring an earlier champion back, so each home keeps the highest number that it has seen.
+trusted. Neither is one from another registry, or from a model of the same name that was deleted, because a record names
+the time at which the registered model was made. MLflow sets that time, and its API cannot change it. If a record is
+missing in the middle, that is an error. Removing the last records leaves no trace in the registry and would bring an
+earlier champion back, so each home keeps the highest number that it has seen.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ def state_of(client: MlflowClient, model: RegisteredModel) -> PromotionState:
     """Promotions of a model, from its tags. Raises `SignatureError` if records were removed."""
     history, unsigned = [], []
     for key in sorted(filter(_is_record, model.tags), key=_number):
-        change = _verified(model.name, key, model.tags[key])
+        change = _verified(model, key)
         if change is None:
             unsigned.append(_number(key))
         else:
@@ -148,7 +150,8 @@ def state_of(client: MlflowClient, model: RegisteredModel) -> PromotionState:
 
 def write_record(client: MlflowClient, model: str, change: ChampionChange) -> str:
     """Write a signed record as a tag of the model, and return its text. Raises `RegistryError` if it is too long."""
-    text = sign(_KIND, {"model": model, "change": change.model_dump(mode="json")})
+    created = registered_model(client, model).creation_timestamp
+    text = sign(_KIND, {"model": model, "created": created, "change": change.model_dump(mode="json")})
     if len(text) > _MOST_CHARACTERS:
         raise RegistryError(
             f"the record of the change of {model} has {len(text):,} characters, {len(change.reason):,} of them the "
@@ -216,14 +219,16 @@ def remember(tracking_uri: str, model: str, number: int, *, wait_s: float = -1) 
             write_atomically(file, f"{number}\n", mode=0o600)
 
 
-def _verified(model: str, key: str, text: str) -> ChampionChange | None:
-    """Change in a record, or None if the record is not trusted."""
+def _verified(model: RegisteredModel, key: str) -> ChampionChange | None:
+    """Change in a record, or None if the record is not trusted. Records of earlier releases name no time."""
     try:
-        document = verify(_KIND, text)
+        document = verify(_KIND, model.tags[key])
         change = ChampionChange.model_validate(document["change"])
     except (Unverified, ValidationError, KeyError):
         return None
-    return change if document["model"] == model and change.number == _number(key) else None
+    created = document.get("created", model.creation_timestamp)
+    is_its_own = document["model"] == model.name and created == model.creation_timestamp
+    return change if is_its_own and change.number == _number(key) else None
 
 
 def _check_complete(tracking_uri: str, model: str, signed: list[int], unsigned: list[int]) -> None:

@@ -88,7 +88,9 @@ class AssertionJudge:
         )
         question = f"<conversation>\n{conversation}\n</conversation>\n<statements>\n{statements}\n</statements>"
         messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": question}]
-        verdicts = await self.judge.verdicts(messages, labels, rubric=_RUBRIC, parse=_parse)
+        verdicts = await self.judge.verdicts(
+            messages, labels, rubric=_RUBRIC, scenario_id=trajectory.scenario_id, parse=_parse
+        )
         return [verdicts[label] for label in labels]
 
 

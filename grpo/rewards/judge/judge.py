@@ -43,9 +43,12 @@ class Judge:
         labels: Sequence[str],
         *,
         rubric: str,
+        scenario_id: str,
         parse: Parser = parse_verdicts,
     ) -> dict[str, Verdict]:
         """Verdicts by label, from the cache if the same request was already answered under this rubric.
+
+        The cache keeps the scenario's id, because an answer may quote the conversation, and an erasure has to find it.
 
         Raises `Unscored` if there is no answer that can be parsed.
         """
@@ -59,7 +62,7 @@ class Judge:
         except MalformedVerdict as problem:
             answer = await self.client.send([*messages, *_repair_request(answer, problem)])
             verdicts = parse(answer, labels)
-        self.answers.put(question, answer)
+        self.answers.put(question, answer, scenario_id=scenario_id)
         return verdicts
 
 
@@ -77,6 +80,8 @@ class _Entry(BaseModel):
     """Digest of the question."""
     answer: str
     answer_sha256: str
+    scenario_id: str = ""
+    """Scenario of the conversation in the question. Entries of earlier releases have none."""
 
 
 class AnswerCache:
@@ -99,10 +104,10 @@ class AnswerCache:
             return None
         return entry.answer
 
-    def put(self, question: Mapping[str, Any], answer: str) -> None:
-        """Write an answer atomically."""
+    def put(self, question: Mapping[str, Any], answer: str, *, scenario_id: str) -> None:
+        """Write an answer to a question about a scenario atomically."""
         digest, path = self._location(question)
-        entry = _Entry(question=digest, answer=answer, answer_sha256=_sha256(answer))
+        entry = _Entry(question=digest, answer=answer, answer_sha256=_sha256(answer), scenario_id=scenario_id)
         write_atomically(path, entry.model_dump_json())
 
     def _location(self, question: Mapping[str, Any]) -> tuple[str, Path]:

@@ -73,7 +73,12 @@ class RulerReward(GroupReward):
             episodes, order, self.rubric, seed=self.settings.seed, max_chars=self.settings.max_chars
         )
         try:
-            verdicts = await self.judge.verdicts(prompt.messages, prompt.labels, rubric=self.rubric.hash)
+            verdicts = await self.judge.verdicts(
+                prompt.messages,
+                prompt.labels,
+                rubric=self.rubric.hash,
+                scenario_id=episodes[0].context.scenario_id,
+            )
         except Unscored as reason:
             return [reason] * len(episodes)
         return [

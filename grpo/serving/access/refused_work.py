@@ -12,6 +12,10 @@ The budget is per key and not per address, because all users behind a proxy have
 out the others. A request without a valid key is refused by its head, without a budget. If an address sends more than
 `UNAUTHENTICATED_PER_SECOND` of them, its answers are delayed. The answer of a public path is delayed if the request has
 a body, because public paths read none.
+
+If the sender of a file for rollouts goes away, the part that it has sent is not charged. A whole file costs the server
+as much and is taken, so that a charge would stop no attacker, but the gigabytes of one broken connection would lock a
+learner out for a minute.
 """
 
 from __future__ import annotations

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from grpo.config.base import Settings
+from grpo.config.base import RunName, Settings
 from grpo.config.loading import describe_errors
 from grpo.config.rollout import RolloutSettings
 from grpo.config.training import TrainingSettings
+from tests.places import ROOT
 
 
 def _errors(kind: type[Settings], document: dict[str, Any], **options: bool) -> list[str]:
@@ -46,3 +48,16 @@ def test_no_setting_is_called_keys():
         schema = config.model_json_schema()
         models = {config.__name__: schema, **schema["$defs"]}
         assert [name for name, model in models.items() if "keys" in model.get("properties", {})] == []
+
+
+def test_a_run_cannot_have_the_name_of_anything_else_in_the_home():
+    """Its report would go into the model cache, or a folder would be in the place of the keys or of a database."""
+    sources = [path.read_text() for part in ("grpo", "flows", "tasks") for path in (ROOT / part).rglob("*.py")]
+    places = {name for source in sources for name in re.findall(r"home(?:\(\))? / [\"']([\w.]+)[\"']", source)}
+    assert {"artifacts", "keys.json", "mlflow.db", "models", "stores.lock"} <= places
+    name = TypeAdapter(RunName)
+    for place in (*places, "mlflow.db-wal", "Keys.JSON"):
+        with pytest.raises(ValidationError, match="of the home"):
+            name.validate_python(place)
+    for good in ("nightly", "models2", "v1.2", "keys"):
+        assert name.validate_python(good) == good

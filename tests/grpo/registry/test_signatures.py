@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -377,7 +378,7 @@ def test_signed_versions_do_not_enter_service_under_numbers_of_others(registry: 
         )
     for tag, value in records.items():
         registry.client.set_registered_model_tag("replayed", tag, value)
-    with pytest.raises(SignatureError, match="models:/replayed/2 is another version than the one of this number"):
+    with pytest.raises(SignatureError, match=r"the record promotion.0002 of model replayed was removed or changed"):
         registry.champion("replayed")
 
 
@@ -553,6 +554,16 @@ def _copied_from_another_model(client: Any, model: str) -> None:
     client.set_registered_model_tag(model, record_key(3), client.get_registered_model(other).tags[record_key(3)])
 
 
+def _copied_from_another_registry(client: Any, model: str) -> None:
+    """Of a model of the same name, with the same key, whose version 3 has the same content."""
+    with tempfile.TemporaryDirectory() as folder:
+        other = Registry(f"sqlite:///{folder}/mlflow.db", artifact_root=f"file://{folder}/artifacts")
+        _two(other, model)
+        put_into_service(other, model, 3)
+        text = other.client.get_registered_model(model).tags[record_key(3)]
+    client.set_registered_model_tag(model, record_key(3), text)
+
+
 def _of_another_key(client: Any, model: str) -> None:
     change = Registry(client.tracking_uri, client=client).promotions(model).history()[-1]
     with pytest.MonkeyPatch.context() as patch:
@@ -561,7 +572,14 @@ def _of_another_key(client: Any, model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "plant", [_unsigned_record, _copied_from_another_number, _copied_from_another_model, _of_another_key]
+    "plant",
+    [
+        _unsigned_record,
+        _copied_from_another_number,
+        _copied_from_another_model,
+        _copied_from_another_registry,
+        _of_another_key,
+    ],
 )
 def test_a_planted_record_is_listed_and_not_believed(registry: Registry, plant: Callable[[Any, str], None]):
     """With the alias moved as well; the next change takes the next number, and the planted record stays as it is."""

@@ -88,6 +88,13 @@ def test_what_is_not_one_number_is_none(value: Any):
     assert as_number(value) is None
 
 
+@pytest.mark.parametrize("breakdown", [{1: 0.5}, {"\ud83d": 0.5}, {"part": "x"}, [("part", 0.5)]])
+def test_a_breakdown_that_no_table_can_hold_is_one_sentence(breakdown: Any):
+    """Names are texts of UTF-8, and parts are numbers; otherwise writing the scores would end the stage."""
+    with pytest.raises(RewardError, match=r"scenario s: sample 0: the breakdown of a reward is .*Give a dict"):
+        scored(lambda turns: RewardResult(score=0.5, breakdown=breakdown))
+
+
 def test_a_class_may_return_a_number_without_async():
     """As people write it."""
 

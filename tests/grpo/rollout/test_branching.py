@@ -244,6 +244,19 @@ def test_a_state_that_cannot_be_copied_is_named(policy: TransformersPolicy, rend
         _collect(policy, renderer, Locked(max_turns=4))
 
 
+class Forgetful(Diary):
+    """Its fork returns nothing."""
+
+    def fork(self, state: EnvironmentState) -> EnvironmentState:
+        super().fork(state)
+        return None  # type: ignore[return-value]
+
+
+def test_a_fork_that_returns_no_state_is_named(policy: TransformersPolicy, renderer: Renderer):
+    with pytest.raises(ConfigError, match=r"rollout\.trees: Forgetful\.fork .*what fork returned is None"):
+        _collect(policy, renderer, Forgetful(max_turns=4))
+
+
 class Outside(Diary):
     """Whatever its states refer to, it does not say how to copy them."""
 

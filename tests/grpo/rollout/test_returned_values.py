@@ -13,7 +13,7 @@ from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.rollout import RolloutSettings
 from grpo.environments.conversation import ConversationEnvironment
 from grpo.environments.environment import EnvironmentState, StepResult
-from grpo.messages import Message
+from grpo.messages import Message, ToolCall
 from grpo.policy.scripted import ScriptedPolicy
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
@@ -39,6 +39,9 @@ class Altered(ConversationEnvironment):
 
     async def step(self, state: EnvironmentState, action: Message) -> StepResult:
         return self._altered("step", await super().step(state, action))
+
+    def state_digest(self, state: EnvironmentState) -> Any:
+        return self._altered("state_digest", "s")
 
     def verify(self, state: EnvironmentState) -> Any:
         return self._altered("verify", Outcome(success=True))
@@ -81,6 +84,14 @@ def _changed(**fields: Any) -> Change:
     return lambda value: replace(value, **fields)
 
 
+def _message(**fields: Any) -> Message:
+    return Message(role="user", content="hello", **fields)
+
+
+def _call(argument: Any) -> ToolCall:
+    return ToolCall(name="f", arguments={"a": argument})
+
+
 @pytest.mark.parametrize(
     ("place", "change", "reason"),
     [
@@ -102,6 +113,14 @@ def _changed(**fields: Any) -> Change:
         ("verify", _changed(checks={"a": None}), "the check a is None"),
         ("verify", _changed(reward=float("nan")), "the environment's reward is nan"),
         ("verify", _changed(state=[1]), "dict"),
+        ("verify", _changed(checks={"\ud83d": True}), "surrogates not allowed"),
+        ("verify", lambda outcome: Outcome.of({}, unjudged=(3,)), "a text is 3"),  # type: ignore[arg-type]
+        ("state_digest", lambda digest: 5, "what state_digest returned is 5. Return a value of type str"),
+        ("state_digest", lambda digest: "\ud83d", "surrogates not allowed"),
+        ("step", _changed(response=_message(malformed=5)), "a part of a step's response is 5"),
+        ("step", _changed(response=_message(tool_calls=("f",))), "a call of a step's response is a value of type str"),
+        ("step", _changed(response=_message(tool_calls=(_call(object()),))), "NotStrictJSON: not a value of JSON"),
+        ("reset", _changed(history=(_message(reasoning=b"x"),)), "a part of a state's history is a value of type byt"),
     ],
 )
 def test_an_environment_that_returns_something_else_fails_its_episode(

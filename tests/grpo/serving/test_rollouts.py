@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi.testclient import TestClient
+from starlette.requests import ClientDisconnect
 
 from grpo.config.serving import RolloutServingSettings, ServerSettings
 from grpo.policy.policy import Prompt, Sampling
@@ -225,4 +226,28 @@ def test_files_that_do_not_fit_displace_the_ones_used_longest_ago():
 
     asyncio.run(send())
     assert missing(b"aaa", b"bbb", b"ccc", b"ddd") == [b"bbb", b"ddd"]
+    files.close()
+
+
+def test_a_sender_that_leaves_displaces_no_more_than_it_has_sent():
+    """Room for 8 bytes. One states 8 and sends nothing, the next one sends 3: one of aaa and bbb goes for these."""
+    files = WeightFiles(8)
+    wanted = WeightsRequest(version="0" * 16, files={"a.json": digest(b"aaa"), "b.json": digest(b"bbb")})
+
+    async def left(content: bytes) -> AsyncIterator[bytes]:
+        for byte in content:
+            yield bytes([byte])
+        raise ClientDisconnect
+
+    async def send() -> None:
+        for content in (b"aaa", b"bbb"):
+            await files.receive(digest(content), 3, _chunks(content))
+        for content, missing in ((b"", 0), (b"ccc", 1)):
+            with pytest.raises(ClientDisconnect):
+                await files.receive(digest(b"cccccccc"), 8, left(content))
+            assert len(files.missing(wanted)) == missing
+        await files.receive(digest(b"dddd"), 4, _chunks(b"dddd"))
+        assert len(files.missing(wanted)) == 1
+
+    asyncio.run(send())
     files.close()

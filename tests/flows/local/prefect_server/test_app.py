@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from grpo_local.login import CLIENT, ORIGINS, SERVER
 from grpo_local.origins import TrustedOriginMiddleware
 from grpo_local.prefect_server.app import _is_prefect_page
+from grpo_local.prefect_server.description import DescriptionMiddleware
 from tests.places import ROOT
 from tests.ports import own_port
 
@@ -182,3 +183,27 @@ def test_a_server_that_would_answer_anyone_is_not_started(tmp_path: Path, variab
     assert done.returncode != 0
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/openapi.json", 404),
+        ("/open%61pi.json", 404),
+        ("/openapi.json/", 404),
+        ("/docs", 404),
+        ("/docs/oauth2-redirect", 404),
+        ("/redoc", 404),
+        ("/api/openapi.json", 404),
+        ("/api/docs", 404),
+        ("/", 200),
+        ("/api/flows/filter", 200),
+        ("/docs-of-ours", 200),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+def test_the_description_of_the_api_is_switched_off(path: str, status: int, method: str):
+    """It needs no login, keeps the server for seconds, and its pages load programs of another host."""
+    routes = [Route("/{path:path}", lambda request: PlainTextResponse("hello"), methods=["GET", "POST"])]
+    client = TestClient(DescriptionMiddleware(Starlette(routes=routes)))
+    assert client.request(method, path).status_code == status

@@ -67,6 +67,14 @@ def test_all_assertions_must_hold(model: Model, tmp_path: Path, second: int, suc
     assert completed.reward_metadata["assertions"][1] == {"assertion": ASSERTIONS[1], "holds": success, "reason": "so"}
 
 
+def test_a_cached_answer_names_its_scenario(model: Model, tmp_path: Path):
+    """The answer may quote a served conversation, and an erasure finds copies by the id."""
+    model.answers = [_verdicts(lambda text: 1)]
+    asyncio.run(_judge(model, tmp_path).complete_outcome(_unjudged(scenario_id="conversation-a1"), SCENARIO))
+    [entry] = (tmp_path / "answers").rglob("*.json")
+    assert json.loads(entry.read_text())["scenario_id"] == "conversation-a1"
+
+
 def test_other_unjudged_parts_stay_unjudged(model: Model, tmp_path: Path):
     """Assertions on the environment need its code; an LLM judge cannot decide them."""
     model.answers = [_verdicts(lambda text: 1)]

@@ -153,7 +153,7 @@ def test_a_damaged_answer_on_disk_is_asked_for_again(model: Model, tmp_path: Pat
     asked = {key: value for key, value in model.asked[0].items() if key != "path"}
     question = {"server": f"{model.url}#clerk", "rubric": ruler.rubric.hash, "request": asked}
     assert ruler.judge.answers.get(question) is not None
-    ruler.judge.answers.put(question, "no verdict")
+    ruler.judge.answers.put(question, "no verdict", scenario_id="s")
     assert [r.score for r in _results(ruler)] == [0.1, 0.9]
     assert len(model.asked) == 3
 

@@ -118,8 +118,6 @@ class Case:
 SCRIPT = Scenario(id="s", user_responses=("Hi.", "And then?", "Well."), world={"tags": {}})
 FACTS = "- order number: 4711\n- color: red\n- size: 40 cm\nKnown: You are Ann."
 GOAL = Scenario(id="g", goal=f"I want to send my lamp back.\n{FACTS}")
-    id="g", goal="I want to send my lamp back.\n- order number: 4711\n- color: red\n- size: 40 cm\nKnown: You are Ann."
-)
 ASK_NUMBER, ASK_COLOR = reply("What is your order number?"), reply("Please tell me the color.")
 LOG = Scenario.model_validate(
     {

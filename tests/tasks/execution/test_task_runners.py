@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -54,14 +53,12 @@ class MyDesk(SupportDesk):
 
 
 def my_reward(turns):
-    with (Path(__file__).with_name("scorers") / str(os.getpid())).open("a") as scored:
-        print("scored", file=scored)
     return 1 / (1 + len(turns[-1].content))
 
 
 my_reward.probed = False
 """
-"""An environment and a reward of one's own, which note the processes that play and score."""
+"""An environment of one's own, which notes the processes that play it, and a reward of one's own."""
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])
@@ -73,9 +70,9 @@ def test_a_runner_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
         shard_runner(RolloutSettings(runner=runner))
 
 
-def _rows(store: Path, kind: str) -> pa.Table:
-    """Every episode of a kind in a store, all columns, in an order that does not depend on who played it when."""
-    table = pa.concat_tables(pq.read_table(path) for path in sorted((store / kind).glob("*.parquet")))
+def _rows(store: Path) -> pa.Table:
+    """Every rolled-out episode in a store, all columns, in an order that does not depend on who played it when."""
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((store / "rollout").glob("*.parquet")))
     table = table.replace_schema_metadata(None)
     return table.sort_by([(name, "ascending") for name in ("policy_hash", "scenario_id", "sample", "seed")])
 
@@ -280,14 +277,9 @@ class Runs:
         (folder / "desk_of_mine.py").write_text(OWN)
 
     def play(self, runner: str, workers: int = 2) -> tuple[pa.Table, set[int]]:
-        """Every scored episode of a run of 4 shards per iteration, and the processes that played them.
-
-        All episodes are scored where the shards are played. Before the run, its own process tries the reward once.
-        """
-        players, scorers = self.folder / runner, self.folder / "scorers"
+        """Every episode of a run of 4 shards per iteration, and the processes that played them."""
+        players = self.folder / runner
         players.mkdir()
-        shutil.rmtree(scorers, ignore_errors=True)
-        scorers.mkdir()
         plan = short_run(
             self.folder,
             name=runner,
@@ -300,10 +292,7 @@ class Runs:
             training={"iterations": 1},
         )
         train(PipelineConfig.model_validate(plan))
-        scored = {int(path.name): len(path.read_text().splitlines()) for path in scorers.iterdir()}
-        rows = _rows(players / "store", "scored")
-        print(runner, scored, rows.num_rows, _rows(players / "store", "rollout").num_rows)
-        return rows, {int(path.name) for path in players.glob("[0-9]*")}
+        return _rows(players / "store"), {int(path.name) for path in players.glob("[0-9]*")}
 
 
 @pytest.fixture(scope="module")

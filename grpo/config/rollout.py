@@ -199,8 +199,8 @@ class RolloutSettings(EpisodeSettings):
         if self.mode == "continuous" and (faults := [setting for setting, is_unfit in unfit.items() if is_unfit]):
             raise ValueError(
                 f"mode continuous begins groups from one queue in this process, in an order that is fixed before the "
-                f"run, and replaces weights between turns. It does not go with {', '.join(faults)}. Leave it out, or "
-                "set mode to stages"
+                f"run, and replaces weights while episodes go on. It does not go with {', '.join(faults)}. Leave it "
+                "out, or set mode to stages"
             )
         return self
 

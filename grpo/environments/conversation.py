@@ -6,8 +6,9 @@ import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
-from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id, world_digest
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.environments.users.user import ScriptedUser, User
 from grpo.messages import Message
@@ -85,6 +86,29 @@ class ConversationEnvironment(Environment):
     def fork(self, state: EnvironmentState) -> EnvironmentState:
         """A deep copy, because a state has everything of its episode."""
         return copy.deepcopy(state)
+
+    def state_digest(self, state: EnvironmentState) -> str | None:
+        """Digest of the world, the user's state, what else the metadata keep, and the last message.
+
+        None if the user's state is unknown (`User.state`), or if a subclass keeps something that is not JSON.
+        """
+        user = self.user.state(state.scenario, state.metadata["user"]) if "user" in state.metadata else None
+        if user is None:
+            return None
+        try:
+            return world_digest(state, user, self._other_state(state))
+        except (TypeError, ValueError, RecursionError):
+            return None
+
+    def _other_state(self, state: EnvironmentState) -> dict[str, Any]:
+        """Metadata that decide how an episode goes on, without the user's."""
+        return {name: value for name, value in state.metadata.items() if name != "user"}
+
+    @property
+    def gives_states(self) -> bool:
+        """True if the user has a state, or if a subclass overrides `state_digest`."""
+        overrides = type(self).state_digest is not ConversationEnvironment.state_digest
+        return overrides or type(self.user).state is not User.state
 
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """Outcome from the user's checks. None if the user makes none, as a script, and no part of success is open.

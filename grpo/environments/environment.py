@@ -116,7 +116,7 @@ class Environment(ABC):
 
     @property
     def gives_states(self) -> bool:
-        """True if the environment overrides `state_digest`."""
+        """True if `state_digest` gives digests. By default, if the environment overrides it."""
         return type(self).state_digest is not Environment.state_digest
 
     async def check(self, scenario: Scenario) -> None:
@@ -161,6 +161,11 @@ class SingleTurnEnvironment(Environment):
         """See the wrapped environment."""
         return self.environment.state_digest(state)
 
+    @property
+    def gives_states(self) -> bool:
+        """See the wrapped environment."""
+        return self.environment.gives_states
+
     async def check(self, scenario: Scenario) -> None:
         """See the wrapped environment."""
         await self.environment.check(scenario)
@@ -173,6 +178,11 @@ class SingleTurnEnvironment(Environment):
         """See the wrapped environment."""
         return self.environment.fork(state)
 
+    @property
+    def forks(self) -> bool:
+        """See the wrapped environment."""
+        return self.environment.forks
+
     def verify(self, state: EnvironmentState) -> Outcome | None:
         """See the wrapped environment."""
         return self.environment.verify(state)
@@ -182,11 +192,11 @@ class SingleTurnEnvironment(Environment):
         return await self.environment.conclude(state, cut_off)
 
 
-def world_digest(state: EnvironmentState) -> str:
-    """Digest of the world and the last message, 16 hex digits. The world must be valid JSON."""
+def world_digest(state: EnvironmentState, *parts: Any) -> str:
+    """Digest of the world, other parts of the state and the last message, 16 hex digits. All must be valid JSON."""
     last = state.history[-1]
-    parts = json.dumps([state.world, last.role, last.content], sort_keys=True)
-    return hashlib.sha256(parts.encode()).hexdigest()[:16]
+    text = json.dumps([state.world, *parts, last.role, last.content], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def episode_id(scenario: Scenario, seed: int | None) -> str:

@@ -8,6 +8,8 @@ Gymnasium's five values, the four of Gym, and an object with `observation`, `rew
 return it, are read. Both methods may be async. An observation is a text, or an object or dict with one text under a
 usual name. If `step` takes a class with one text, such as OpenEnv's actions, the agent's text is put into it.
 
+If the class has a method `state_digest() -> str`, its texts are the digests of the states (`credit_assignment: state`).
+
 Each episode has its own instance. All episodes of a scenario are reset with one seed, so that they start alike. Other
 spaces than texts, tools and several agents are not covered, and are refused.
 """
@@ -65,6 +67,7 @@ class GymEnvironment(Environment):
             if not callable(getattr(probe, method, None)):
                 raise ConfigError(f"{self._name} has no method {method}. Write reset(self) and step(self, action: str)")
         self._action = _action_maker(self._name, probe.step)
+        self._has_digests = callable(getattr(probe, "state_digest", None))
         close = getattr(probe, "close", None)
         if callable(close) and not inspect.iscoroutinefunction(close):
             close()
@@ -101,6 +104,16 @@ class GymEnvironment(Environment):
         cut = state.turn_count >= self.max_turns
         response = Message(role="user", content=self._text(observation, "step"))
         return StepResult(state=state.after(response, done=cut), response=response, truncated=cut)
+
+    def state_digest(self, state: EnvironmentState) -> str | None:
+        """Digest by the instance's own `state_digest`, or None if it has no such method."""
+        digest: str | None = state.metadata["instance"].state_digest() if self._has_digests else None
+        return digest
+
+    @property
+    def gives_states(self) -> bool:
+        """True if the class has a method `state_digest`."""
+        return self._has_digests
 
     async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome:
         """Sum of the rewards, and the attributes of the instance. The instance is closed if it has `close`."""

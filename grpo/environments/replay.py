@@ -61,6 +61,13 @@ class ReplayEnvironment(ToolCallingEnvironment):
         metadata[UNRECORDED_CALLS] += 1
         return state.after(metadata=metadata), {"error": _not_recorded(call, recorded)}
 
+    def _other_state(self, state: EnvironmentState) -> dict[str, Any]:
+        """See `ToolCallingEnvironment._other_state`. Of the calls, it has how many results of each were given."""
+        parts, made = super()._other_state(state), state.metadata[CALLS]
+        recorded = recorded_calls(state.scenario)
+        del parts[UNRECORDED_CALLS]
+        return {**parts, CALLS: [_given(recorded[: k + 1], made) for k in range(len(recorded))]}
+
     def can_verify(self, scenario: Scenario, *, judged: bool = False) -> bool | None:
         """True if calls or facts are expected, and no part of success stays open."""
         if type(self).verify is not ReplayEnvironment.verify:
@@ -115,6 +122,15 @@ def _unplayable(scenario: Scenario, reason: str) -> str:
 
 def _same_call(name: str, arguments: Mapping[str, Any], call: ToolCall) -> bool:
     return name == call.name and equal_values(arguments, call.arguments)
+
+
+def _given(recorded: Sequence[Mapping[str, Any]], made: Sequence[ToolCall]) -> bool:
+    """True if the result of the last of these recorded calls was given."""
+    name, arguments = recorded[-1]["name"], recorded[-1]["arguments"]
+    before = [ToolCall(name=entry["name"], arguments=entry["arguments"]) for entry in recorded]
+    return sum(_same_call(name, arguments, call) for call in made) >= sum(
+        _same_call(name, arguments, call) for call in before
+    )
 
 
 def _not_recorded(call: ToolCall, recorded: Sequence[Mapping[str, Any]]) -> str:

@@ -105,6 +105,11 @@ class TaskEnvironment(ToolCallingEnvironment):
         metadata = {**state.metadata, "results": (*state.metadata["results"], result)}
         return state.after(world=world, metadata=metadata), result
 
+    def _other_state(self, state: EnvironmentState) -> dict[str, Any]:
+        """See `ToolCallingEnvironment._other_state`. Results so far and the target of the verification are left out."""
+        parts = super()._other_state(state)
+        return {name: value for name, value in parts.items() if name not in ("results", "expected")}
+
     def _is_complete(self, state: EnvironmentState) -> bool:
         return bool(self.criteria) and all(holds(state.world) for holds in self.criteria.values())
 

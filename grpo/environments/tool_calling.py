@@ -80,6 +80,12 @@ class ToolCallingEnvironment(ConversationEnvironment):
             state=state.after(response, done=done or cut), response=response, terminated=done, truncated=cut
         )
 
+    def _other_state(self, state: EnvironmentState) -> dict[str, Any]:
+        """See `ConversationEnvironment._other_state`, and the tools that the agent has so far."""
+        turn = user_turn_index(state)
+        tools = [tool["name"] for tool in state.scenario.tools if tool.get("from_turn", 0) <= turn]
+        return {**super()._other_state(state), "tools": tools}
+
     def _offered(self, scenario: Scenario, *, turn: int | None = None) -> dict[str, Tool]:
         """Tools of a scenario by name: the tools available in a turn of the user, or all."""
         if self.tools:

@@ -4,6 +4,7 @@
         def reset(self, **columns) -> str | None     the columns of the scenario; a text is appended to the prompt
         def guess(self, word: str) -> str            each public method is a tool; its docstring describes `Args`
         def get_reward(self) -> float                optional: the reward of the finished episode
+        def _state_digest(self) -> str               optional: digest of the state, for `credit_assignment: state`
 
 As in TRL 1.16, results are shown as `str(result)`, and an exception of a method as `{'error': …}`. Each episode has its
 own instance. Its attributes are kept for reward functions that read `environments` (`grpo.object_state`). Pictures and
@@ -60,6 +61,7 @@ class TRLEnvironment(Environment):
                 f"success_reward {success_reward} compares with get_reward, which {self._name} does not have. Write it"
             )
         self._tool_names = tuple(_tool_names(probe))
+        self._has_digests = callable(getattr(probe, "_state_digest", None))
         self.tools = tuple(_describe(self._name, getattr(probe, name)) for name in self._tool_names)
 
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
@@ -96,6 +98,16 @@ class TRLEnvironment(Environment):
         response = Message(role="tool", content="\n".join(map(str, results)))
         cut = state.turn_count >= self.max_turns
         return StepResult(state=state.after(response, done=cut), response=response, truncated=cut)
+
+    def state_digest(self, state: EnvironmentState) -> str | None:
+        """Digest by the instance's own `_state_digest`, or None if it has no such method."""
+        digest: str | None = state.metadata["instance"]._state_digest() if self._has_digests else None
+        return digest
+
+    @property
+    def gives_states(self) -> bool:
+        """True if the class has a method `_state_digest`."""
+        return self._has_digests
 
     async def conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome:
         """Reward and attributes of the instance."""

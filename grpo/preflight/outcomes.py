@@ -140,11 +140,23 @@ def rewards(facts: Facts) -> Iterator[Exception]:
 
 def credit(facts: Facts) -> Iterator[Exception]:
     """Refuse credit by state if the environment gives no digest of its states."""
-    if facts.given.training.credit_assignment == "state" and not facts.environment().gives_states:
+    if facts.given.training.credit_assignment != "state":
+        return
+    settings = facts.given.environment
+    if not facts.environment().gives_states:
         yield ConfigError(
-            f"training.credit_assignment state: environment {facts.given.environment.kind} gives no digest of its "
-            "states. Set it to trajectory, or write state_digest for a class of your own"
+            f"training.credit_assignment state: environment {settings.kind} gives no digest of its states. Set it to "
+            "trajectory, or write state_digest for a class of your own"
         )
+    if isinstance(settings, SimulatedUserSettings | TaskSettings) and settings.model is not None:
+        scripted = settings.kind == "task"  # its user follows a scenario's script if there is one
+        written = [s.id for s in facts.playable() if not (scripted and s.user_responses)]
+        if written:
+            yield ConfigError(
+                f"training.credit_assignment state: environment.model writes the user's messages of {len(written)} "
+                f"scenarios ({_some(written)}), which depend on the whole conversation, so that no two states are the "
+                "same. Leave environment.model out, or set credit_assignment to trajectory"
+            )
 
 
 def branches(facts: Facts) -> Iterator[Exception]:

@@ -121,12 +121,16 @@ def ours(
     without: str = "",
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    port: int | None = None,
 ) -> Iterator[Side]:
-    """`grpo serve` of a model in a home of its own; `without` leaves out the log or the metrics."""
+    """`grpo serve` of a model in a home of its own; `without` leaves out the log or the metrics.
+
+    The server listens on `port`, or on a free port.
+    """
     home.mkdir(parents=True, exist_ok=True)
     store = KeyStore(home / "keys.json")
     key = store.create(f"load-{len(store.list())}", ("chat", "metrics"))
-    port = free_port()
+    port = port or free_port()
     module = ("tests.benchmarks.serve_without", without) if without else ("grpo_cli",)
     command = [sys.executable, "-m", *module, "serve", address, "--port", str(port), *options]
     variables = {"GRPO_HOME": str(home), **(environment or {})}

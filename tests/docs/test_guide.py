@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from pydantic import ValidationError
 
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.rewards import PYTHON, REWARD_NAMES, TRL
+from grpo.config.rollout import RolloutSettings
 from tests.places import ROOT
 
 GUIDE = ROOT / "docs" / "guide.md"
@@ -35,6 +37,29 @@ def test_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "data").symlink_to(ROOT / "data")  # so that the blocks write below another folder
     monkeypatch.chdir(tmp_path)
     asyncio.run(_run(blocks, {}))
+
+
+WORDS = {
+    "backend": "`backend: vllm`",
+    "shards": "shards",
+    "runner": "Dask, Ray",
+    "informative_groups": "`informative_groups`",
+    "curriculum": "curriculum",
+    "trees": "`trees`",
+}
+"""Settings that continuous rollouts do not go with, and what the guide calls them."""
+
+
+def test_the_guide_names_all_that_continuous_rollouts_refuse():
+    """In the section on the mode. A setting that is refused as well needs a word here and there."""
+    section = GUIDE.read_text(encoding="utf-8").split("### Rollouts that go on during updates", 1)[1].split("\n## ")[0]
+    settings = {"shards": 2, "runner": "dask", "informative_groups": 4, "curriculum": {}, "trees": 2}
+    with pytest.raises(ValidationError, match=r"does not go with") as refused:
+        RolloutSettings.model_validate({"mode": "continuous", "backend": "vllm", **settings})
+    faults = re.search(r"does not go with (.*)\. Leave it out", str(refused.value))
+    assert faults is not None
+    assert [fault.split()[0] for fault in faults[1].split(", ")] == [*WORDS]
+    assert [word for word in WORDS.values() if word not in section] == []
 
 
 def _first_cells(heading: str) -> list[str]:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grpo.agents.tools import call_on_thread
-from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id
+from grpo.environments.environment import Environment, EnvironmentState, StepResult, episode_id, world_digest
 from grpo.environments.scenario_sampler import ScenarioLike, ScenarioSampler
 from grpo.errors import ConfigError, DataError, install_command
 from grpo.messages import Message
@@ -80,6 +80,10 @@ class ReasoningGymEnvironment(Environment):
     def fork(self, state: EnvironmentState) -> EnvironmentState:
         """A deep copy, because a state has everything of its episode."""
         return copy.deepcopy(state)
+
+    def state_digest(self, state: EnvironmentState) -> str:
+        """Digest of the last message: the question, or the request to try again, whatever the wrong answer was."""
+        return world_digest(state)
 
     def verify(self, state: EnvironmentState) -> Outcome:
         """Score of the last answer. `problem` is the exception if the verifier could not read it."""

@@ -147,6 +147,16 @@ class SimulatedUser(User):
             checks["facts_communicated"] = set(memory["received"]) >= facts
         return checks
 
+    def state(self, scenario: Scenario, memory: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Facts that were disclosed and received, and the patience. None if a model reads the whole conversation.
+
+        Seed and turn are left out, because they decide only the wording of the next message.
+        """
+        if self.model is not None:
+            return None
+        facts = {name: sorted(memory[name]) for name in ("disclosed", "received")}
+        return {**facts, "unhelpful": memory["unhelpful"]}
+
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
         """Hold the model's connection."""
@@ -212,6 +222,10 @@ class ScenarioUser(User):
     def makes_checks(self, scenario: Scenario) -> bool:
         """See `User.makes_checks`."""
         return self._of(scenario).makes_checks(scenario)
+
+    def state(self, scenario: Scenario, memory: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """See `User.state`."""
+        return self._of(scenario).state(scenario, memory)
 
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:

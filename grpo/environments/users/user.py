@@ -49,6 +49,13 @@ class User(ABC):
         """Return True if `verify` returns checks for this scenario."""
         return type(self).verify is not User.verify
 
+    def state(self, scenario: Scenario, memory: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Part of the memory that decides how this user goes on, as JSON. It takes part in `state_digest`.
+
+        None if the agent's earlier messages decide it as well, which is the default.
+        """
+        return None
+
     @asynccontextmanager
     async def serve(self, *, concurrency: int) -> AsyncIterator[None]:
         """See `Environment.serve`."""
@@ -76,3 +83,7 @@ class ScriptedUser(User):
         lines = memory["lines"]
         content = scenario.user_responses[lines] if lines < len(scenario.user_responses) else None
         return UserTurn(content=content, memory={"lines": lines + 1})
+
+    def state(self, scenario: Scenario, memory: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Number of lines so far."""
+        return memory

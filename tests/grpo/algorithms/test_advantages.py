@@ -84,6 +84,13 @@ def test_in_groups_of_two_maximum_likelihood_is_leave_one_out(rewards: list[floa
     assert maximum_likelihood_advantages(group).tolist() == expected.tolist()
 
 
+def test_in_groups_of_two_with_graded_rewards_maximum_likelihood_is_leave_one_out_over_twice_the_mean():
+    """(R_1 − R_2) / 2 / mean R in place of R_1 − R_2."""
+    for group in np.random.default_rng(0).uniform(0.0, 3.0, size=(20, 2)):
+        expected = group_advantages(group, baseline="leave_one_out", scale_by_std=False) / (2 * group.mean())
+        assert maximum_likelihood_advantages(group) == pytest.approx(expected)
+
+
 def test_against_the_whole_batch_a_constant_group_has_advantages():
     """A group that is all 1 in a batch [1 1 0 0 −1 .5]: mean .25, and its spread is the batch's, .758288."""
     batch = np.array([1, 1, 0, 0, -1, 0.5])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from grpo.algorithms.advantages import group_advantages, maximum_likelihood_advantages
+from grpo.algorithms.catalog import ALGORITHMS
 from grpo.algorithms.kl import kl_loss
 from grpo.algorithms.losses import (
     ClipRange,
@@ -131,6 +132,33 @@ def test_on_average_the_maximum_likelihood_estimate_is_its_truncated_objective(s
     assert expected == pytest.approx(weights * success * (1 - success), abs=1e-12)
     if size == 3:
         assert expected == pytest.approx(0.288)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_on_average_the_maximum_likelihood_loss_has_the_gradient_of_its_truncated_objective(size: int):
+    """A policy with four answers, two of which are right, all 4^G groups, and the loss and reduction of `maxrl`.
+
+    The objective −Σ_{k=1}^{G−1} (1 − p)^k / k is differentiated by autograd, and not written out.
+    """
+    algorithm = ALGORITHMS["maxrl"]
+    theta = torch.tensor([0.3, -1.2, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
+    rewards = np.array([1.0, 0.0, 0.0, 1.0])
+    failure = 1 - torch.softmax(theta, dim=0)[[0, 3]].sum()
+    objective = -sum((failure**k / k for k in range(1, size)), torch.zeros(()).double())
+    (exact,) = torch.autograd.grad(objective, theta)
+
+    expected = torch.zeros_like(theta)
+    denominators = Denominators(sequences=size, tokens=size, normalizer=1)
+    weights = token_weights(torch.ones(size, dtype=torch.long), denominators, reduction=algorithm.reduction)
+    for answers in itertools.product(range(4), repeat=size):
+        sampled = torch.log_softmax(theta, dim=0)[list(answers)]
+        advantages = torch.from_numpy(maximum_likelihood_advantages(rewards[list(answers)]))
+        ratio = (sampled - sampled.detach()).exp()
+        losses, _ = algorithm.objective(ratio, sampled, advantages, CLIP)
+        (estimate,) = torch.autograd.grad((weights * losses).sum(), theta)
+        expected += sampled.sum().exp().detach() * estimate
+    assert torch.allclose(-expected, exact, atol=1e-12)
+    assert exact.abs().max() > 1e-2
 
 
 def test_the_expected_maximum_likelihood_gradient_approaches_that_of_the_log_probability():

@@ -156,6 +156,9 @@ def test_a_taskset_is_played_with_its_own_scenarios(tmp_path: Path, sections: di
         ({"training": {"algorithm": "dpo", "beta": 0.1}}, "does not go with training.algorithm dpo"),
         ({"compute": {"gpu_stages": {"stages": ["rollout"]}}}, "does not go with rollout in compute.gpu_stages.stages"),
         ({"rollout": {"backend": "vllm"}}, "does not go with backend vllm. Leave it out, or set mode to stages"),
+        ({"rollout": {"shards": 2}}, "does not go with shards 2. Leave it out, or set mode to stages"),
+        ({"rollout": {"curriculum": {}}}, "does not go with curriculum. Leave it out, or set mode to stages"),
+        ({"rollout": {"trees": 2}}, "does not go with trees. Leave it out, or set mode to stages"),
     ],
 )
 def test_a_continuous_rollout_refuses_what_it_cannot_be_combined_with(

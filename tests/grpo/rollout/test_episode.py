@@ -89,14 +89,22 @@ def test_turn_rewards_and_the_outcome_of_the_last_state_are_recorded(renderer: R
 class Counted(ConversationEnvironment):
     """The state is the number of turns."""
 
-    def state_digest(self, state: EnvironmentState) -> str:
+    def state_digest(self, state: EnvironmentState) -> str | None:
         return str(state.turn_count)
 
 
+class Unknown(Counted):
+    """The state of the second turn is unknown."""
+
+    def state_digest(self, state: EnvironmentState) -> str | None:
+        return None if state.turn_count == 1 else super().state_digest(state)
+
+
 def test_the_state_of_each_turn_is_recorded_where_the_environment_gives_one(renderer: Renderer):
-    """Of three turns, and of the one that was cut off for its length; a conversation as such has none."""
+    """Of three turns, and of the one that was cut off for its length. If one is unknown, there are none."""
     assert _run_episode(renderer, Counted()).turn_states == ("0", "1", "2")
-    assert _run_episode(renderer, ConversationEnvironment()).turn_states == ()
+    assert _run_episode(renderer, Unknown()).turn_states == ()
+    assert len(set(_run_episode(renderer, ConversationEnvironment()).turn_states)) == 3
     cut = _run_episode(renderer, Counted(), max_new_tokens=1, on_truncation="end")
     assert (cut.stop, cut.turn_states) == ("truncated", ("0",))
 

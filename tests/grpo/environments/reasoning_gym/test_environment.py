@@ -149,6 +149,15 @@ def test_a_scenario_that_makes_no_such_question_is_refused(world: dict[str, Any]
         asyncio.run(ReasoningGymEnvironment().check(scenario))
 
 
+def test_after_a_wrong_answer_the_state_is_the_same_whatever_the_answer_was():
+    """The question, then the request to try again."""
+    environment, case = ReasoningGymEnvironment(max_turns=3), scenarios("gcd", train=1)[0]
+    ways = [[], ["-1"], ["-2"], ["-1", "The answer is <answer>-7</answer>."]]
+    asked, *again = [environment.state_digest(asyncio.run(episode(environment, case, way))) for way in ways]
+    assert {asked} != set(again)
+    assert len(set(again)) == 1
+
+
 def demonstrations(task: str) -> GeneratedDemonstrations:
     function = "grpo.environments.reasoning_gym.scenario_generator:reasoning_demonstrations"
     options = {"tasks": [{"task": task}], "each": 2}

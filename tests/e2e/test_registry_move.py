@@ -100,6 +100,8 @@ def test_a_machine_moves_into_postgresql_and_a_bucket_and_goes_on(
 
     The champion is the same, is served and evaluated, and a rollback restores the version before it.
     """
+    for name in ("mlflow", "prefect"):
+        cluster.database(name)
     project = tmp_path / "project"
     project.mkdir()
     (project / "data").symlink_to(ROOT / "data")

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from fsspec.implementations.local import LocalFileSystem
+
 from grpo import progress
 from grpo.errors import ConfigError, SignatureError, StorageError
 from grpo.policy.weights.promotion_records import promotion_state
@@ -84,6 +86,8 @@ def move_registry(target: str, files: str) -> RegistryMove:
     for uri in (source, target):
         require_newest(uri)
     file_system, root = open_uri(files)
+    if isinstance(file_system, LocalFileSystem):
+        file_system.auto_mkdir = True
     folder = ObjectFolder(file_system, root.rstrip("/"))
     if f"{root.rstrip('/')}/".startswith(f"{home()}/{ARTIFACTS}/"):
         raise ConfigError(f"{files} is in {home() / ARTIFACTS}, where the files are. Name another place")

@@ -126,13 +126,13 @@ def test_a_database_with_other_records_is_refused(models: Registry, database: st
 def test_an_interrupted_move_leaves_the_database_empty_and_is_repeated(
     models: Registry, cluster: Cluster, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is interrupted after some files, and then after the rows, before they are compared."""
+    """It is interrupted after a file was written, and then after some rows, before they are compared."""
     name, copy = database.rpartition("/")[2], move._digest_there
     calls: list[str] = []
 
     def interrupted(*arguments: Any) -> str | None:
         calls.append(arguments[1])
-        if len(calls) == 4:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return copy(*arguments)
 

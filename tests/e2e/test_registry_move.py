@@ -138,20 +138,16 @@ def test_a_machine_moves_into_postgresql_and_a_bucket_and_goes_on(
         other.mkdir()
         signing = (project / "runs" / "services" / "signing.key").read_text().strip()
         machine = f"{exports}\nexport GRPO_SIGNING_KEY={signing}\n"
-        for seed in (3, 4):
-            moved = yaml.safe_load((project / f"{seed}.yaml").read_text())
-            (other / f"{seed}.yaml").write_text(yaml.safe_dump({**moved, "store": f"s3://{bucket}/artifacts"}))
-            _shell(f"{machine} grpo train {seed}.yaml", other, environment)
-            stages = read_report(other / "runs" / f"run-{seed}" / "report.json").stages
-            assert [stage.name for stage in stages if stage.runs > stage.cached] == []
+        moved = yaml.safe_load((project / "4.yaml").read_text())
+        (other / "4.yaml").write_text(yaml.safe_dump({**moved, "store": f"s3://{bucket}/artifacts"}))
+        _shell(f"{machine} grpo train 4.yaml", other, environment)
+        stages = read_report(other / "runs" / "run-4" / "report.json").stages
+        assert [stage.name for stage in stages if stage.runs > stage.cached] == []
         assert json.loads(_shell(f"{machine} grpo models --json", other, environment)) == before
         _shell(f"{machine} grpo evaluate 4.yaml --model models:/{MODEL}@champion", other, environment)
         _shell(f"{machine} grpo export models:/{MODEL}@champion exported", other, environment)
         assert (other / "exported" / "model.safetensors").is_file()
         printed = _shell(f"{machine} grpo rollback models:/{MODEL}@champion --reason worse", other, environment)
         assert "version 1 is champion" in printed
-        _shell(f"{machine} grpo train 4.yaml --set seed=5 --set name=run-5", other, environment)
-        versions = json.loads(_shell(f"{machine} grpo models --json", other, environment))
-        assert sorted(version["version"] for version in versions) == [1, 2, 3]
     finally:
         _shell("grpo down", project, environment)

@@ -167,7 +167,7 @@ def _copy_rows(before: Connection, after: Connection, tables: MetaData) -> int:
     for number, table in enumerate(tables.sorted_tables):
         progress.report("rows", number, len(tables.sorted_tables))
         for rows in before.execute(table.select()).partitions(_BATCH):
-            after.execute(table.insert(), [_placed(row._mapping, table) for row in rows])
+            after.execute(table.insert(), [_placed(row._asdict(), table) for row in rows])
         _continue_numbers(after, table)
     expected, copied = _digests(before, tables, placed=True), _digests(after, tables)
     for name, digest in expected.items():
@@ -220,7 +220,7 @@ def _digests(connection: Connection, tables: MetaData, *, placed: bool = False) 
 
 
 def _digest(row: Row[Any], table: Table, *, placed: bool) -> int:
-    values = _placed(row._mapping, table) if placed else dict(row._mapping)
+    values = _placed(row._asdict(), table) if placed else row._asdict()
     return int.from_bytes(hashlib.sha256(repr(sorted(values.items())).encode(errors="surrogatepass")).digest())
 
 

@@ -142,8 +142,9 @@ class RemoteStages:
 def _no_progress_s(settings: GpuStages, inputs: dict[str, Any]) -> float:
     """Bound of a stage. An update in several processes reports nothing until it ends, and has a timeout of its own."""
     training = inputs.get("settings")
-    several = isinstance(training, TrainingSettings) and training.workers > 1
-    return settings.no_progress_s + (training.update_timeout_s if several else 0.0)
+    if isinstance(training, TrainingSettings) and training.workers > 1:
+        return settings.no_progress_s + training.update_timeout_s
+    return settings.no_progress_s
 
 
 def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any], *, no_progress_s: float) -> FlowRun:

@@ -18,7 +18,7 @@ from grpo_cli.registry import admit, export, lineage, models, promote, reproduce
 from grpo_cli.runs import explain, report, runs, show
 from grpo_cli.serve import serve
 from grpo_cli.servers import deploy, down, env, migrate, ui, up
-from grpo_cli.store import store
+from grpo_cli.store import registry, store
 from grpo_cli.train import pretrain, retrain, train, tune
 from grpo_cli.train_node import train_node
 from grpo_cli.verify_log import verify_log
@@ -33,6 +33,7 @@ for command in (
     app.command()(with_exit_codes(command))
 app.add_typer(keys, name="keys")
 app.add_typer(store, name="store")
+app.add_typer(registry, name="registry")
 
 
 def _print_version(asked: bool) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from grpo.retraining.reports import RetrainingReport
     from grpo.retraining.triggers import TriggerResult
     from grpo.rewards.hacking.check import ProbeResult
-    from grpo.store_move import StoreMove
     from grpo.tuning.study_summary import StudySummary
     from grpo_flows.dry_run import DryRun
     from grpo_flows.reproduce import Reproduction
@@ -356,21 +355,6 @@ def print_reproduction(console: Console, result: Reproduction) -> None:
         f"was registered, this run gave {result.reproduced[-1]}. First difference: {first}",
         soft_wrap=True,
     )
-
-
-def print_store_move(console: Console, moved: StoreMove, *, dry_run: bool) -> None:
-    """Print the artifacts that were moved, the ones that stay, and the next steps."""
-    verb = "would move" if dry_run else "moved"
-    console.print(
-        f"{verb} {moved.artifacts} artifacts and {moved.documents} documents from {moved.source} to {moved.target}. "
-        f"{moved.present} artifacts were there",
-        soft_wrap=True,
-    )
-    for what, names in (("does not match its digest", moved.damaged), ("is not of a store", moved.left)):
-        for name in names:
-            console.print(f"left {name}: it {what}", soft_wrap=True)
-    if not dry_run:
-        console.print(f"now set `store: {moved.target}` in the configs", soft_wrap=True)
 
 
 def _mappings(value: object) -> list[dict[str, object]]:

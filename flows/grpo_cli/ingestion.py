@@ -20,15 +20,15 @@ _TURN_CHARS, _REASON_CHARS, _TOOLS = 100, 300, 5
 
 
 def show_guess(console: Console, path: Path, folder: Path) -> None:
-    """Read a file with guessed settings, and print counts, examples, unreadable records, and the settings to paste."""
-    from grpo.scenarios.guess import as_yaml, guess_source, unread_columns
+    """Read a file or a folder with guessed settings, and print counts, examples, quarantine and settings to paste."""
+    from grpo.scenarios.guess import as_yaml, guess_sources, unread_columns
     from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 
-    source = guess_source(path)
+    sources = guess_sources(path)
     folder.mkdir(parents=True, exist_ok=True)
     tables = folder / SCENARIOS_FILE, folder / QUARANTINE_FILE
     try:
-        counts = ingest((source,), *tables, max_quarantined_fraction=1.0)
+        counts = ingest(sources, *tables, max_quarantined_fraction=1.0)
     except DataError:
         if tables[1].exists():
             print_quarantined(console, tables[1])
@@ -36,10 +36,10 @@ def show_guess(console: Console, path: Path, folder: Path) -> None:
     print_counts(console, counts)
     print_examples(console, tables[0])
     print_quarantined(console, tables[1])
-    if unread := unread_columns(source, path):
+    if unread := list(dict.fromkeys(name for source in sources for name in unread_columns(source))):
         console.print(Text(f"columns that these settings do not read: {one_line(', '.join(unread))}"), soft_wrap=True)
     console.print("settings that read it, for a config:")
-    console.print(Text(printable(as_yaml(source)).rstrip()), soft_wrap=True)
+    console.print(Text(printable(as_yaml(*sources)).rstrip()), soft_wrap=True)
 
 
 def print_counts(console: Console, counts: IngestCounts) -> None:

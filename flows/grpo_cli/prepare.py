@@ -110,7 +110,9 @@ def doctor(
 
 
 def ingest(
-    config: Annotated[str, typer.Argument(metavar="FILE", help="YAML file of a run, or a file of scenarios or chats.")],
+    config: Annotated[
+        str, typer.Argument(metavar="FILE", help="YAML file of a run, or a file or folder of scenarios or chats.")
+    ],
     override: Overrides = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder for the tables and Data Docs. If left out, `ingest` in GRPO_HOME.")
@@ -119,7 +121,7 @@ def ingest(
     """Read, validate and split the scenarios of a config without training, and show counts, examples and quarantine.
 
     Use it when you want to see what a run would train on. If the file is not YAML, its kind is guessed, and five
-    scenarios, what cannot be read, and the settings for a config are shown.
+    scenarios, what cannot be read, and the settings for a config are shown. In a folder each file is a source.
 
     Example: grpo ingest data/configs/quickstart.yaml --folder runs/ingest
 

@@ -1,15 +1,22 @@
-"""Commands for the artifact store: move it to another address, sign what an earlier version left unsigned."""
+"""Commands for the artifact store and the registry: move them, sign what an earlier version left unsigned."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from grpo_cli.command import console, start_command
 from grpo_cli.errors import with_exit_codes
 
+if TYPE_CHECKING:
+    from grpo.registry.move import RegistryMove
+    from grpo.store_move import StoreMove
+
 store = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+registry = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 @store.callback()
@@ -50,11 +57,10 @@ def move(
     start_command()
     from grpo.store_move import move_store
     from grpo_cli.console import show_progress
-    from grpo_cli.display import print_store_move
 
     with show_progress(console):
         moved = move_store(source, target, keep=keep, dry_run=dry_run)
-    print_store_move(console, moved, dry_run=dry_run)
+    _print_store_move(moved, dry_run=dry_run)
 
 
 @store.command()
@@ -71,3 +77,74 @@ def sign(address: Annotated[str, typer.Argument(metavar="STORE", help="Store tha
     from grpo.store_move import sign_store
 
     console.print(f"{sign_store(address)} documents of {address} are signed now", soft_wrap=True)
+
+
+@registry.callback()
+def manage_registry() -> None:
+    """Move the registry of this home, with its versions and promotions, into a PostgreSQL database.
+
+    Example: grpo registry move s3://BUCKET/mlflow
+    """
+
+
+@registry.command("move")
+@with_exit_codes
+def move_models(
+    files: Annotated[
+        str, typer.Argument(metavar="FILES", help="New place of MLflow's files: s3://BUCKET/mlflow, or a folder.")
+    ],
+) -> None:
+    """Copy the registry of this home into the database of MLFLOW_TRACKING_URI, and its files to another place.
+
+    Use it when several machines should share the registry. Call grpo down first. Versions, promotions and their
+    signatures are compared, and this home then refuses to open the old registry, which stays as a copy. If it is
+    interrupted, call it again.
+
+    Example: grpo registry move s3://BUCKET/mlflow
+    """
+    home = start_command(services=False)
+    from grpo.registry.move import move_registry
+    from grpo_cli.console import show_progress
+    from grpo_local.moving import require_stopped
+
+    require_stopped(home)
+    with show_progress(console):
+        moved = move_registry(os.environ["MLFLOW_TRACKING_URI"], files)
+    _print_registry_move(moved, key=home / "services" / "signing.key")
+
+
+def _print_store_move(moved: StoreMove, *, dry_run: bool) -> None:
+    """Print the artifacts that were moved, the ones that stay, and the next steps."""
+    verb = "would move" if dry_run else "moved"
+    console.print(
+        f"{verb} {moved.artifacts} artifacts and {moved.documents} documents from {moved.source} to {moved.target}. "
+        f"{moved.present} artifacts were there",
+        soft_wrap=True,
+    )
+    for what, names in (("does not match its digest", moved.damaged), ("is not of a store", moved.left)):
+        for name in names:
+            console.print(f"left {name}: it {what}", soft_wrap=True)
+    if not dry_run:
+        console.print(f"now set `store: {moved.target}` in the configs", soft_wrap=True)
+
+
+def _print_registry_move(moved: RegistryMove, *, key: Path) -> None:
+    """Print what was moved, the versions that are not trusted, and the next steps."""
+    console.print(
+        f"copied {moved.rows} rows from {moved.source} to {moved.target}, and {moved.written} files to {moved.files}, "
+        f"which had {moved.present} of them. {moved.versions} versions are signed",
+        soft_wrap=True,
+    )
+    for model, champion in moved.champions.items():
+        console.print(f"champion of {model}: {'none' if champion is None else f'version {champion}'}", soft_wrap=True)
+    for what, names in (
+        ("is not signed, as before", moved.unsigned),
+        ("stays there: it is not in this home", moved.elsewhere),
+    ):
+        for name in names:
+            console.print(f"{name} {what}", soft_wrap=True)
+    console.print(
+        f"now start MLflow's server with MLFLOW_BACKEND_STORE_URI={moved.target} and "
+        f"MLFLOW_ARTIFACTS_DESTINATION={moved.files}, and set GRPO_SIGNING_KEY to the content of {key} on each machine",
+        soft_wrap=True,
+    )

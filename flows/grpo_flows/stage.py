@@ -14,6 +14,7 @@ from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import check_modules, receive_code
 from grpo.interrupts import stoppable
+from grpo_flows.stalls import ended_without_progress
 from grpo_tasks.evaluate import evaluate
 from grpo_tasks.execution.remote_messages import decode, error_message, write_result_artifact
 from grpo_tasks.execution.results import StageResult
@@ -32,11 +33,12 @@ def run_stage(
     sources: str,
     code: dict[str, Any] | None = None,
     modules: dict[str, str] | None = None,
+    no_progress_s: float = 3600.0,
 ) -> State[Any]:
     """Run one stage here, or take it from this machine's cache.
 
     If SIGTERM ends the process, e.g. because its machine is drained, the flow run crashes instead of failing, so that
-    the run that sent the stage sends it again.
+    the run that sent the stage sends it again. The same happens if the stage makes no progress.
 
     Args:
         stage: Its name.
@@ -44,6 +46,7 @@ def run_stage(
         sources: Digest of the sender's code, which must be the same on this machine.
         code: Artifact with the sources of the user's own modules, which are imported here.
         modules: Digests of these modules and versions of the packages that they import, which must be the same here.
+        no_progress_s: Longest time in which the stage reports no progress.
 
     """
     try:
@@ -52,7 +55,7 @@ def run_stage(
                 f"this worker runs grpo sources {source_digest()}, but the run that sent stage {stage} has {sources}. "
                 "Install the same version on both"
             )
-        with stoppable():
+        with stoppable(), ended_without_progress(stage, no_progress_s):
             return Completed(message=run_received(STAGES[stage], inputs, code, modules).model_dump_json())
     except (GRPOError, *TRANSIENT) as error:
         return Failed(message=error_message(error))

@@ -32,7 +32,7 @@ from grpo.errors import ConfigError, GRPOError, StorageError, install_command
 from grpo.storage.credentials import masked
 from grpo.storage.databases import exclusive
 from grpo.storage.files import nearest_existing
-from grpo.storage.moved import MIGRATE, former_homes, former_place, moved
+from grpo.storage.moved import check_not_moved, former_homes
 from grpo.storage.moved_stores import present_address
 from grpo.storage.schemas import MIGRATION, mlflow_schema, require_newest
 from grpo.storage.signing import key_name
@@ -224,9 +224,11 @@ def check_records(home: Path) -> Iterator[CheckResult]:
         setting = "PREFECT_API_DATABASE_CONNECTION_URL"
         uri = os.environ.get(setting, f"sqlite:///{home / 'prefect' / 'prefect.db'}")
         yield _check_database("prefect", re.sub(r"\+\w+(?=://)", "", uri), setting=setting)
-    former = former_place(home / "mlflow.db")
-    if former is not None and os.environ[MLFLOW] == f"sqlite:///{home / 'mlflow.db'}":
-        yield _store_check("mlflow", moved(former), MIGRATE, wrong_input=True)
+    try:
+        check_not_moved(os.environ[MLFLOW])
+    except ConfigError as error:
+        detail, _, remedy = str(error).partition(". ")
+        yield _store_check("mlflow", detail, remedy, wrong_input=True)
     else:
         yield _check_database("mlflow", os.environ[MLFLOW], setting=MLFLOW)
 

@@ -18,8 +18,7 @@ def move_records(home: Path) -> Iterator[str]:
 
     Raises `ConfigError` if a process of this home runs, because that process still uses the old place.
     """
-    if running := [name for name, process in recorded_services(home).items() if process is not None]:
-        raise ConfigError(f"{' and '.join(running)} of this home still run, from the old place. Call grpo down first")
+    require_stopped(home)
     database = home / "mlflow.db"
     with exclusive(f"sqlite:///{database}"):
         former = rewrite_places(database)
@@ -33,6 +32,12 @@ def move_records(home: Path) -> Iterator[str]:
             f"{len(missing)} models are not among the files of this home, such as {missing[0]}: copy them from "
             f"{former[0] / 'mlartifacts'}"
         )
+
+
+def require_stopped(home: Path) -> None:
+    """Raise `ConfigError` if a process of this home runs, because it would go on in the old place."""
+    if running := [name for name, process in recorded_services(home).items() if process is not None]:
+        raise ConfigError(f"{' and '.join(running)} of this home still run, from the old place. Call grpo down first")
 
 
 def _move_served(home: Path, former: list[Path]) -> None:

@@ -55,11 +55,13 @@ def prefect_service(home: Path) -> Service:
 def mlflow_service(home: Path) -> Service:
     """MLflow's server of this home. It is started with its login in the environment, and without keys of others.
 
-    Its artifact folder is the same as for a client that opens the database itself.
+    Its artifact folder is the same as for a client that opens the database itself, unless MLFLOW_ARTIFACTS_DESTINATION
+    names another place, e.g. a bucket. Clients then send and get files through the server.
     """
     port, files = int(os.environ["GRPO_MLFLOW_PORT"]), home / "mlartifacts"
     hosts = f"127.0.0.1:{port},localhost:{port}"
     database = os.environ["MLFLOW_TRACKING_URI"]
+    destination = os.environ.get("MLFLOW_ARTIFACTS_DESTINATION")
     return Service(
         name="mlflow",
         home=home,
@@ -72,8 +74,8 @@ def mlflow_service(home: Path) -> Service:
             "MLFLOW_PORT": str(port),
             "MLFLOW_WORKERS": "1",
             "MLFLOW_BACKEND_STORE_URI": database,
-            "MLFLOW_ARTIFACTS_DESTINATION": str(files),
-            "MLFLOW_DEFAULT_ARTIFACT_ROOT": files.as_uri(),
+            "MLFLOW_ARTIFACTS_DESTINATION": destination or str(files),
+            "MLFLOW_DEFAULT_ARTIFACT_ROOT": "mlflow-artifacts:/" if destination else files.as_uri(),
             HOSTS: os.environ.get(HOSTS, hosts),
         },
     )

@@ -72,6 +72,9 @@ class GpuStages(Settings):
     """Deployment that runs them. The workers of its work pool must read and write the same `store`."""
     stages: tuple[Literal["rollout", "train", "evaluate"], ...] = Field(default=("rollout", "train"), min_length=1)
     """Stages that are sent. `rollout.workers` shards of a rollout run at once."""
+    no_progress_s: float = Field(default=3600.0, gt=0)
+    """Longest time in which a stage completes no episode and no optimizer step. Then its process is ended, and the
+    stage is sent again. Starting an engine and loading a model count too."""
 
 
 class ComputeSettings(Settings):

@@ -7,6 +7,7 @@ nothing is guessed, because its config states the kind.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -52,8 +53,12 @@ from grpo.scenarios.readers.places import parsed, value_at
 from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
+from grpo.storage.files import files_below
 
 _SOURCE: TypeAdapter[Source] = TypeAdapter(Source)
+_SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
+"""Files in a folder of `Dataset.save_to_disk`."""
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HEAD = 4096  # bytes that are searched for the first character of a file
 _TRIED = 200  # records that are read with each candidate
 _LOOKED_AT = _TRIED  # records that are searched for their keys and values
@@ -82,6 +87,29 @@ _RECORD_LISTS = ("records", "rows", "items", "examples", "samples", "results", "
 _WRAPPERS = ("fields", "item", "data", "doc", "example")
 """Objects that hold the input of a record and what belongs to it, as Argilla, OpenAI's evals and Label Studio have."""
 _CHATS_AND_QUESTIONS = ("messages", "chat", "conversation", "dialogue", *QUESTIONS)
+
+
+def guess_sources(path: Path) -> tuple[Source, ...]:
+    """The source of a file, or one for each file of a folder, in which the files of one format have the same settings.
+
+    Raises `DataError` as `guess_source`, if a folder has no file that can be read, and for an id on the hub.
+    """
+    if not path.exists() and _HUB_ID.fullmatch(str(path)) and data_suffix(path) not in {**_TABLES, **_JSON}:
+        raise DataError(
+            f"{path} is not a file here. If it is a data set on the Hugging Face hub, a config reads it with "
+            f"`kind: hub` and `id: {path}` under scenarios.sources"
+        )
+    if not path.is_dir() or any((path / name).exists() for name in _SAVED):
+        return (guess_source(path),)
+    parts = [part for part in files_below(path) if data_suffix(part) in {**_TABLES, **_JSON}]
+    if not parts:
+        raise DataError(
+            f"{path} is a folder without a file that ends in {', '.join((*_TABLES, *_JSON))}, and not one of "
+            "Dataset.save_to_disk. Name a file"
+        )
+    firsts = {data_suffix(part): part for part in reversed(parts)}
+    sources = {suffix: guess_source(part) for suffix, part in firsts.items()}
+    return tuple(sources[data_suffix(part)].model_copy(update={"path": str(part)}) for part in parts)
 
 
 def guess_source(path: Path) -> Source:
@@ -127,28 +155,25 @@ def guess_source(path: Path) -> Source:
     return max(scores, key=lambda score: (score[0] > 0 and isinstance(score[1], TraceSource), score[0]))[1]
 
 
-def unread_columns(source: Source, path: Path) -> list[str]:
-    """Keys or columns of a file that the settings of a table do not name. They are not in its scenarios."""
+def unread_columns(source: Source) -> list[str]:
+    """Keys or columns of a source's file that its settings do not name. They are not in its scenarios."""
     mapped, rows = getattr(source, "columns", {}), getattr(source, "messages", None)
     if not mapped and rows is None:
         return []
     read = {*mapped.values(), *((*rows.places, *rows.where, *rows.without) if rows else ())}
     inside = {place.partition(".")[0] for place in read}
-    return [name for name in _names(path) if name not in read | inside]
+    return [name for name in _names(Path(source.model_dump()["path"])) if name not in read | inside]
 
 
-def as_yaml(source: Source) -> str:
-    """Settings of a source as they stand in a config, without defaults."""
-    settings = source.model_dump(exclude_defaults=True, mode="json")
-    order = {"kind": source.kind, **settings}
-    return yaml.safe_dump({"scenarios": {"sources": [order]}}, sort_keys=False, allow_unicode=True)
+def as_yaml(*sources: Source) -> str:
+    """Settings of sources as they stand in a config, without defaults."""
+    settings = [{"kind": source.kind, **source.model_dump(exclude_defaults=True, mode="json")} for source in sources]
+    return yaml.safe_dump({"scenarios": {"sources": settings}}, sort_keys=False, allow_unicode=True)
 
 
 def _candidates(path: Path) -> list[dict[str, Any]]:
     place = {"path": str(path)}
     if path.is_dir():
-        if not any((path / name).exists() for name in ("dataset_info.json", "dataset_dict.json", "state.json")):
-            raise DataError(f"{path} is a folder, but not of Dataset.save_to_disk. Name a file")
         ways: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
         return [{"kind": "huggingface", **place, **way} for way in ways]
     rows = _rows(path)

@@ -26,13 +26,15 @@ from grpo.storage.home import home
 
 ARTIFACTS = "mlartifacts"
 """Folder of a home with the files of MLflow's runs and models."""
-_COLUMNS = {
+ADDRESSES = {
     "experiments": ("artifact_location",),
     "runs": ("artifact_uri",),
     "logged_models": ("artifact_location",),
     "model_versions": ("source", "storage_location"),
+    "trace_tags": ("value",),
 }
-_FILE = "file://"
+"""Columns of MLflow's tables with addresses of files."""
+FILE = "file://"
 
 
 def former_place(database: Path) -> Path | None:
@@ -41,9 +43,21 @@ def former_place(database: Path) -> Path | None:
 
 
 def check_not_moved(uri: str) -> None:
-    """Raise `ConfigError` if this is the database of this home, and it names another home as its own."""
-    if uri == f"sqlite:///{home()}/mlflow.db" and (former := former_place(home() / "mlflow.db")) is not None:
+    """Raise `ConfigError` if this is the database of this home, and it names another home, or was moved elsewhere."""
+    if uri != f"sqlite:///{home()}/mlflow.db":
+        return
+    if (former := former_place(home() / "mlflow.db")) is not None:
         raise ConfigError(f"{moved(former)}. {MIGRATE}")
+    if (database := read_json(_registry_record(), dict).get("moved")) is not None:
+        raise ConfigError(
+            f"the registry of this home was moved to {database}. Set MLFLOW_TRACKING_URI to it or to its server, or "
+            f"remove {_registry_record()} to go back to the state before"
+        )
+
+
+def note_registry(database: str) -> None:
+    """Record that the registry of this home is in another database now, whose address has no password."""
+    write_atomically(_registry_record(), json.dumps({"moved": database}))
 
 
 MIGRATE = "Call `grpo migrate --moved`, so that its records name the new place"
@@ -67,7 +81,7 @@ def rewrite_places(database: Path) -> list[Path]:
     with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
         for place in former:
             for before in {f"{place}", quote(str(place))}:
-                _replace(connection, f"{_FILE}{before}/{ARTIFACTS}", f"{_FILE}{home()}/{ARTIFACTS}")
+                _replace(connection, f"{FILE}{before}/{ARTIFACTS}", f"{FILE}{home()}/{ARTIFACTS}")
     return former
 
 
@@ -101,8 +115,8 @@ def missing_models(database: Path) -> list[str]:
     """Addresses in this home of registered models without files, because these were left in another place."""
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
         rows = connection.execute("SELECT artifact_location FROM logged_models").fetchall()
-    own = f"{_FILE}{home()}/{ARTIFACTS}/"
-    return sorted(uri for (uri,) in rows if uri.startswith(own) and not Path(uri.removeprefix(_FILE)).is_dir())
+    own = f"{FILE}{home()}/{ARTIFACTS}/"
+    return sorted(uri for (uri,) in rows if uri.startswith(own) and not Path(uri.removeprefix(FILE)).is_dir())
 
 
 def _former_places(database: Path) -> list[Path]:
@@ -124,16 +138,16 @@ def _former_places(database: Path) -> list[Path]:
 def _home_of(number: str, name: str, location: str) -> Iterator[Path]:
     for ending in (name, number):
         suffix = f"/{ARTIFACTS}/{ending}"
-        if location.startswith(f"{_FILE}/") and (path := unquote(location.removeprefix(_FILE))).endswith(suffix):
+        if location.startswith(f"{FILE}/") and (path := unquote(location.removeprefix(FILE))).endswith(suffix):
             yield Path(path.removesuffix(suffix))
 
 
 def _replace(connection: sqlite3.Connection, before: str, after: str) -> None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    for table, columns in _COLUMNS.items():
+    for table, columns in ADDRESSES.items():
         for column in columns if table in tables else ():
             connection.execute(
-                f"UPDATE {table} SET {column} = ? || substr({column}, ?) "  # noqa: S608 - names of _COLUMNS
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) "  # noqa: S608 - names of ADDRESSES
                 f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
                 (after, len(before) + 1, before, len(before) + 1, f"{before}/"),
             )
@@ -141,3 +155,7 @@ def _replace(connection: sqlite3.Connection, before: str, after: str) -> None:
 
 def _record() -> Path:
     return home() / "moved.json"
+
+
+def _registry_record() -> Path:
+    return home() / "registry.json"

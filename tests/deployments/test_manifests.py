@@ -256,6 +256,20 @@ def test_retraining_reads_what_serving_writes():
     assert str(written.keys).startswith("/app/runs/served/")
 
 
+def test_servers_read_the_reports_that_workers_write():
+    """The folder of the nightly retraining is the same volume in both, so that its metrics are of every server."""
+    name = yaml.safe_load((ROOT / "data" / "configs" / "retrain.yaml").read_text(encoding="utf-8"))["name"]
+    claims = []
+    for kind, pod_name in (("Deployment", "serve"), ("StatefulSet", "worker-cpu")):
+        pod = named(kind, pod_name)["spec"]["template"]["spec"]
+        mounts = pod["containers"][0]["volumeMounts"]
+        (at,) = (mount for mount in mounts if mount["mountPath"] == f"/app/runs/{name}")
+        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == at["name"])
+        claims.append(volume["persistentVolumeClaim"]["claimName"])
+    assert len(set(claims)) == 1
+    assert named("PersistentVolumeClaim", claims[0])["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
 def test_runs_use_the_store_and_the_gpus_of_the_cluster():
     """What the deploy job lays over every config: a bucket of the settings, stages for a pool with workers."""
     (container,) = named("Job", "deploy")["spec"]["template"]["spec"]["containers"]

@@ -3,7 +3,8 @@
 Prefect's own command, `prefect server start`, answers requests under any host name, and pages of any origin. Here
 PREFECT_SERVER_CORS_ALLOWED_ORIGINS lists the server's addresses, and other requests are refused before Prefect sees
 them (`grpo_local.origins`), including websockets and requests without a CORS preflight. The description of the API is
-switched off (`grpo_local.prefect_server.description`). If the server has no login, it is not started.
+switched off (`grpo_local.prefect_server.description`). If the server has no login, it is not started. Prefect's own
+command keeps flow runs forever, and this server removes them after 90 days.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def serve() -> None:
     Raises `ConfigError` if the login is missing, if any origin would be allowed, or if the database has 0 bytes.
     """
     os.environ.setdefault("PREFECT_SERVER_EVENTS_CAUSAL_ORDERING", "grpo_local.prefect_server.event_order")
+    os.environ.setdefault("PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED", "events,flow_runs")
     with settings.without_gc():
         from prefect.server.api.server import create_app
 

@@ -27,7 +27,8 @@ from prefect.exceptions import CancelledRun, ObjectNotFound, PrefectException
 from prefect.states import Cancelling
 
 from grpo.artifacts import ArtifactStore
-from grpo.config.pipeline import ComputeSettings
+from grpo.config.pipeline import ComputeSettings, GpuStages
+from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import module_digests, write_code_artifact
@@ -89,7 +90,8 @@ class RemoteStages:
         assert self._settings is not None
         deployment = self._settings.deployment
         store = ArtifactStore(inputs["store"]).uri  # makes a relative path an address that is the same everywhere
-        flow_run = _start(deployment, stage, {**inputs, "store": store})
+        limit_s = _no_progress_s(self._settings, inputs)
+        flow_run = _start(deployment, stage, {**inputs, "store": store}, no_progress_s=limit_s)
         try:
             ended = self._wait(flow_run, deployment, lambda: stage.find(inputs) if stage.cache else None)
         except BaseException:
@@ -137,7 +139,15 @@ class RemoteStages:
                     raise CancelledRun(f"{flow_run.name} was given up, because the run that sent it has ended")
 
 
-def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> FlowRun:
+def _no_progress_s(settings: GpuStages, inputs: dict[str, Any]) -> float:
+    """Bound of a stage. An update in several processes reports nothing until it ends, and has a timeout of its own."""
+    training = inputs.get("settings")
+    if isinstance(training, TrainingSettings) and training.workers > 1:
+        return settings.no_progress_s + training.update_timeout_s
+    return settings.no_progress_s
+
+
+def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any], *, no_progress_s: float) -> FlowRun:
     """Create a run of the deployment. If an attempt of a task run calls this again, it gets the same run."""
     context = TaskRunContext.get()
     attempt = f"{context.task_run.id}-{context.task_run.run_count}" if context else None
@@ -148,6 +158,7 @@ def _start(deployment: str, stage: Stage[..., R], inputs: dict[str, Any]) -> Flo
         "sources": source_digest(),
         "code": None if code is None else code.model_dump(),
         "modules": module_digests(inputs),
+        "no_progress_s": no_progress_s,
     }
     try:
         created = run_deployment(

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -120,6 +122,41 @@ def test_a_file_without_a_config_is_guessed(tmp_path: Path, name: str, content: 
     assert [line for line in settings if line not in printed] == []
     (source,) = ScenarioSettings.model_validate(yaml.safe_load(printed)["scenarios"]).sources
     assert [record.problem for record in read_records(source)] == [None]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_parts_is_guessed_with_a_source_for_each_file(tmp_path: Path):
+    """Exports come in parts: JSON lines and Parquet in a folder and below it. Other files are left."""
+    parts = tmp_path / "export"
+    (parts / "later").mkdir(parents=True)
+    for number in range(2):
+        chat = [{"role": "user", "content": f"Hi {number}."}, {"role": "assistant", "content": "Hello."}]
+        (parts / f"part-{number}.jsonl").write_text(json.dumps({"messages": chat}))
+    pq.write_table(pa.table({"question": ["Where?"], "answer": ["Here."]}), parts / "later" / "part-2.parquet")
+    (parts / "README.md").write_text("An export.")
+    result = CliRunner().invoke(app, ["ingest", str(parts), "--folder", str(tmp_path / "tables")])
+    assert result.exit_code == 0, f"{result.output}{result.exception}"
+    assert "3 records: 3 scenarios, 0 quarantined" in result.output
+    printed = result.output.partition("settings that read it, for a config:\n")[2]
+    sources = ScenarioSettings.model_validate(yaml.safe_load(printed)["scenarios"]).sources
+    assert [record.problem for source in sources for record in read_records(source)] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("acme/chats", "a config reads it with `kind: hub` and `id: acme/chats` under scenarios.sources"),
+        (".", "is a folder without a file that ends in .csv, .tsv"),
+    ],
+)
+def test_what_a_guess_does_not_read_has_a_setting_or_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, sentence: str
+):
+    """The id of a data set on the hub, and a folder without data."""
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["ingest", name, "--folder", str(tmp_path.parent / "tables")])
+    assert result.exit_code != 0
+    assert sentence in f"{result.output}{result.exception}"
 
 
 @pytest.mark.filterwarnings("ignore")

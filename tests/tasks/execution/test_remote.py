@@ -93,7 +93,7 @@ def _sending(shards: list[dict[str, Any]], deployment: str) -> Iterator[tuple[UU
         from prefect.runtime import flow_run
 
         found["id"] = UUID(flow_run.id)
-        compute = ComputeSettings(gpu_stages=GpuStages(deployment=deployment))
+        compute = ComputeSettings(gpu_stages=GpuStages(deployment=deployment, no_progress_s=70))
         with ThreadPoolTaskRunner(max_workers=2) as runner, RemoteStages(compute) as elsewhere:
             found["elsewhere"] = elsewhere
             known.set()
@@ -182,6 +182,7 @@ def test_a_lost_stage_is_sent_again(inputs: dict[str, Any], deployment: str):
     """A crash is not an error of the stage: another run of it is created, and its result counts."""
     with _sending([inputs], deployment) as (parent, end, _), get_client(sync_client=True) as client:
         first = _sent(client, parent, 1)[0]
+        assert first.parameters["no_progress_s"] == 70
         client.set_flow_run_state(first.id, Crashed(message="the machine is gone"), force=True)
         second = next(run for run in _sent(client, parent, 2) if run.id != first.id)
         client.set_flow_run_state(second.id, Completed(message=_result(inputs["store"], "again")), force=True)

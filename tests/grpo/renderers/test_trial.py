@@ -204,18 +204,14 @@ STRICT = TOOLS + ROLES.replace(
         ("m.role == 'user' and not m.content", "fails on messages of user: TemplateError: no"),
         ("m.role == 'tool' and not m.content", r"assistant(, tool){8}: TemplateError: no"),
         ("m.tool_calls and m.tool_calls | length > 2", "fails on messages of user, assistant: TemplateError: no"),
-        ("m.role == 'user' and loop.previtem.tool_calls", None),
-        ("loop.index > 40", r"assistant, user, after \d+ others: TemplateError: no"),
+        ("loop.index > 40", r"tool, assistant, after \d+ others: TemplateError: no"),
     ],
 )
-def test_a_template_that_would_fail_in_a_rollout_is_refused_when_it_is_chosen(refused: str, fault: str | None):
+def test_a_template_that_would_fail_in_a_rollout_is_refused_when_it_is_chosen(refused: str, fault: str):
     """An empty text, an empty result, several calls and a long conversation occur. The error does not list it whole."""
     source = STRICT.replace(
         "<|im_start|>", f"{{% if {refused} %}}{{{{ raise_exception('no') }}}}{{% endif %}}<|im_start|>", 1
     )
-    if fault is None:
-        assert _renderer(source).build_prompt([user("hello")])
-        return
     with pytest.raises(PolicyError, match=fault) as refusal:
         _renderer(source)
     assert len(str(refusal.value)) < 500

@@ -59,7 +59,7 @@ def has_crowded_object(content: bytes) -> bool:
 
 
 def _is_crowded(content: bytes) -> bool:
-    return content.count(b":") > MOST_COLUMNS * content.count(b"{")
+    return content.count(b":") > MOST_COLUMNS * max(1, content.count(b"{"))  # a text without an object is no JSON
 
 
 def _brackets(content: bytes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 from grpo.errors import DataError
 
@@ -58,6 +58,10 @@ class Message:
     def __post_init__(self) -> None:
         if self.role not in ROLES:
             raise DataError(f"message role {self.role!r} is unknown. Use one of {', '.join(ROLES)}")
+
+    def __getitem__(self, name: str) -> NoReturn:
+        """Raise `TypeError` with the attribute to write, because rewards of other libraries read messages as dicts."""
+        raise TypeError(f"a Message has attributes and no keys. Write message.{name}")
 
     def to_template(self) -> dict[str, Any]:
         """Format of chat templates for `messages`."""

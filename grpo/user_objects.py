@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from importlib.metadata import entry_points
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -57,7 +58,10 @@ def reference_of(name: str, *, group: str) -> str:
 
 
 def load_object(reference: str) -> Any:
-    """Import the object `module:name`. Raises `ConfigError` if it is missing or its module cannot be imported."""
+    """Import the object `module:name` or `module:Class.method`.
+
+    Raises `ConfigError` if it is missing or its module cannot be imported.
+    """
     module_name, _, name = reference.partition(":")
     try:
         imported = module_name in sys.modules
@@ -73,7 +77,7 @@ def load_object(reference: str) -> Any:
             f"{reference}: module {module_name} cannot be imported ({describe(error)}). {remedy}"
         ) from error
     try:
-        return getattr(module, name)
+        return attrgetter(name)(module)
     except AttributeError as error:
         near = [public for public, found in vars(module).items() if getattr(found, "__module__", "") == module.__name__]
         raise ConfigError(f"{reference}: module {module_name} has no {name}. It has {', '.join(near)}") from error

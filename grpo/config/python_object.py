@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,10 +13,27 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, 
 from grpo.config.base import FOLDER, ByContent, Settings, from_config_folder
 from grpo.user_objects import make_importable, reference_of
 
+_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_OBJECT_NAME = rf"^[A-Za-z_][\w-]*$|^{_DOTTED}:{_DOTTED}$"
+
+
+def _object_name(name: str) -> str:
+    """The name itself. Raises `ValueError` with the name to write if it is the place of an object in another form."""
+    if re.match(_OBJECT_NAME, name):
+        return name
+    module, _, inner = name.rpartition(":") if ":" in name else name.rpartition(".")
+    meant = f"{re.sub(r'[.]py$', '', module.strip()).replace('/', '.')}:{inner.strip()}"
+    known = meant if re.match(_OBJECT_NAME, meant) else "shop.rewards:brief for brief in shop/rewards.py"
+    raise ValueError(f"it is not of the form module:name. Write {known}")
+
+
 ObjectName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z_][\w-]*$|^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=200)
+    str,
+    StringConstraints(max_length=200),
+    AfterValidator(_object_name),
+    Field(json_schema_extra={"pattern": _OBJECT_NAME}),
 ]
-"""`module:name`, or the name of an entry point."""
+"""`module:name`, `module:Class.method`, or the name of an entry point."""
 
 
 def finite(value: Any, place: str = "options") -> Any:

@@ -34,9 +34,10 @@ from grpo.policy.catalog import load_merged
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy
 from grpo.policy.transformers.model_cache import model_cache
+from grpo.rewards.composite import as_reward
 from grpo.rewards.hacking.turn_rewards import admit_turn_rewards
 from grpo.rewards.judge.assertions import AssertionJudge
-from grpo.rewards.reward import RewardFunction, Scorer, as_reward, check_columns
+from grpo.rewards.reward import RewardFunction, Scorer, check_columns
 from grpo.rewards.rollout_summary import summarize
 from grpo.rewards.score import score_rollout
 from grpo.rollout.collect import collect, schedule
@@ -61,7 +62,7 @@ class MultiTurnGRPOTrainer:
     `scenarios` default to the environment's scenarios. `eval_scenarios` are held out. If `folder` is given, checkpoints
     are written there, and the same call resumes an interrupted training. `judge` is the LLM judge of the scenarios'
     assertions. In a notebook, `live` shows a progress bar and the curves of reward and success. `reward_fn` may be a
-    plain function of the turns.
+    plain function of the turns, or one in the form of TRL's `reward_funcs`.
     """
 
     def __init__(

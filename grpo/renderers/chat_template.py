@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo.errors import PolicyError
-from grpo.messages import END_OF_THINK, THINK, Message, Tool, ToolCall
+from grpo.messages import END_OF_THINK, THINK, Message, Tool
 from grpo.renderers.chat_format import ChatFormat, form_of
 from grpo.renderers.encoding import Place, any_of, control_tokens, text_encoder
 from grpo.renderers.placeholders import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
@@ -28,6 +28,7 @@ from grpo.renderers.reply_grammar import ReplyShape, reply_grammar
 from grpo.renderers.template import ChatTemplate, TemplateFailure
 from grpo.renderers.template_choice import Variant, find_variant, remedies, source_of
 from grpo.renderers.template_patches import FORMS, Form
+from grpo.renderers.trial import conversations_to_go_on
 from grpo.renderers.turn_boundaries import TurnEnd, reply_shape, tail, turn_text
 
 if TYPE_CHECKING:
@@ -99,17 +100,10 @@ class Renderer:
                 ) from failure
 
     def _check_bridges(self) -> None:
-        """Raise `PolicyError` if the template cannot go on after a kind of turn that occurs in rollouts.
-
-        The kinds are a text, a call, a text with a call, and two calls, each with and without reasoning before it.
-        """
-        call, result = ToolCall(name="f", arguments={"x": "y"}), Message(role="tool", content="x")
-        kinds: list[tuple[str, tuple[ToolCall, ...]]] = [("x", ()), ("", ())]
-        kinds += [("", (call,)), ("x", (call,)), ("", (call, call)), ("x", (call, call))] if self.tools else []
-        for content, calls in kinds:
-            for reasoning in (None, "x") if self.reasons else (None,):
-                turn = Message(role="assistant", content=content, tool_calls=calls, reasoning=reasoning)
-                self.build_continuation((*_AFTER, turn), (result,) * len(calls) or _AFTER)
+        """Raise `PolicyError` if the template cannot go on after what occurs in rollouts."""
+        self.build_prompt((Message(role="user", content=""),))
+        for history, new in conversations_to_go_on(calls=bool(self.tools), reasons=self.reasons):
+            self.build_continuation(history, new)
 
     def build_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a prompt that ends at the start of the assistant turn."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 RENDER_S = 5.0
 """Time limit of rendering, in seconds."""
 _CACHED = 4096
+_SHOWN = 16  # messages whose roles an error names
 
 
 class TemplateFailure(PolicyError):
@@ -88,6 +89,7 @@ class ChatTemplate:
                     )
                 )
         except Exception as error:
-            roles = ", ".join(message["role"] for message in messages)
+            roles = ", ".join(message["role"] for message in messages[-_SHOWN:])
+            roles += f", after {len(messages) - _SHOWN} others" if len(messages) > _SHOWN else ""
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise self.failure(f"fails on messages of {roles}: {reason}") from error

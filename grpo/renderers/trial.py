@@ -1,9 +1,11 @@
-"""Trial of a template's replies when it is chosen: each kind of turn must parse back as it was rendered.
+"""Trial of a template when it is chosen: each kind of turn must parse back as it was rendered, and be continued.
 
 Otherwise such a turn would fail in the middle of a rollout, or would be lost without an error.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from grpo.messages import Message, ToolCall
 from grpo.renderers.reply_format import EXAMPLE, Render, ReplyFormat
@@ -14,6 +16,35 @@ _CALLS = (
     ToolCall(name=EXAMPLE.name, arguments={"items": [1, 2], "record": {"a": "b"}}),
     ToolCall(name=EXAMPLE.name, arguments={}),
 )
+_SEVERAL, _EXCHANGES = 8, 64
+"""Calls of a turn, and exchanges of a conversation, with which a template is tried."""
+
+
+def conversations_to_go_on(*, calls: bool, reasons: bool) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...]]]:
+    """Conversations that end with the agent, each with the messages that follow, as they occur in rollouts.
+
+    The last turn is a text, a call, a text with a call, or several calls, each with and without reasoning before it.
+    Then come an empty text of the user, empty results, one result for several calls, the result of a malformed call,
+    and a long conversation, because a template may refuse or leave out earlier messages only there.
+    """
+    user, result, reply = (Message(role=role, content="x") for role in ("user", "tool", "assistant"))
+    silent, empty = Message(role="user", content=""), Message(role="tool", content="")
+    call = ToolCall(name="f", arguments={"x": "y"})
+    several = (call,) * _SEVERAL
+    kinds: list[tuple[str, tuple[ToolCall, ...]]] = [("x", ()), ("", ())]
+    kinds += [("", (call,)), ("x", (call,)), ("", several), ("x", several)] if calls else []
+    for content, made in kinds:
+        for reasoning in (None, "x") if reasons else (None,):
+            turn = Message(role="assistant", content=content, tool_calls=made, reasoning=reasoning)
+            yield (user, turn), (result,) * len(made) or (user,)
+    yield (user, reply), (silent,)
+    exchange: tuple[Message, ...] = (user, reply)
+    if calls:
+        called = Message(role="assistant", content="", tool_calls=several)
+        malformed = Message(role="assistant", content="x", malformed="x")
+        yield (user, called), (empty,) * _SEVERAL
+        exchange = (user, called, result, malformed, result, reply)
+    yield exchange * _EXCHANGES, (user,)
 
 
 def unread_reply(form: ReplyFormat, render: Render, *, reasons: bool, begun: bool) -> str | None:

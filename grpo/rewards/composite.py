@@ -11,18 +11,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from grpo.errors import ConfigError, NotApplicable, RewardError, Unscored
+from grpo.rewards.parameters import is_of_trl
 from grpo.rewards.reward import (
     Episode,
     EpisodeCopies,
+    FunctionReward,
     GroupReward,
     RewardFunction,
     RewardResult,
     Scorer,
-    as_reward,
     checked_results,
     checked_weight,
     reward_code,
 )
+from grpo.rewards.trl import TRLReward
 
 
 class Objective(TypedDict):
@@ -64,7 +66,10 @@ class CompositeReward(GroupReward):
         if not names:
             raise ConfigError("a composite reward needs at least one component")
         if len(set(names)) < len(names):
-            raise ConfigError(f"reward components {names} name one reward twice. Give it one weight")
+            raise ConfigError(
+                f"reward components {names} name one reward twice. Give it one weight, or "
+                "give two functions different names by `__name__`"
+            )
         self.rewards = {component["name"]: component["reward"] for component in components}
         self.weights = {component["name"]: component["weight"] for component in components}
         needed = (name for component in components for name in component["reward"].needed_columns)
@@ -132,6 +137,21 @@ class CompositeReward(GroupReward):
             }
         )
         return RewardResult(score=self.combine(scores), breakdown=scores, metadata=metadata, turn_scores=turn_scores)
+
+
+def as_reward(given: RewardFunction | Scorer) -> RewardFunction:
+    """The reward itself, or a reward of a plain function, of the turns or in TRL's form.
+
+    Raises `ConfigError` for anything else.
+    """
+    if isinstance(given, RewardFunction):
+        return given
+    if not callable(given):
+        raise ConfigError(
+            f"a reward is a function or a RewardFunction, and this is a {type(given).__name__}. Combine several in "
+            "CompositeReward([…])"
+        )
+    return TRLReward(given) if is_of_trl(given) else FunctionReward(given)
 
 
 def _component(reward: WeightedReward) -> Objective:

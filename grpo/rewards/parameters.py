@@ -66,8 +66,8 @@ class Parameters:
         refuse_other_contract(parameters, name)
         if taken := _TRL & {parameter.name for parameter in parameters}:
             raise ConfigError(
-                f"reward {name} takes {', '.join(sorted(taken))}, as functions of TRL do. Set kind: trl, or take the "
-                "turns of one conversation"
+                f"reward {name} takes {', '.join(sorted(taken))}, as functions of TRL do. Set kind: trl in a config, "
+                "pass the function itself to a trainer, or take the turns of one conversation"
             )
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         named = [*positional[1:], *(p for p in parameters if p.kind is p.KEYWORD_ONLY)]
@@ -93,6 +93,14 @@ class Parameters:
         if self.by_position:
             return (context,), named
         return (), {**named, **({self.context: context} if self.context else {})}
+
+
+def is_of_trl(function: Callable[..., Any]) -> bool:
+    """Return True for a function of prompts and completions, as TRL's reward functions are."""
+    try:
+        return bool(_TRL & inspect.signature(function).parameters.keys())
+    except ValueError:  # some builtins have no signature
+        return False
 
 
 def refuse_other_contract(parameters: Sequence[inspect.Parameter], reward: str) -> None:

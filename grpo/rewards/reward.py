@@ -228,18 +228,6 @@ class FunctionReward(RewardFunction):
         return result
 
 
-def as_reward(given: RewardFunction | Scorer) -> RewardFunction:
-    """The reward itself, or a plain function as a reward. Raises `ConfigError` for anything else."""
-    if isinstance(given, RewardFunction):
-        return given
-    if not callable(given):
-        raise ConfigError(
-            f"a reward is a function or a RewardFunction, and this is a {type(given).__name__}. Combine several in "
-            "CompositeReward([…])"
-        )
-    return FunctionReward(given)
-
-
 def reward_function(*, weight: float = 1.0) -> Callable[[Scorer], FunctionReward]:
     """Make a reward of the decorated function.
 

@@ -46,20 +46,22 @@ _ARGUMENTS = frozenset(
 
 
 class TRLReward(GroupReward):
-    """Scores a group with a function of prompts, completions and columns.
+    """Scores a group with a function of prompts, completions and columns, or with the one that `module:name` names.
 
     The reward hacking check probes it only if the function has an attribute `probed` that is true, because most of
     TRL's rewards look for one form or one answer, and the check's honest replies do not have these.
     """
 
-    def __init__(self, reference: str, options: Mapping[str, Any] | None = None, *, weight: float = 1.0) -> None:
-        self._function = bind(reference, options or {}, columns=True)
+    def __init__(
+        self, function: str | Callable[..., Any], options: Mapping[str, Any] | None = None, *, weight: float = 1.0
+    ) -> None:
+        self._function = bind(function, options or {}, columns=True) if isinstance(function, str) else function
         self._bound = frozenset(self._function.keywords if isinstance(self._function, functools.partial) else ())
         inner = self._function.func if isinstance(self._function, functools.partial) else self._function
         self.name = getattr(inner, "__name__", type(inner).__name__)
         super().__init__(weight=weight)
         self.probed = bool(getattr(inner, "probed", False))  # type: ignore[misc]
-        self._place = f"{reference} ({_file(inner)})"
+        self._place = f"{function if isinstance(function, str) else self.name} ({_file(inner)})"
         parameters = inspect.signature(self._function).parameters
         refuse_other_contract([p for name, p in parameters.items() if name not in self._bound], self._place)
         self.needed_columns = [

@@ -126,6 +126,11 @@ def guess_source(path: Path) -> Source:
                 f"{path}: each record has two chats to compare, and a scenario is one. Read those of one side with "
                 "kind: openai_messages and column: conversation_a"
             )
+        if {"chosen", "rejected"} <= {*names}:
+            raise DataError(
+                f"{path}: each record is a preference pair, and a scenario is one chat. A reward model learns from "
+                "pairs, see docs/rewards.md"
+            )
         if {"parent_id", "message_id"} <= {*names}:
             raise DataError(
                 f"{path}: each row is one message of a tree with several replies to one message. Read the file of "
@@ -187,6 +192,7 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
         return tables
     pages = () if inside is None else _keys(read_objects(path))
     return [
+        *({"kind": "input_output", **place, **more} for more in _answered_chats(path)),
         *({"kind": desk, "path": str(path)} for desk, keys in PAGES.items() if {*keys} & {*pages}),
         *({"kind": chat, **place, **more} for chat, more in chat_kinds(names) if inside is None or chat in KEYS),
         *({"kind": "openai_messages", **place} for record in _first_records(path)[:1] if is_exchange(record)),
@@ -322,6 +328,22 @@ def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
         names |= _shape(parsed(value_at(record, names["input"]))) or {}
         names = {field: name for field, name in names.items() if field != name}
         yield {"names": names} if names else {}
+
+
+def _answered_chats(path: Path) -> Iterator[dict[str, Any]]:
+    """Names of a chat and of what its next reply should be, which stands next to it.
+
+    {"messages": […], "ground_truth": "4"}   {"prompt": […], "reward_model": {"ground_truth": "4"}}
+    """
+    record = next(iter(_first_records(path)), {})
+    chat = next((name for name in ("messages", "prompt") if is_list_of_objects(parsed(record.get(name)))), None)
+    labels = ("reward_model.ground_truth", *(name for name in EXPECTED if name not in _LABELS))
+    expected = next((name for name in labels if _is_there(record, name)), None)
+    names = {"input": chat, "expected": expected}
+    if "input" in record:  # Inspect's samples have a target next to the messages that end with a model's reply
+        names = {"expected": "target" if chat is not None and _is_there(record, "target") else None}
+    if all(names.values()):
+        yield {"names": {field: name for field, name in names.items() if field != name}}
 
 
 def _is_read_otherwise(record: Mapping[str, Any], place: str, *, answered: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ _ASKED = ("instruction", "question", "query", "prompt")
 names a speaker."""
 QUESTION_NAMES = (*_ASKED, "utterance", "text", "message", "body", "turns")
 _LAST_NAMES = ("description", "ticket_description", "subject")
-ANSWER_NAMES = ("output", "answer", "response", "reply", "completion")
+ANSWER_NAMES = ("output", "answer", "response", "reply", "completion", "generation")
 _CONTEXTS = ("system", "system_prompt", "preamble", "context")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _IDS = ("id", "ticket", "ticket_id")
@@ -65,7 +66,7 @@ def chat_kinds(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "sharegpt", {}
     if {"message_tree_id", "prompt"} <= {*names}:
         yield "openai_messages", {}
-    if {*LISTS, "request", "request_body", "body", "mapping", "contents"} & {*names}:
+    if {*LISTS, "request", "request_body", "body", "mapping", "contents", "custom_id"} & {*names}:
         yield "openai_messages", {}
     if "instruction" in names or ("history" in names and first_name(names, QUESTION_NAMES)):
         others = {
@@ -144,11 +145,14 @@ def unknown_names(path: Path, shown: str, rows: Sequence[Row]) -> str:
     group, columns = find_group(rows), find_messages(rows)
     if group is None and are_messages(rows):
         speaker, text = ("…", "…") if columns is None else (columns.speaker, columns.text)
-        who = f"speaker: {speaker}, text: {text}"
+        tags = f", tags: {json.dumps(columns.tags)}" if columns is not None and columns.tags else ""
+        order = f", order: {place}" if (place := find_order(rows, None)) is not None else ""
+        who = f"speaker: {speaker}, text: {text}{order}{tags}"
         return (
             f"{path}: each row is one message, and no column with a known name tells to which conversation it "
             f"belongs. It has {shown}. Name that column in messages.group_by. If the file is one conversation, set "
-            f"only messages: {{{who}}}, see docs/logs.md"
+            f"only messages: {{{who}}}. If each row is a scenario of its own, set columns: {{user_responses: {text}}}, "
+            "see docs/logs.md"
         )
     if repeats(rows, group):
         return (

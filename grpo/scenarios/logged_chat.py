@@ -130,8 +130,10 @@ def _refuse_late_instructions(messages: Sequence[LoggedMessage]) -> None:
     began = False
     for number, message in enumerate(messages):
         if began and message.role == "system" and message.content.strip():
+            agent = any(message.role == "assistant" for message in messages)
             raise ValueError(
                 f"late system message: message {number}, because a scenario cannot keep its place in the chat"
+                f"{'' if agent else '. If the system is the agent, set tags: {system: assistant}'}"
             )
         began = began or message.role != "system"
 

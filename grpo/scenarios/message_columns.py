@@ -23,7 +23,10 @@ Row = Mapping[str, Any]
 _DEPTH = 4  # objects within objects that are looked into
 _GROUPS = ("conversation", "conv", "ticket", "dialogue", "dialog", "chat", "thread", "session")
 """Names of a conversation. If a row has several of them, the first one is taken."""
-_GROUP = re.compile(rf"({'|'.join(_GROUPS)}|case|call|interaction)(id|sid|uuid|key|identifier|number|ts)")
+_GROUP = re.compile(
+    rf"(({'|'.join(_GROUPS)})s?)*({'|'.join(_GROUPS)}|case|call|interaction)(id|sid|uuid|key|identifier|number|ts)"
+    rf"|({'|'.join(_GROUPS)}){{2,}}"
+)
 _SPEAKERS = ("role", "speaker", "authorrole", "authortype", "sendertype", "author", "sender", "from", "direction")
 _SIDES = ("role", "speaker", "authorrole", "authortype", "sendertype", "messagetype")
 """Columns that tell which side wrote a message, so that a row is a message and not a scenario."""
@@ -57,8 +60,10 @@ _ANSWER = re.compile(
     r"(bot|assistant|agent|ai|model|llm|chatbot)s?(message|response|reply|answer|output|text)|answer|response|reply"
     r"|completion"
 )
-_TRUE_IS_AGENT = re.compile(r"(is|from)?(bot|agent|assistant|ai|operator|staff)")
-_TRUE_IS_USER = re.compile(r"(is|from|isfrom|iscreatedby|createdby|by)?(user|customer|client|visitor|incoming)")
+_TRUE_IS_AGENT = re.compile(r"(is|from)?(bot|agent|assistant|ai|operator|staff|outbound|outgoing)|(is)?fromme")
+_TRUE_IS_USER = re.compile(r"(is|from|isfrom|iscreatedby|createdby|by)?(user|customer|client|visitor|incoming|inbound)")
+_CUSTOMERS = {"customer", "client", "consumer", "visitor", "requester", "contact", "enduser"}
+"""Names next to which `user` is a member of the staff, as in Help Scout's exports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +119,14 @@ def find_side(rows: Sequence[Row]) -> MessageColumns | None:
 def are_messages(rows: Sequence[Row]) -> bool:
     """True if a row has a text and a speaker by their names, and no reply. The values may be of one speaker only.
 
-    Inbound and outbound may also be the classes of texts, and so may the values of a column with another name.
+    Inbound and outbound may also be the classes of texts, and so may the values of a column with another name. They are
+    speakers if a column has the time of each message.
     """
     columns = find_messages(rows)
+    is_timed = columns is not None and find_order(rows, None) is not None
     names = {folded(place.rpartition(".")[2]) for row in rows for place in row}
     is_named = columns is not None and folded(columns.speaker.rpartition(".")[2]) in {*_SPEAKERS} - {"direction"}
-    return (is_named or bool(names & {*_SIDES} and names & {*_TEXTS})) and find_exchange(rows) is None
+    return (is_named or is_timed or bool(names & {*_SIDES} and names & {*_TEXTS})) and find_exchange(rows) is None
 
 
 def find_group(rows: Sequence[Row]) -> str | None:
@@ -136,8 +143,9 @@ def _is_group(name: str) -> bool:
 
 
 def is_time_name(place: str) -> bool:
-    """Is this the name of a message's time?"""
-    return folded(place) in _ORDERS
+    """Is this the name of a message's time, also with its unit, as in `timestamp_ms`?"""
+    name = folded(place)
+    return name in _ORDERS or name.removesuffix("ms") in _TIMES or name.removesuffix("usec") in _TIMES
 
 
 def find_order(rows: Sequence[Row], group: str | None) -> str | None:
@@ -264,7 +272,16 @@ def _text_column(rows: Sequence[Row]) -> str | None:
     """Column of a text that most rows have, under a usual name."""
     places = dict.fromkeys(place for row in rows for place in row)
     named = sorted((place for place in places if _rank(place, _TEXTS) < len(_TEXTS)), key=lambda p: _rank(p, _TEXTS))
-    return max(named, key=lambda place: sum(_is_text(row.get(place)) for row in rows), default=None)
+    return max(
+        named,
+        key=lambda place: sum(_is_text(row.get(place)) + _is_plain(row.get(place)) for row in rows),
+        default=None,
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Is this a text, but no HTML? An export may have both."""
+    return isinstance(value, str) and bool(value) and not value.lstrip().startswith("<")
 
 
 def _is_text(value: Any) -> bool:
@@ -278,16 +295,19 @@ def _tags(rows: Sequence[Row], speaker: str, text: str) -> dict[str, str] | None
         name = folded(speaker.rpartition(".")[2])
         true = "assistant" if _TRUE_IS_AGENT.fullmatch(name) else "user" if _TRUE_IS_USER.fullmatch(name) else None
         return None if true is None else {"true": true, "false": "user" if true == "assistant" else "assistant"}
-    meanings = {value: SPEAKERS.get(speaker_name(value)) for value in values if isinstance(value, str)}
+    names = {"null" if value in (None, "") else value for value in values if isinstance(value, (str, type(None)))}
+    meanings: dict[str, str | None] = {name: SPEAKERS.get(speaker_name(name)) for name in names}
+    staff = {name for name in names if speaker_name(name) == "user"}
+    if "assistant" not in meanings.values() and {*map(speaker_name, names)} & _CUSTOMERS:
+        meanings |= dict.fromkeys(staff, "assistant")
     if not {"user", "assistant"} <= {*meanings.values()}:
         return None
-    unknown = {value for value in meanings if speaker_name(value) not in (*SPEAKERS, *CALLS, *TOOLS)}
-    with_text = {
-        row[speaker] for row in rows if isinstance(row.get(speaker), str) and row.get(text) not in (None, "", [])
-    }
+    unknown = {name for name in names if speaker_name(name) not in (*SPEAKERS, *CALLS, *TOOLS)}
+    with_text = {row.get(speaker) or "null" for row in rows if row.get(text) not in (None, "", [])}
     if with_text & unknown and _rank(speaker, _SPEAKERS) == len(_SPEAKERS):
         return None
-    return dict.fromkeys(sorted(unknown - with_text), "ignore")
+    tags = {name: "assistant" for name in sorted(staff) if meanings[name] == "assistant"}
+    return tags | dict.fromkeys(sorted(unknown - with_text), "ignore")
 
 
 def _is_list(rows: Sequence[Row], place: str) -> bool:

@@ -79,6 +79,11 @@ class LengthReward(RewardFunction):
 
 class Plain:
     pass
+
+class Checks:
+    @staticmethod
+    def polite(turns):
+        return 0.25
 """
 
 
@@ -124,6 +129,14 @@ def test_a_config_names_modules_beside_it(folder: Path):
     reward = make_reward(config.reward)
     assert list(reward.weights.items()) == [("length", 0.5), ("loud", 0.5)]
     assert [scored(reward, "Hi", text).score for text in ("HELLO", "HELLO!", "hello")] == [1.0, 0.5, 0.0]
+
+
+def test_a_function_of_a_class_is_named_with_a_dot(folder: Path):
+    """A static method is a reward as any function is, and a misspelt one is named."""
+    load_config(folder / "bakery.yaml")
+    assert scored(reward_named("bakery_rewards:Checks.polite"), "Hi", "hello").score == 0.25
+    with pytest.raises(ConfigError, match=r"module bakery_rewards has no Checks\.kind\. It has loud, "):
+        reward_named("bakery_rewards:Checks.kind")
 
 
 def test_a_folder_without_the_module_is_not_imported_from(folder: Path):

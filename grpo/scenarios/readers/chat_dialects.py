@@ -43,16 +43,21 @@ _SHOWN = 80  # characters of a value in a reason
 
 def openai_messages(turns: Any, settings: ChatSettings) -> Any:
     """Messages in OpenAI's format. What is not a list of objects stays unchanged, so that the parser refuses it."""
-    turns = _of_pairs(turns if "role" in settings.names else rewrite_items(turns))
+    turns = _of_pairs(turns if "role" in settings.names else rewrite_items(turns), settings)
     if not isinstance(turns, list):
         return turns
     return [message for number, turn in enumerate(turns) for message in _messages(turn, number, settings)]
 
 
-def _of_pairs(turns: Any) -> Any:
-    """Messages of pairs of what the user and the agent say, as Gradio writes them: [["Hi.", "Hello."], …]."""
+def _of_pairs(turns: Any, settings: ChatSettings) -> Any:
+    """Messages of pairs of what the user and the agent say, as Gradio writes them: [["Hi.", "Hello."], …].
+
+    If the first texts are names of both sides, the pairs are speakers with their texts: [["human", "Hi."], ["ai", …]].
+    """
     if not isinstance(turns, list) or not turns or not all(_is_pair(pair) for pair in turns):
         return turns
+    if {"user", "assistant"} <= {settings.tags.get(name) or _TAGS.get(speaker_name(name)) for name, _ in turns}:
+        return [{"role": speaker, "content": text} for speaker, text in turns]
     roles = ("user", "assistant")
     return [{"role": role, "content": text} for pair in turns for role, text in zip(roles, pair, strict=True) if text]
 
@@ -90,6 +95,8 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
     role = _take(message, (settings.names.get("role"), *_ROLE_KEYS))
     content = _take(message, (settings.names.get("content"), *_CONTENT_KEYS))
     calls = _take(message, (settings.names.get("tool_calls"), "tool_calls"))
+    if role in (None, "") and "null" in settings.tags:
+        role = "null"
     if role is None:
         keys = excerpt(", ".join(map(str, turn)), _SHOWN) or "no key"
         raise ValueError(f"no role: message {number} has {keys}. Name the key of the speaker in the source's names")
@@ -129,8 +136,8 @@ def _meaning(role: Any, number: int, settings: ChatSettings) -> str:
         if meaning is not None:
             return meaning
     raise ValueError(
-        f"unknown role: {excerpt(role, _SHOWN)} in message {number}. Known are user, assistant, system, tool and their "
-        "common names. Name it in the source's tags"
+        f"unknown role: {excerpt(role or None, _SHOWN)} in message {number}. Known are user, assistant, system, "
+        "tool and their common names. Name it in the source's tags"
     )
 
 

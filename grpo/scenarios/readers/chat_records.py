@@ -30,6 +30,7 @@ from grpo.config.chats import ChatColumns, ChatFormatName, ChatSettings
 from grpo.config.scenarios import ChatSource
 from grpo.data_errors import try_call
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
+from grpo.scenarios.message_columns import is_time_name
 from grpo.scenarios.readers.api_dialects import rewrite_record, rewrite_reply
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
 from grpo.scenarios.readers.exchanges import read_exchange
@@ -49,6 +50,7 @@ from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, re
 from grpo.scenarios.readers.places import value_at, without
 from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
+from grpo.scenarios.readers.transcripts import refuse_transcript
 from grpo.scenarios.records import Converted, SourceRecord, convert_record, record_name
 from grpo.scenarios.times import instant
 
@@ -56,7 +58,6 @@ _FIRST_LISTS = {"openai_messages": ("messages",), "sharegpt": ("conversations",)
 """Key under which a format has its list of messages. It is looked up before the others."""
 _LABELS = ("label", "kto_tag")
 """Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
-_TIMES = ("created_at", "createdAt", "timestamp", "time", "date", "ts")
 _PLACE_KEYS = ("id", "metadata", "custom_id")
 _LONGEST_DURATION = 10**8  # seconds, which are three years. The time of a message is more of them since 1970
 _UNREAD = {name: reason for name, reason in RECORD.items() if reason} | dict.fromkeys(_PLACE_KEYS, "")
@@ -135,7 +136,7 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     if isinstance(messages, Mapping) and isinstance(messages.get("messages"), list):
         data, messages = {**without(messages, "messages"), **data}, messages["messages"]
     _check_count(messages)
-    _check_order(messages)
+    _check_order(messages, settings)
     messages = openai_messages(messages, settings)
     tools = _named(data, "tools", settings)
     functions = data.get("functions")
@@ -162,7 +163,7 @@ def _list_key(data: dict[str, Any], settings: ChatSettings) -> str | None:
     if (key := next((name for name in names if name in data), None)) is not None:
         return key
     response = data.get("response")
-    if "custom_id" in data and isinstance(response, dict):
+    if "custom_id" in data and isinstance(response if response is not None else data.get("result"), dict):
         raise ValueError("output of a batch: it has only the replies. Name the batch's input file in requests")
     left_out(RECORD, data, "record", "")
     raise ValueError(f"no {names[0]}: the record has {', '.join(data) or 'no field'}. Name another key in column")
@@ -176,7 +177,9 @@ def _logged_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     response = data.get("response")
     if isinstance(response, dict) and isinstance(response.get("body"), dict):
         response = response["body"]
-    replies = [] if response is None and "body" in data else [reply_of(rewrite_reply(response), ignored)]
+    replies = (
+        [] if response is None and {"body", "custom_id"} & {*data} else [reply_of(rewrite_reply(response), ignored)]
+    )
     messages = openai_messages(with_reply(request.get("messages"), replies), settings)
     _check_count(messages)
     parsed = (*_system(request, settings), *parse_messages(messages))
@@ -193,6 +196,7 @@ def _alpaca_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
         raise ValueError(f"no {keys['instruction']}: the record has {', '.join(data) or 'no field'}. Name it in keys")
     parts = [_text(data, keys[name]) for name in ("instruction", "input")]
     question, answer = "\n\n".join(part for part in parts if part.strip()), _text(data, keys["output"])
+    refuse_transcript(question, keys["instruction"])
     turns = [*_history(data.get(keys["history"]), keys["history"]), (question, answer)]
     messages = [
         LoggedMessage(role="user" if number % 2 == 0 else "assistant", content=text)
@@ -223,6 +227,8 @@ def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     if prompt_key not in data:
         raise ValueError(f"no {prompt_key}: the record has {', '.join(data) or 'no field'}. Name it in keys")
     prompt, completion = (_written_messages(data.get(key)) for key in (prompt_key, completion_key))
+    if isinstance(prompt, str):
+        refuse_transcript(prompt, prompt_key)
     turns = [
         *(prompt if isinstance(prompt, list) else [{"role": "user", "content": _text(data, prompt_key)}]),
         *_completion(completion, data, completion_key),
@@ -303,7 +309,7 @@ def _check_count(messages: Any) -> None:
         raise ValueError(f"over-long chat: {len(messages)} messages, at most {MAX_MESSAGES}")
 
 
-def _check_order(messages: Any) -> None:
+def _check_order(messages: Any, settings: ChatSettings) -> None:
     """Raise `ValueError` if each message is older than the one before it, as APIs list the newest first.
 
     Two messages do not show it if the user begins, because clocks differ and questions are edited. Small numbers are
@@ -311,8 +317,9 @@ def _check_order(messages: Any) -> None:
     """
     if not isinstance(messages, list) or len(messages) < 2 or not all(isinstance(item, dict) for item in messages):
         return
-    speaker = SPEAKERS.get(speaker_name(messages[0].get("role", messages[0].get("from"))))
-    for name in _TIMES:
+    name = value_at(messages[0], settings.names.get("role", "role")) or messages[0].get("from")
+    speaker = settings.tags.get(str(name)) or SPEAKERS.get(speaker_name(name))
+    for name in filter(is_time_name, messages[0]):
         if not all(name in item for item in messages):
             continue
         times = [try_call(partial(instant, item[name])) for item in messages]

@@ -21,6 +21,7 @@ from typing import Any
 from grpo.data_errors import excerpt
 from grpo.scenarios.readers.langchain_messages import openai_messages, reply_messages
 from grpo.scenarios.readers.places import parsed, value_at
+from grpo.scenarios.readers.transcripts import refuse_transcript
 
 QUESTIONS = (
     "question", "query", "input", "prompt", "instruction", "user_input", "user_query", "text", "message", "content",
@@ -99,6 +100,7 @@ def _unpacked(value: Any) -> Any:
 
 def _input(value: Any, place: str, ignored: list[str], *, is_answered: bool) -> dict[str, Any]:
     if isinstance(value, str):
+        refuse_transcript(value, place)
         return {"messages": [{"role": "user", "content": value}]}
     if isinstance(value, list):
         return {"messages": _messages(value, place, is_answered=is_answered)}
@@ -123,6 +125,7 @@ def _input(value: Any, place: str, ignored: list[str], *, is_answered: bool) -> 
         raise ValueError(f"no question in {place}: it has {shown}. Name the user's text in names: input: {place}.NAME")
     system = _first(value, _SYSTEM)
     ignored += _unread(value, place, (question, *((system,) if system else ())))
+    refuse_transcript(_text(value[question]), f"{place}.{question}")
     messages = [{"role": "user", "content": value[question]}]
     return {"messages": messages, **({"system": value[system]} if system else {})}
 

@@ -25,6 +25,7 @@ from grpo.data_errors import (
     has_more_containers,
 )
 from grpo.errors import DataError
+from grpo.scenarios.readers.places import value_at
 from grpo.scenarios.readers.source_files import open_json, read_document
 from grpo.scenarios.records import SourceRecord
 
@@ -69,12 +70,10 @@ def _is_table(columns: list[Any], rows: list[Any]) -> bool:
 
 
 def _list_at(path: Path, document: Any, records: str) -> list[Any]:
-    value = document
-    for key in records.split("."):
-        present = ", ".join(value) if isinstance(value, dict) else f"a {type(value).__name__}"
-        if not isinstance(value, dict) or key not in value:
-            raise DataError(f"{path} has no {key} of records: {records}. There is {excerpt(present, _SHOWN)}")
-        value = value[key]
+    value = value_at(document, records) if isinstance(document, dict) else None
+    if value is None:
+        present = ", ".join(document) if isinstance(document, dict) else f"a {type(document).__name__}"
+        raise DataError(f"{path} has nothing at records: {records}. It has {excerpt(present, _SHOWN)}")
     if not isinstance(value, list):
         raise DataError(f"{path}: records: {records} is not a list, but a {type(value).__name__}")
     return value

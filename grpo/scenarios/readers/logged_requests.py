@@ -5,6 +5,8 @@
 {**R, "response": A}                                                    LiteLLM
 {"full_request": R, "full_response": A}                                 Vertex AI
 {"input": {"inputBodyJson": R}, "output": {"outputBodyJson": A}}        Bedrock
+{"modelInput": R, "modelOutput": A}                                     Bedrock, batches
+{"params": R, "result": {"message": A}}                                 Anthropic, batches
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ _EXCHANGES = (
     ("request_body", "response_body"),
     ("full_request", "full_response"),
     ("input.inputBodyJson", "output.outputBodyJson"),
+    ("modelInput", "modelOutput"),
+    ("params", "result.message"),
 )
 """Places of a request and of its response, each an object or JSON in a text. If the record has a list of messages, only
 an object at the first two is a request, because a text or another object may describe the list."""

@@ -18,6 +18,7 @@ from pydantic_core import from_json
 from grpo.data_errors import excerpt
 from grpo.errors import DataError
 from grpo.scenario import Expected, Metadata, Scenario
+from grpo.scenarios.readers.transcripts import refuse_transcript
 from grpo.scenarios.records import SourceRecord, convert_record, record_name
 
 _TEXTS = ("user_responses", "expected.responses", "expected.facts", "expected.assertions")
@@ -107,6 +108,8 @@ def _value(field: str, column: str, cell: Any) -> Any:
     if field in _TEXTS:
         if isinstance(cell, dict):
             raise ValueError(f"column {column} is not a text: it has an object with {excerpt(', '.join(cell), _SHOWN)}")
+        if field == "user_responses" and isinstance(cell, str):
+            refuse_transcript(cell, f"column {column}")
         return _texts(cell)
     if field in _OBJECTS:
         if not isinstance(cell, str):

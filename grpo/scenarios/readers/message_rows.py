@@ -29,6 +29,7 @@ from grpo.data_errors import excerpt, try_call
 from grpo.errors import StorageError
 from grpo.messages import Role
 from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, LoggedMessage, chat_fields
+from grpo.scenarios.message_columns import folded
 from grpo.scenarios.readers.api_dialects import split_parts
 from grpo.scenarios.readers.mapped_columns import map_cells, merge_fields
 from grpo.scenarios.readers.openai_format import parse_messages
@@ -48,6 +49,8 @@ _TABLE = """
 _SHOWN = 80  # characters of a value in a reason
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 _PROBLEM = "problem of the row"
+_MEDIA = {"attachment", "attachments", "photo", "photos", "images", "videos"}
+"""Columns of what a message has besides its text."""
 _WHOLE_TABLE = "chat"
 """Name of the only conversation of a table."""
 SOURCE = "message_rows"
@@ -118,10 +121,18 @@ def _row(cells: Mapping[str, Any], settings: MessageRows, columns: Mapping[str, 
     for name in (*(needed if is_read else ()), *settings.where, *columns.values()):
         if not is_there(cells, name):
             raise ValueError(_missing(name, cells))
+    media = next((name for name in cells if is_read and folded(name) in _MEDIA and _is_filled(cells[name])), None)
+    if media is not None and media not in columns.values():
+        raise ValueError(f"content other than text is not read: column {media}. Leave such rows or the column out")
     places = dict.fromkeys((*settings.places, *settings.where, *settings.without, *columns.values()))
     content = json.dumps({name: value_at(cells, name) for name in places}, default=str, ensure_ascii=False)
     content.encode()
     return content
+
+
+def _is_filled(cell: Any) -> bool:
+    """Has a cell content, which is neither empty, nor false, nor zero?"""
+    return parsed(cell) not in (None, "", [], {}, False, 0, "0", "false", "False")
 
 
 def _missing(name: str, cells: Mapping[str, Any]) -> str:
@@ -131,18 +142,21 @@ def _missing(name: str, cells: Mapping[str, Any]) -> str:
 def _why_left_out(row: Mapping[str, Any], settings: MessageRows) -> str:
     if (reason := _why_excluded(row, settings)) is not None:
         return f"row: {reason}"
-    return f"row: the speaker {excerpt(_text(row[settings.speaker or '']), 40)} is ignored"
+    return f"row: the speaker {excerpt(_text(row[settings.speaker or ''] or None), 40)} is ignored"
 
 
 def _tag(speaker: Any, settings: MessageRows) -> str | None:
-    """Meaning of a speaker by the settings. True of a JSON file and True of a CSV file that Python wrote are "true"."""
-    text = _text(speaker)
+    """Meaning of a speaker by the settings. True of a JSON file and True of a CSV file that Python wrote are "true".
+
+    An empty cell is null, because CSV has no other null.
+    """
+    text = _text(None if speaker == "" else speaker)
     return settings.tags.get(text) or (settings.tags.get(text.lower()) if text in ("True", "False") else None)
 
 
 def _is_ignored(cells: Mapping[str, Any], settings: MessageRows) -> bool:
     speaker = value_at(cells, settings.speaker) if settings.speaker is not None else None
-    return speaker is not None and _tag(speaker, settings) == "ignore"
+    return _tag(speaker, settings) == "ignore"
 
 
 def _is_excluded(cells: Mapping[str, Any], settings: MessageRows) -> bool:
@@ -202,8 +216,8 @@ def _messages(row: Mapping[str, Any], settings: MessageRows) -> list[LoggedMessa
     meaning = _tag(speaker, settings) or SPEAKERS.get(speaker_name(speaker))
     if meaning not in _ROLES:
         raise ValueError(
-            f"unknown speaker: {excerpt(_text(speaker), _SHOWN)} in column {settings.speaker}. Say in the source's "
-            "tags whether it is the user or the assistant, or ignore it"
+            f"unknown speaker: {excerpt(_text(speaker or None), _SHOWN)} in column {settings.speaker}. Say in the "
+            "source's tags whether it is the user or the assistant, or ignore it"
         )
     return _spoken(meaning, row[settings.text], settings.text)
 

@@ -53,6 +53,8 @@ _SHOWN = 80  # characters of a value in a reason
 
 def parse_messages(value: Any) -> tuple[LoggedMessage, ...]:
     """Parse a list of messages. Raises `ValueError` with the number and fault of the first one that cannot be read."""
+    if isinstance(value, str):
+        raise ValueError("messages are not a list: str. Write the turns of the text as a list of messages with roles")
     if not isinstance(value, list):
         raise ValueError(f"messages are not a list: {type(value).__name__}")
     if len(value) > MAX_MESSAGES:

@@ -42,7 +42,8 @@ def load_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
         taskset = vf.load_taskset(config)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise ConfigError(f"taskset {id}: args.{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+        place = ".".join(["args", *map(str, problem["loc"])])
+        raise ConfigError(f"taskset {id}: {place}: {problem['msg']}") from error
     except Exception as error:
         raise ConfigError(
             f"taskset {id} cannot be loaded ({type(error).__name__}: {error}). Install its package, or put its module "

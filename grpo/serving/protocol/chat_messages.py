@@ -91,7 +91,9 @@ def to_messages(parts: Sequence[ChatMessage], open_calls: Sequence[str] = ()) ->
     at the front become one. Raises `APIError` if a message is of the wrong kind, or a result is not of an open call.
     """
     reader, front = _read(parts, open_calls)
-    if reader.calls or front == len(parts) or reader.messages[-1].role == "assistant":
+    if front == len(parts):
+        raise invalid_request("there is no message of a user. Send what the user says", param="messages")
+    if reader.calls or reader.messages[-1].role == "assistant":
         message = "the last message is one of the user or the system, or the result of a call"
         raise invalid_request(message, param="messages")
     return tuple(reader.messages)

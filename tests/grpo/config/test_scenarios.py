@@ -22,7 +22,12 @@ from tests.doubles import changed, short_run
         ({"kind": "csv", "path": "a", "columns": ["id"]}, r"columns: Input should be a valid dictionary"),
         ({"kind": "csv", "path": "a", "columns": {"the id": "x"}}, r"the id.*: String should match pattern"),
         ({"kind": "python"}, r"object: Field required"),
-        ({"kind": "python", "object": "shop rows"}, r"object: String should match pattern"),
+        (
+            {"kind": "python", "object": "shop rows"},
+            r"object: it is not of the form module:name\. Write shop\.rewards:",
+        ),
+        ({"kind": "python", "object": "shop.rows"}, r"object: it is not of the form module:name\. Write shop:rows "),
+        ({"kind": "python", "object": "shop/stock.py:rows"}, r"module:name\. Write shop\.stock:rows "),
         ({"kind": "python", "object": "shop:rows", "options": {"rate": float("inf")}}, r"options.rate is inf"),
         ({"kind": "python", "object": "shop:rows", "function": "x"}, r"function: Extra inputs are not permitted"),
         ({"kind": "generator", "function": "shop:rows"}, r"'generator'.*'openai_messages'.*'python'"),

@@ -189,3 +189,35 @@ def test_a_tool_whose_schema_the_template_cannot_print_is_named():
     with pytest.raises(PolicyError, match=r"on the schema of the tool either: TypeError.*one type for each property"):
         Renderer(published.tokenizer(ONE_TYPE), tools=(LOOK_UP, either))
     assert Renderer(published.tokenizer(ONE_TYPE), tools=(LOOK_UP,)).build_prompt([user("hello")])
+
+
+STRICT = TOOLS + ROLES.replace(
+    "CALLS",
+    "{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("refused", "fault"),
+    [
+        ("m.role == 'user' and not m.content", "fails on messages of user: TemplateError: no"),
+        ("m.role == 'tool' and not m.content", r"assistant(, tool){8}: TemplateError: no"),
+        ("m.tool_calls and m.tool_calls | length > 2", "fails on messages of user, assistant: TemplateError: no"),
+        ("loop.index > 40", r"tool, assistant, after \d+ others: TemplateError: no"),
+    ],
+)
+def test_a_template_that_would_fail_in_a_rollout_is_refused_when_it_is_chosen(refused: str, fault: str):
+    """An empty text, an empty result, several calls and a long conversation occur. The error does not list it whole."""
+    source = STRICT.replace(
+        "<|im_start|>", f"{{% if {refused} %}}{{{{ raise_exception('no') }}}}{{% endif %}}<|im_start|>", 1
+    )
+    with pytest.raises(PolicyError, match=fault) as refusal:
+        _renderer(source)
+    assert len(str(refusal.value)) < 500
+
+
+def test_a_template_that_shows_only_the_last_messages_is_refused_when_it_is_chosen():
+    """However many these are, up to those of a long conversation: sampled tokens would leave the context."""
+    with pytest.raises(PolicyError, match="rewrites earlier turns when a user message follows"):
+        _renderer(STRICT.replace("in messages %}", "in messages[-60:] %}"))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError, RewardError
 from grpo.learner.credit_assignment import token_rewards
 from grpo.messages import Message
-from grpo.rewards.composite import CompositeReward, MultiObjectiveReward
+from grpo.rewards.composite import CompositeReward, MultiObjectiveReward, as_reward
 from grpo.rewards.hacking.check import probe_reward
 from grpo.rewards.returned import as_number
 from grpo.rewards.reward import Episode, FunctionReward, RewardContext, RewardFunction, RewardResult, check_columns
@@ -250,6 +251,54 @@ def test_a_function_of_trl_is_told_its_kind():
 
     with pytest.raises(ConfigError, match=r"reward accuracy takes completions, as functions of TRL do\. Set kind: trl"):
         FunctionReward(accuracy)
+
+
+def scaled(completions: Any, answer: Any, by: float, **columns: Any) -> list[float]:
+    return [
+        by * (column == "2" and turns[-1]["content"] == "x") for turns, column in zip(completions, answer, strict=True)
+    ]
+
+
+class Scale:
+    """A reward with a number of its own, as a method and as an instance."""
+
+    def score(self, completions: Any, answer: Any, **columns: Any) -> list[float]:
+        return scaled(completions, answer, by=0.5)
+
+    __call__ = score
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        partial(scaled, by=0.5),
+        Scale(),
+        Scale().score,
+        lambda completions, answer: scaled(completions, answer, by=0.5),
+    ],
+)
+def test_a_function_of_trl_itself_is_a_reward(function: Callable[..., Any]):
+    """In a notebook, where no config could name its kind: by itself, and with a weight next to a reward of turns."""
+    [alone] = score([two_turns()], as_reward(function), {"s": SCENARIO})
+    assert alone.terminal_reward == 0.5
+    [both] = score([two_turns()], CompositeReward([(function, 0.5), (constant, 0.25)]), {"s": SCENARIO})
+    assert both.terminal_reward == 0.5 * 0.5 + 0.25
+
+
+def constant(turns: Any) -> float:
+    return 1.0
+
+
+def test_a_turn_that_is_read_as_a_dict_names_the_attribute():
+    """As rewards of other libraries read messages."""
+    with pytest.raises(RewardError, match=r"TypeError: a Message has attributes and no keys\. Write message\.content"):
+        scored(lambda turns: len(turns[-1]["content"]))
+
+
+def test_two_functions_of_one_name_are_told_how_to_differ():
+    """Two lambdas, or one function with two options."""
+    with pytest.raises(ConfigError, match=r"give two functions different names by `__name__`"):
+        CompositeReward([lambda turns: 0.0, lambda turns: 1.0])
 
 
 def compute_score(data_source: Any, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:

@@ -47,6 +47,8 @@ NESTED: dict[str, Any] = {
         "entries": chat("role", "text", "CUSTOMER", "AGENT"), "conversation_info": {"categories": [{"x": 1}]}},
     "Discord": {"guild": {}, "messages": chat("author.isBot", "content", user=False, agent=True)},
     "LibreChat": {"title": "t", "messages": chat("isCreatedByUser", "text", user=True, agent=False, sender="x")},
+    "Front": {"_results": chat("is_inbound", "text", user=True, agent=False, body="<p>x</p>")},
+    "LangChain, tuples": {"messages": [["human", ASKED], ["ai", ANSWERED], ["human", AGAIN]]},
     "Gorgias": {"id": 1, "subject": "s", "messages": chat("from_agent", "body_text", user=False, agent=True)},
     "Chainlit": {
         "steps": [{"type": "run", "output": ""}, *chat("type", "output", "user_message", "assistant_message")]},
@@ -92,6 +94,12 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "LangChain's table": chat("message.type", "message.data.content", "human", "ai", session_id="a"),
     "a CSV file of pandas": chat("isBot", "text", "False", "True", chatId="a"),
     "Claude Code": chat("message.role", "message.content", sessionId="a", uuid="u"),
+    "iMessage": [{"Chat Session": "Ann", "Message Date": k, **row}
+                 for k, row in enumerate(chat("Type", "Text", "Incoming", "Outgoing"))],
+    "HubSpot, threads": chat("direction", "text", "INCOMING", "OUTGOING", conversationsThreadId="1"),
+    "Help Scout": chat("createdBy.type", "body", "customer", "user", conversationId=1),
+    "an event without a speaker": [
+        *chat("role", "text", ticket_id="a"), {"ticket_id": "a", "role": "", "text": "", "id": "n"}],
     "Crisp": [*chat("from", "content", agent="operator", session_id="a", type="text"),
               {"session_id": "a", "type": "note", "from": "operator", "content": "A bad customer.", "id": "n"}],
 }  # fmt: skip
@@ -134,6 +142,10 @@ def test_rows_of_one_conversation_are_one_chat(tmp_path: Path, rows: list[dict[s
     [
         ({"messages": [{"role": "bot", "content": "Hi.", "time": 2}, {"role": "user", "content": ASKED, "time": 1}]},
          "the newest message comes first, by time"),
+        ({"messages": [{"role": "bot", "content": "Hi.", "timestamp_ms": 2},
+                       {"role": "user", "content": ASKED, "timestamp_ms": 1}]}, "comes first, by timestamp_ms"),
+        ({"chosen": "Human: a", "rejected": "Human: b"}, "is a preference pair, and a scenario is one chat"),
+        ({"messages": "Ann: Hi."}, "Write the turns of the text as a list of messages"),
         ({"messages": [*chat("role", "content"), {"role": "bot", "content": "x", "public": False}]}, "is not public"),
         ({"messages": [{"role": "user", "content": ASKED, "children": [{"role": "bot"}]}]}, "children"),
         ({"input": ASKED, "output": ANSWERED, "previous_response_id": "r"}, "another response"),
@@ -326,3 +338,37 @@ def test_falling_times_refuse_a_chat_only_if_they_show_its_order(
     path.write_text(json.dumps([{"messages": messages}]))
     (record,) = read_records(ChatSource(kind="openai_messages", path=str(path)))
     assert (record.problem or "")[:39] == (problem or "")
+
+
+@pytest.mark.parametrize("speaker", ["source", "type"])
+def test_timed_messages_of_no_conversation_are_no_scenarios(tmp_path: Path, speaker: str) -> None:
+    """The agent's would be questions. Both settings that the file may need are named, with the order."""
+    path = tmp_path / "a.json"
+    path.write_text(
+        json.dumps([{**row, "timestamp": k} for k, row in enumerate(chat(speaker, "message", agent="agent"))])
+    )
+    one = rf"set only messages: {{speaker: {speaker}, text: message, order: timestamp}}"
+    with pytest.raises(DataError, match=rf"{one}\. If each row .* columns: {{user_responses: message}}"):
+        guess_source(path)
+
+
+@pytest.mark.parametrize(
+    ("record", "names"),
+    [
+        ({"messages": [{"role": "user", "content": ASKED}], "ground_truth": ANSWERED},
+         {"input": "messages", "expected": "ground_truth"}),
+        ({"prompt": [{"role": "user", "content": ASKED}], "reward_model": {"style": "rule", "ground_truth": ANSWERED}},
+         {"input": "prompt", "expected": "reward_model.ground_truth"}),
+        ({"input": ASKED, "target": ANSWERED, "messages": [
+            {"role": "user", "content": ASKED}, {"role": "assistant", "content": "wrong"}]}, {"expected": "target"}),
+    ],
+    ids=["Fireworks", "verl", "Inspect"],
+)  # fmt: skip
+def test_what_stands_next_to_a_chat_as_its_answer_is_the_reference(
+    tmp_path: Path, record: dict[str, Any], names: dict[str, str]
+) -> None:
+    """And not the reply of the model that was evaluated."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record))
+    assert getattr(guess_source(path), "names", None) == names
+    assert read_guessed(path) == ([ASKED], [ANSWERED])

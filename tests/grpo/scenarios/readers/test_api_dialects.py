@@ -198,12 +198,14 @@ def test_results_of_calls_without_ids_go_to_their_functions(tmp_path: Path) -> N
     ],
 )
 def test_a_logged_exchange_is_read_wherever_a_proxy_writes_it(tmp_path: Path, response: dict[str, Any]) -> None:
-    """As `request` and `response`, with a `body` in each, as Helicone's columns, and beside the messages."""
+    """As `request` and `response`, with a `body` in each, as Helicone's columns, as Bedrock's batches, and beside the
+    messages."""
     request = {"system": "Be brief.", "messages": [{"role": "user", "content": ASKED}]}
     for item in (
         {"request": request, "response": response},
         {"request": {"body": request}, "response": {"body": response}},
         {"request_body": request, "response_body": response},
+        {"recordId": "1", "modelInput": request, "modelOutput": response},
         {**request, "response": response},
     ):
         record = read(tmp_path, item)

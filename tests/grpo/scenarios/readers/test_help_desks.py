@@ -171,9 +171,31 @@ def test_the_output_of_a_batch_is_joined_with_its_input(tmp_path: Path):
     assert content_hash([source]) != before
 
 
-def test_the_output_of_a_batch_alone_says_what_is_missing(tmp_path: Path):
+def _message(text: str) -> dict[str, Any]:
+    """A reply in the results of a batch of Anthropic."""
+    message = {"role": "assistant", "content": [{"type": "text", "text": text}], "stop_reason": "end_turn"}
+    return {"type": "succeeded", "message": message}
+
+
+def test_a_batch_of_anthropic_is_joined_with_its_requests(tmp_path: Path):
+    """`params` are the request, and `result.message` is the reply. The requests are chats without a reply."""
+    inputs, outputs = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    asked = {"model": "m", "system": "Be brief.", "messages": [{"role": "user", "content": "When do you open?"}]}
+    inputs.write_text("".join(json.dumps({"custom_id": name, "params": asked}) + "\n" for name in "ab"))
+    replies = [{"custom_id": "a", "result": _message("At nine.")}, {"custom_id": "b", "result": {"type": "expired"}}]
+    outputs.write_text("".join(json.dumps(line) + "\n" for line in replies))
+    first, failed = read_records(ChatSource(kind="openai_messages", path=str(outputs), requests=str(inputs)))
+    assert first.data is not None, first.problem
+    assert (first.data["context"], first.data["expected"]["responses"]) == ("Be brief.", ["At nine."])
+    assert (failed.problem or "").startswith('failed request: {"type": "expired"}')
+    unanswered = list(read_records(ChatSource(kind="openai_messages", path=str(inputs))))
+    assert [record.data and record.data["user_responses"] for record in unanswered] == [["When do you open?"]] * 2
+
+
+@pytest.mark.parametrize("reply", [{"response": _reply("At nine.")}, {"result": _message("At nine.")}])
+def test_the_output_of_a_batch_alone_says_what_is_missing(tmp_path: Path, reply: dict[str, Any]):
     """It has the replies, and no messages."""
     path = tmp_path / "out.jsonl"
-    path.write_text(json.dumps({"custom_id": "a", "response": _reply("At nine.")}) + "\n")
+    path.write_text(json.dumps({"custom_id": "a", **reply}) + "\n")
     [record] = read_records(ChatSource(kind="openai_messages", path=str(path)))
     assert record.problem == ("output of a batch: it has only the replies. Name the batch's input file in requests")

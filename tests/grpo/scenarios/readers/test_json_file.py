@@ -131,6 +131,9 @@ def test_a_broken_document_is_an_error_with_its_place(tmp_path: Path) -> None:
     path.write_text('[{"id": "a"},\n {"id": ]')
     with pytest.raises(DataError, match=r"source\.json is not a JSON document: .* line 2 column"):
         list(read_json(path))
+    path.write_text("[20/11/2026, 09:00:01] Ann: Where is order 7?\n")
+    with pytest.raises(DataError, match=r"source\.json is not a JSON document: "):
+        list(read_json(path))
 
 
 def test_a_document_without_a_list_is_an_error(tmp_path: Path) -> None:
@@ -151,11 +154,12 @@ def test_a_document_over_the_size_limit_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_list_of_records_may_be_named(tmp_path: Path) -> None:
-    """`records` leads through objects; without a list at its end the error says what is there."""
+    """`records` leads through objects, also by keys with dots. Without a list there the error says what is there."""
     path = tmp_path / "source.json"
-    path.write_text('{"results": {"rows": [{"id": "a"}], "count": 1}}')
+    path.write_text('{"results": {"rows": [{"id": "a"}], "count": 1}, "a.json": {"log": [{"id": "b"}]}}')
     assert [record.data for record in read_json(path, "results.rows")] == [{"id": "a"}]
-    with pytest.raises(DataError, match=r"no lines of records: results\.lines. There is rows, count"):
+    assert [record.data for record in read_json(path, "a.json.log")] == [{"id": "b"}]
+    with pytest.raises(DataError, match=r"has nothing at records: results\.lines\. It has results, a\.json"):
         list(read_json(path, "results.lines"))
     with pytest.raises(DataError, match=r"records: results\.count is not a list, but a int"):
         list(read_json(path, "results.count"))

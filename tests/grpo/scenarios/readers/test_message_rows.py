@@ -128,3 +128,33 @@ def test_a_conversation_with_a_row_that_cannot_be_read_is_quarantined(tmp_path: 
 def test_a_row_is_one_message_or_a_message_with_its_reply(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=r"give speaker if|tags are values of speaker"):
         MessageRows(**settings)
+
+
+@pytest.mark.parametrize("speaker", ["", None])
+def test_a_row_without_a_speaker_has_the_tag_null(tmp_path: Path, speaker: str | None) -> None:
+    """An empty cell of CSV is the null of JSON. The tag may ignore it, and without a tag the reason names it."""
+    rows = [{"who": "user", "text": ASKED}, {"who": speaker, "text": "joined"}, {"who": "bot", "text": ANSWERED}]
+    settings: dict[str, Any] = {"speaker": "who", "text": "text"}
+    (broken,) = read(tmp_path / "a.jsonl", rows, **settings)
+    assert (broken.problem or "").startswith("unknown speaker: null in column who")
+    (record,) = read(tmp_path / "a.jsonl", rows, **settings, tags={"null": "ignore"})
+    assert turns(record) == ([ASKED], [ANSWERED])
+    assert record.ignored == ("row: the speaker null is ignored",)
+
+
+@pytest.mark.parametrize(
+    ("cell", "is_read"), [("p.jpg", False), (["a.pdf"], False), ("", True), (0, True), (None, True)]
+)
+def test_a_row_with_more_than_a_text_quarantines_its_conversation(tmp_path: Path, cell: Any, is_read: bool) -> None:
+    """A picture that the user sends would be an empty turn, as Telegram exports it. A row that is left out may have
+    one."""
+    rows = [
+        {"who": "user", "text": "", "Photo": cell},
+        {"who": "bot", "text": ANSWERED},
+        {"who": "user", "text": "Hi."},
+    ]
+    (record,) = read(tmp_path / "a.jsonl", rows, speaker="who", text="text")
+    assert (record.problem is None) == is_read
+    assert is_read or (record.problem or "").startswith("content other than text is not read: column Photo")
+    (left,) = read(tmp_path / "a.jsonl", rows, speaker="who", text="text", without={"text": [""]})
+    assert turns(left)[0] == ["Hi."]

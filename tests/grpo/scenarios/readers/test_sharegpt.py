@@ -173,3 +173,28 @@ def test_settings_that_a_format_does_not_read_are_refused() -> None:
         ChatSource(kind="sharegpt", path="x", names={"instruction": "q"})
     with pytest.raises(ValidationError, match="column and tags are not read with alpaca"):
         ChatSource(kind="alpaca", path="x", tags={"a": "user"})
+
+
+@pytest.mark.parametrize("pair", [("human", "ai"), ("customer", "agent"), ("Kunde", "Laden")])
+def test_pairs_of_a_speaker_and_a_text_are_messages(tmp_path: Path, pair: tuple[str, str]) -> None:
+    """As LangChain's tuples are in JSON. Taken for pairs of a question and its answer, the user would say `human`."""
+    turns = [[pair[0], "Where is it?"], [pair[1], "Lost."], [pair[0], "Money back!"]]
+    tags = {"Kunde": "user", "Laden": "assistant"}
+    read = scenario(tmp_path, {"messages": turns}, tags=tags)
+    assert (read["user_responses"], read["expected"]["responses"]) == (["Where is it?", "Money back!"], ["Lost."])
+    assert scenario(tmp_path, {"messages": [["Who is human?", "You."]]})["user_responses"] == ["Who is human?"]
+
+
+def test_a_message_without_a_speaker_has_the_tag_null(tmp_path: Path) -> None:
+    """An event of the system has an empty role. Without the tag the reason names it."""
+    turns = [turn("human", "Where?"), turn("", "Ann has joined."), turn("gpt", "Lost.")]
+    read = scenario(tmp_path, {"conversations": turns}, tags={"null": "ignore"})
+    assert (read["user_responses"], read["expected"]["responses"]) == (["Where?"], ["Lost."])
+    (record,) = records(tmp_path, {"conversations": turns})
+    assert (record.problem or "").startswith("unknown role: null in message 1")
+
+
+def test_a_chat_of_user_and_system_is_told_its_tag(tmp_path: Path) -> None:
+    """MultiWOZ calls the agent `SYSTEM`."""
+    (record,) = records(tmp_path, {"conversations": [turn("USER", "A hotel."), turn("SYSTEM", "Which area?")]})
+    assert (record.problem or "").endswith("If the system is the agent, set tags: {system: assistant}")

@@ -64,12 +64,15 @@ def splits(facts: Facts) -> Iterator[Exception]:
 
 def tuning(facts: Facts) -> Iterator[Exception]:
     """Read demonstrations and preference pairs, and render the first ones and the longest one as their stage does."""
-    for settings, render in ((facts.given.sft, _render_demonstrations), (facts.given.dpo, _render_pairs)):
-        if settings is not None:
-            try:
-                render(facts, settings)  # type: ignore[operator] # each takes its own settings
-            except GRPOError as error:
-                yield error
+    sft, dpo = facts.given.sft, facts.given.dpo
+    for render in (
+        lambda: None if sft is None else _render_demonstrations(facts, sft),
+        lambda: None if dpo is None else _render_pairs(facts, dpo),
+    ):
+        try:
+            render()
+        except GRPOError as error:
+            yield error
 
 
 def _render_demonstrations(facts: Facts, settings: SFTSettings) -> None:

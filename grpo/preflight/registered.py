@@ -54,7 +54,8 @@ def check_dtype(rollout: RolloutSettings, models: Registry, version: ModelVersio
     """Refuse rollout servers for a version whose run has another dtype than float32. Admitted models have float32."""
     if rollout.backend != "servers" or version.is_model_alone:
         return
-    dtype = models.provenance(version).config.get("policy", {}).get("dtype", "float32")
+    policy = models.provenance(version).config.get("policy")
+    dtype = policy.get("dtype", "float32") if isinstance(policy, dict) else "float32"
     if dtype != "float32":
         raise PolicyError(
             f"rollout.backend servers computes in float32, and {version.address} is rolled out in {dtype}, the "

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from itertools import accumulate
+from itertools import accumulate, product
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -103,11 +103,8 @@ class Run(BaseModel):
         return curves.at_target(self.success, TARGET)
 
 
-def train(name: str, seed: int) -> Run:
-    """Train with the sections of a variant, unless its record is there, and write the record."""
-    record = RECORDS / f"{name.replace(' ', '-')}-{seed}.json"
-    if record.is_file():
-        return Run.model_validate_json(record.read_bytes())
+def train(name: str, seed: int) -> None:
+    """Train with the sections of a variant, and write the record."""
     settings.apply()
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
@@ -120,9 +117,13 @@ def train(name: str, seed: int) -> Run:
         )
         tokens = list(accumulate(_generated(Path(folder))))
     run = Run(commit=commit(), tokens=tokens, cpu_s=curve.seconds, success=curve.success)
+    record = _record(name, seed)
     record.parent.mkdir(parents=True, exist_ok=True)
     record.write_text(run.model_dump_json(), encoding="utf-8")
-    return run
+
+
+def _record(name: str, seed: int) -> Path:
+    return RECORDS / f"{name.replace(' ', '-')}-{seed}.json"
 
 
 def _generated(folder: Path) -> list[int]:
@@ -187,9 +188,13 @@ def main() -> None:
     if unknown := set(variants) - set(VARIANTS):
         parser.error(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
     cores = len(os.sched_getaffinity(0))
+    missing = [(name, seed) for seed, name in product(options.seeds, variants) if not _record(name, seed).is_file()]
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        waiting = {(name, seed): pool.submit(train, name, seed) for seed in options.seeds for name in variants}
-        runs = {name: [waiting[name, seed].result() for seed in options.seeds] for name in variants}
+        for waiting in [pool.submit(train, *run) for run in missing]:
+            waiting.result()
+    runs = {
+        name: [Run.model_validate_json(_record(name, seed).read_bytes()) for seed in options.seeds] for name in variants
+    }
     table = Table(head=HEAD, rows=tuple(table_rows(runs)))
     sys.stdout.write(table.markdown() + "\n")
     if not options.variants:

@@ -201,7 +201,7 @@ def tune(
 
 
 def pretrain(dry_run: DryRunOption = False) -> None:
-    """Make the embedded scenario pack and base model again, which takes twenty minutes on two cores.
+    """Make the shipped scenario pack and base model again, which takes twenty minutes on two cores.
 
     Use it when you have changed how they are made, in a checkout of the sources.
 

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.algorithms                                all settings, five seeds, into docs/tasks.md
     python -m tests.benchmarks.algorithms GRPO "credit by state" --seeds 1     some of them, only printed
 
-The embedded model learns the support desk from the settings of the quickstart, each time with other sections, and the
+The shipped model learns the support desk from the settings of the quickstart, each time with other sections, and the
 held-out scenarios are played after each update. Records are in runs/algorithms, so a measurement that was interrupted
 goes on. Each run has one thread, and as many run at once as there are cores.
 """
@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 HEADING = "## Settings compared\n"
 TEXT = (
-    "Written by `python -m tests.benchmarks.algorithms` ({here}). The embedded model learns the support desk from the "
+    "Written by `python -m tests.benchmarks.algorithms` ({here}). The shipped model learns the support desk from the "
     f"settings of the quickstart, {ITERATIONS} iterations of {SCENARIOS} scenarios with 8 episodes each, on one core. "
     f"After each update {HELDOUT} held-out scenarios are played. The mean of the updates is the area under the curve "
     f"of learning. {TARGET:.0%} is reached at the first update from which on success stays there for two updates. "

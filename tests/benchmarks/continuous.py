@@ -3,7 +3,7 @@
     python -m tests.benchmarks.continuous                                     five seeds, written into docs/scale.md
     python -m tests.benchmarks.continuous --max-staleness 0 4 --seeds 1       some of them, only printed
 
-The embedded model learns the support desk from the settings of the quickstart, with half of its scenarios and tools
+The shipped model learns the support desk from the settings of the quickstart, with half of its scenarios and tools
 that take two seconds. Each run is timed up to each of its updates. The held-out scenarios are played afterwards, with
 fast tools. Records are in runs/continuous, so a measurement that was interrupted goes on. The runs are timed, so one
 follows the other.
@@ -36,7 +36,7 @@ HELDOUT = 96
 BOUNDS, ITERATIONS, SCENARIOS, DELAY_S = (0, 1, 4, 8), 16, 16, 2.0
 HEADING = "## Learning with stale tokens\n"
 TEXT = (
-    "Written by `python -m tests.benchmarks.continuous` ({here}). The embedded model learns the support desk from the "
+    "Written by `python -m tests.benchmarks.continuous` ({here}). The shipped model learns the support desk from the "
     f"settings of the quickstart, {ITERATIONS} iterations of {SCENARIOS} scenarios with 8 episodes each, and each call "
     f"of a tool takes {DELAY_S:g} s. `max_staleness` 0 is the mode `stages`. After each update {HELDOUT} held-out "
     "scenarios are played. Differences of success and ratios of time are to `max_staleness` 0 with the same seeds, "

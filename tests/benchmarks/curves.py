@@ -1,4 +1,4 @@
-"""Curves of learning: trainings of the embedded model on the support desk, and how they compare over seeds."""
+"""Curves of learning: trainings of the shipped model on the support desk, and how they compare over seeds."""
 
 from __future__ import annotations
 

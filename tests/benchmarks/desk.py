@@ -31,7 +31,7 @@ def quickstart() -> PipelineConfig:
 
 
 def desk_policy() -> TransformersPolicy:
-    """The embedded model, on all cores."""
+    """The shipped model, on all cores."""
     use_all_cores()
     return load(MODEL)
 

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.killed_servers           measures for ten minutes, and writes the section
     python -m tests.benchmarks.killed_servers --show    prints it only
 
-Two `grpo serve` generate episodes of the support desk with the embedded model. First only the weights are replaced,
+Two `grpo serve` generate episodes of the support desk with the shipped model. First only the weights are replaced,
 then one of the servers is also killed (SIGKILL) at random moments at which it has conversations, and started again.
 Each turn is recomputed in this process under the version that its span names. A sample of the turns is also recomputed
 under another version, which shows that a wrong version would be noticed.
@@ -58,7 +58,7 @@ from tests.vllm.models import shifted
 
 SECTION = "## Two servers that are killed"
 VERSIONS, STD = 4, 0.01
-"""Versions that take turns, and the deviation of the noise that makes each from the embedded model."""
+"""Versions that take turns, and the deviation of the noise that makes each from the shipped model."""
 CONVERSATIONS, DELAY_S = 16, 0.2
 SWAP_S = 2.0
 LIVES_S = (0.5, 6.0)
@@ -340,7 +340,7 @@ def section(turns: int, kills: int) -> str:
     verdicts = tuple((what, value, bar, "met" if met else "**missed**") for what, value, bar, met in bars)
     text = (
         "Written by `python -m tests.benchmarks.killed_servers`. Two `grpo serve` on one machine generate episodes of "
-        f"the support desk with the embedded model, {CONVERSATIONS} at once, with tools that take {DELAY_S:g} s. "
+        f"the support desk with the shipped model, {CONVERSATIONS} at once, with tools that take {DELAY_S:g} s. "
         f"{VERSIONS} versions of the weights take turns: the next one is loaded every {SWAP_S:g} s, or later if the "
         "servers have not loaded the one before. In the second part one of the servers is killed (SIGKILL) at random "
         f"moments at which it has conversations, {LIVES_S[0]:g} to {LIVES_S[1]:g} s after both were ready, and is then "

@@ -71,7 +71,7 @@ def measure(records: Path = RECORDS) -> Findings:
     return Findings(
         title=TITLE,
         text=(
-            "`grpo train` with its own server, from the embedded model after fine-tuning on the config's "
+            "`grpo train` with its own server, from the shipped model after fine-tuning on the config's "
             "demonstrations: its clock runs from the command's start to the moment at which the checkpoint is written. "
             "TRL's GRPOTrainer, in one process that writes nothing, has the same start, scenarios, environment, "
             "reward, episodes per iteration and learning rates, and plays the turns through `rollout_func` with "

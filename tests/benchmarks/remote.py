@@ -63,7 +63,7 @@ def measure() -> Findings:
     return Findings(
         title="Remote stages",
         text=(
-            "Rollouts and updates of the embedded model, sent to a worker of `grpo up` on the same machine, with one "
+            "Rollouts and updates of the shipped model, sent to a worker of `grpo up` on the same machine, with one "
             "thread. A stage lasts from the call in the run until its result is there, its work is the time that its "
             "function takes on the worker, which includes packages that it imports and the model that it loads. "
             f"Medians of {ITERATIONS - 1}; the first stage of each kind is in the last column, and in no median."

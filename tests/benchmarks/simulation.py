@@ -3,7 +3,7 @@
     python -m tests.benchmarks.simulation           measures for some minutes, and writes the section
     python -m tests.benchmarks.simulation --show    prints it only
 
-The servers are two `grpo serve` with the embedded model, which plays the support desk with tools that answer slowly. An
+The servers are two `grpo serve` with the shipped model, which plays the support desk with tools that answer slowly. An
 update is a wait, so that it does not take cores from the servers. The speed of the simulated servers is fitted to
 episodes without waits, and everything else is predicted.
 """
@@ -255,7 +255,7 @@ def _between(ends: Sequence[float]) -> float:
 
 
 def _policies(store: ArtifactStore, urls: Sequence[str], count: int) -> list[ServersPolicy]:
-    """Versions of the embedded model whose weights differ a little."""
+    """Versions of the shipped model whose weights differ a little."""
     clerk, versions = desk_policy(), []
     generator = torch.Generator().manual_seed(0)
     for _ in range(count):
@@ -320,7 +320,7 @@ def section() -> str:
     )
     text = (
         "Written by `python -m tests.benchmarks.simulation`. Two `grpo serve` on a machine of two cores, which had "
-        "other work as well, generate episodes of the support desk with the embedded model: "
+        "other work as well, generate episodes of the support desk with the shipped model: "
         f"{SCENARIOS} scenarios × {GROUP} episodes for each of {UPDATES} updates. Each tool call takes {DELAY_S:g} s, "
         f"with {calls:.1f} calls an episode. An update is a wait of {UPDATE_S:g} s, which takes no time from the "
         "servers, and gives weights that differ a little. The speed of the simulated servers is fitted to episodes "

@@ -89,7 +89,7 @@ def measure() -> Findings:
         title="One GRPO step",
         text=(
             f"Forward, backward and optimizer step on {len(samples)} real desk episodes in groups of eight, "
-            f"{tokens:,} tokens, float32, the embedded model; both compute the same gradient. Seconds are medians "
+            f"{tokens:,} tokens, float32, the shipped model; both compute the same gradient. Seconds are medians "
             f"of {REPEATS}, runs alternate. Memory is the most that the process held during its first step above "
             "what it held before, in a process of its own."
         ),

@@ -1,6 +1,6 @@
 """Bytes that an iteration sends to an object store, next to its training state.
 
-    python -m tests.benchmarks.uploads                 the embedded model with the settings of the quickstart
+    python -m tests.benchmarks.uploads                 the shipped model with the settings of the quickstart
 
 Each iteration of a training has to store its weights and two moments of each weight, 12 bytes a weight in float32. The
 store is in memory and counts what it is sent.

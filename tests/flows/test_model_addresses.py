@@ -28,7 +28,7 @@ TOKEN = "hf_ThisIsATokenOfNobodyAtAll"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A private hub with the embedded model, for the processes that the test starts as well."""
+    """A private hub with the shipped model, for the processes that the test starts as well."""
     with hub_server(monkeypatch, tmp_path / "cache") as running:
         repo = running.add(NAME, model_files(DESK_MODEL))
         repo.refusal, repo.token = (401, "RepoNotFound"), TOKEN

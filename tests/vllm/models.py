@@ -1,4 +1,4 @@
-"""The embedded model in a form that vLLM's kernels for CPUs compute: heads of 64 values in place of 40."""
+"""The shipped model in a form that vLLM's kernels for CPUs compute: heads of 64 values in place of 40."""
 
 from __future__ import annotations
 

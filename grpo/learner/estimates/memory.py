@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _FLOAT32, _BFLOAT16 = 4, 2
 _STATES = 12
 """Vectors of the hidden size that a layer keeps for a token: norms, queries, attention outputs. With this and the next
-two numbers the estimate is within 3 % of PyTorch's memory for 1007, 2978 and 6077 tokens of the embedded default."""
+two numbers the estimate is within 3 % of PyTorch's memory for 1007, 2978 and 6077 tokens of the shipped default."""
 _GATED = 4
 """Vectors of the intermediate size that a layer's gated MLP keeps for a token."""
 _KEYS_AND_VALUES = 2.0

@@ -19,7 +19,7 @@ _SHARE = 0.5
 """Share of the speed of large products that a model reaches. 278 tokens per second with 135 M parameters are
 75 GFLOP/s, on two cores that multiply large matrices at 150 GFLOP/s."""
 _TOKEN_S = 2e-4
-"""Seconds per generated token in addition to arithmetic. The embedded model of 1.3 M parameters generates 4,715 tokens
+"""Seconds per generated token in addition to arithmetic. The shipped model of 1.3 M parameters generates 4,715 tokens
 per second."""
 _TRAINED_TOKEN_S = 2e-5
 _STAGE_S = 0.5

@@ -142,7 +142,7 @@ def test_a_teacher_that_cannot_teach_is_refused(
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_hint_that_does_not_fit_after_the_longest_episode_is_refused(tmp_path: Path):
-    """The embedded model reads 1,024 tokens, the same as an episode may have here."""
+    """The shipped model reads 1,024 tokens, the same as an episode may have here."""
     training = {"distillation": {"privileged_context": ["outcome"]}}
     preflight.check(_config(tmp_path, training=training))
     with pytest.raises(ConfigError, match=r"may have 1024 tokens and its hint \d+ more, but the teacher reads 1024"):

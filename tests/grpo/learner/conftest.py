@@ -1,4 +1,4 @@
-"""A real rollout of the embedded model on disk, as the train stage finds it."""
+"""A real rollout of the shipped model on disk, as the train stage finds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every shipped config of the support desk makes an update from a real rollout of the embedded model."""
+"""Every shipped config of the support desk makes an update from a real rollout of the shipped model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The train stage's function on a real rollout of the embedded model: what each setting does to the checkpoint."""
+"""The train stage's function on a real rollout of the shipped model: what each setting does to the checkpoint."""
 
 from __future__ import annotations
 

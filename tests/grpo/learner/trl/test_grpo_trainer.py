@@ -148,7 +148,7 @@ def test_three_steps_of_both_engines_give_the_same_weights(policy: TransformersP
 
 
 def test_both_engines_learn_the_same_from_the_desk(desk_rollout: DeskRollout):
-    """Real episodes of the embedded model, in three informative groups.
+    """Real episodes of the shipped model, in three informative groups.
 
     Some dozens of the 1.3 million weights have gradients of about 5e-9, a rounding error: with Adam's epsilon at 1e-8
     it decides their steps, and they end up to 2e-4 apart; with 1e-6 none is further than 4e-6.

@@ -1,4 +1,4 @@
-"""Rollouts of the embedded model on a real server with relays before it, which are full, slow, killed, or lie."""
+"""Rollouts of the shipped model on a real server with relays before it, which are full, slow, killed, or lie."""
 
 from __future__ import annotations
 

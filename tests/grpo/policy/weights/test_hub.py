@@ -30,7 +30,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def desk(server: Hub) -> HubRepo:
-    """The embedded model on the hub, beside files that are not read."""
+    """The shipped model on the hub, beside files that are not read."""
     others = {"pytorch_model.bin": b"\x80" * 5000, "modeling_desk.py": b"import os", "onnx/config.json": b"{}"}
     return server.add(NAME, {**model_files(DESK_MODEL), **others})
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from grpo.config.dpo import DPOSettings
 from grpo.config.scenarios import PythonSource, Source
@@ -64,11 +65,12 @@ def splits(facts: Facts) -> Iterator[Exception]:
 
 def tuning(facts: Facts) -> Iterator[Exception]:
     """Read demonstrations and preference pairs, and render the first ones and the longest one as their stage does."""
-    sft, dpo = facts.given.sft, facts.given.dpo
-    for render in (
-        lambda: None if sft is None else _render_demonstrations(facts, sft),
-        lambda: None if dpo is None else _render_pairs(facts, dpo),
-    ):
+    renders: list[Callable[[], None]] = []
+    if facts.given.sft is not None:
+        renders.append(partial(_render_demonstrations, facts, facts.given.sft))
+    if facts.given.dpo is not None:
+        renders.append(partial(_render_pairs, facts, facts.given.dpo))
+    for render in renders:
         try:
             render()
         except GRPOError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -135,6 +136,7 @@ def put_reading(folder: Path, name: str) -> Package:
     with closing(sqlite3.connect(package.folder / "sqlite.db")) as database, database:
         database.execute("CREATE TABLE numbers (number)")
         database.execute("INSERT INTO numbers VALUES (1)")
+    importlib.invalidate_caches()  # the import system may have looked into the folder in the moment before
     return package
 
 

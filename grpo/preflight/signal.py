@@ -15,10 +15,12 @@ _CONSTANT = "constant"
 
 
 def rewards_differ(facts: Facts) -> Iterator[Exception]:
-    """Refuse rewards that are the same for every episode, unless something else trains the policy."""
+    """Refuse rewards that are the same for every episode, unless something else trains, or they are all constant."""
     training, rewards = facts.given.training, facts.given.reward
     if any(part.weight and part.kind != _CONSTANT for part in rewards):
         return
+    if all(part.weight and part.kind == _CONSTANT for part in rewards):
+        return  # a control, in which nothing may be learned
     if training.distillation is not None or training.overlong_limit is not None:
         return
     played = facts.episodes()
@@ -32,6 +34,9 @@ def rewards_differ(facts: Facts) -> Iterator[Exception]:
 
 def turn_rewards(facts: Facts) -> Iterator[Exception]:
     """Refuse rewards of turns that the algorithm or the assignment of credit cannot use."""
+    rewarded = [played for played in facts.episodes() if played.turn_rewards and played.stop != "failed"]
+    if not rewarded:
+        return
     import numpy as np
 
     from grpo.algorithms.catalog import ALGORITHMS
@@ -39,10 +44,8 @@ def turn_rewards(facts: Facts) -> Iterator[Exception]:
 
     training = facts.given.training
     by_turn = training.credit_assignment != "trajectory" or ALGORITHMS[training.algorithm].critic
-    for trajectory in facts.episodes():
+    for trajectory in rewarded:
         given = trajectory.turn_rewards
-        if not given or trajectory.stop == "failed":
-            continue
         if training.algorithm == "maxrl" and sum(given) < 0:
             yield ConfigError(
                 f"training.algorithm maxrl divides by the mean reward of a group, and environment "

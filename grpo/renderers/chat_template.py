@@ -100,8 +100,11 @@ class Renderer:
                 ) from failure
 
     def _check_bridges(self) -> None:
-        """Raise `PolicyError` if the template cannot go on after what occurs in rollouts."""
-        self.build_prompt((Message(role="user", content=""),))
+        """Raise `PolicyError` if the template cannot go on after what occurs in rollouts.
+
+        The prompt is this class's own, because a subclass may not have set its attributes yet.
+        """
+        Renderer.build_prompt(self, (Message(role="user", content=""),))
         for history, new in conversations_to_go_on(calls=bool(self.tools), reasons=self.reasons):
             self.build_continuation(history, new)
 

@@ -63,7 +63,7 @@ def test_an_interrupted_promotion_is_in_effect_and_its_alias_is_shown_as_left_be
     tags = {"run_key": "cut-off", "policy": "p2", "verdict": "promote", "champion_sha256": "p1"}
     run_id = registry.open_run("tests", "run", run_key="cut-off", params={})
     version = registry.register("cut-off", run_id, policy, tags=tags, provenance=make_provenance())
-    client = Dying(registry.client, at=4, after=True)  # the record is written, the alias has not moved
+    client = Dying(registry.client, at=5, after=True)  # the record is written, the alias has not moved
     with pytest.raises(Killed):
         Registry(registry.tracking_uri, client=client).promotions("cut-off").promote(2, reason="gates", by=ANNA)  # type: ignore[arg-type]
     for _ in range(2):

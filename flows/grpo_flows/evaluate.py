@@ -8,7 +8,6 @@ from pathlib import Path
 import yaml
 from prefect import flow
 
-from grpo.artifacts import ArtifactStore
 from grpo.config.pipeline import PipelineConfig
 from grpo.evaluation.schema import EvaluationDocument, Interval
 from grpo.identity.code import code_digest
@@ -86,8 +85,6 @@ def measure(config: PipelineConfig, model: str, *, whole: bool) -> tuple[str, Sc
     checkpoint = stored_checkpoint(model)
     if checkpoint is None:
         model = pinned(model)
-    elif (store := ArtifactStore(config.store)).has(checkpoint):
-        checkpoint = store.own(checkpoint)  # a store that was moved has another address than the version names
     data = prepare_scenarios(
         config.scenarios,
         store=config.store,

@@ -144,6 +144,7 @@ def test_a_machine_moves_into_postgresql_and_a_bucket_and_goes_on(
         stages = read_report(other / "runs" / "run-4" / "report.json").stages
         assert [stage.name for stage in stages if stage.runs > stage.cached] == []
         assert json.loads(_shell(f"{machine} grpo models --json", other, environment)) == before
+        shutil.copy2(project / "runs" / "stores.json", other / "runs")  # as the page says
         _shell(f"{machine} grpo evaluate 4.yaml --model models:/{MODEL}@champion", other, environment)
         _shell(f"{machine} grpo export models:/{MODEL}@champion exported", other, environment)
         assert (other / "exported" / "model.safetensors").is_file()

@@ -32,6 +32,7 @@ BOUNDED = {
 METHODS = {
     **dict.fromkeys(
         (
+            "grpo.config.base:_HOME_FILE",
             "grpo.environments.users.simulated_user:_FACT",
             "grpo.environments.users.simulated_user:_PART",
             "grpo.policy.weights.hub:_ADDRESS",
@@ -40,7 +41,14 @@ METHODS = {
             "grpo.storage.documents:_LISTED",
             "grpo.store_move:_ARTIFACT",
             "grpo.renderers.encoding:_MARKED",
+            "grpo.scenarios.guess:_HUB_ID",
+            "grpo.scenarios.message_columns:_ANSWER",
+            "grpo.scenarios.message_columns:_GROUP",
+            "grpo.scenarios.message_columns:_QUESTION",
+            "grpo.scenarios.message_columns:_TRUE_IS_AGENT",
+            "grpo.scenarios.message_columns:_TRUE_IS_USER",
             "grpo_local.login:_USABLE",
+            "grpo_local.prefect_server.description:_DESCRIPTION",
         ),
         "fullmatch",
     ),
@@ -49,6 +57,7 @@ METHODS = {
     "grpo.renderers.tool_formats:_FENCE": "match",
     "grpo.renderers.tool_formats:_FENCE_END": "match",
     "grpo.scenarios.readers.csv_rows:_TO_CLOSING_QUOTE": "match",
+    "grpo.scenarios.readers.transcripts:_NAMES": "match",
 }
 """Patterns that are compared with a whole text or with its beginning; others are searched."""
 MADE = {

@@ -14,7 +14,7 @@ from grpo.errors import ConfigError, GRPOError
 from grpo.identity.code import source_digest
 from grpo.identity.code_transfer import check_modules, receive_code
 from grpo.interrupts import stoppable
-from grpo_flows.stalls import ended_without_progress
+from grpo_flows.steps.stalls import ended_without_progress
 from grpo_tasks.evaluate import evaluate
 from grpo_tasks.execution.remote_messages import decode, error_message, write_result_artifact
 from grpo_tasks.execution.results import StageResult

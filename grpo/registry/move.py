@@ -97,7 +97,7 @@ def move_registry(target: str, files: str) -> RegistryMove:
         new = _is_empty(after, tables)
         if not new and _digests(before, tables, placed=True) != _digests(after, tables):
             raise ConfigError(
-                f"the database {masked(target)} has records that differ from those of {database}. Name an empty "
+                f"the database {masked(target)} has other records than {database}. Name an empty "
                 "database. If this registry was moved there before, nothing is left to do"
             )
         written, present = _copy_files(home() / ARTIFACTS, folder)

@@ -30,6 +30,9 @@ from grpo.scenarios.guess_tables import (
     chat_kinds,
     first_name,
     is_list_of_objects,
+    is_whole_chat,
+    lists_of_objects,
+    speaker_names,
     table_settings,
     unknown_names,
 )
@@ -68,8 +71,6 @@ _TABLES = {
     **dict.fromkeys((".arrow", ".feather"), "arrow"),
 }
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
-_ROLES = ("role", "from", "speaker", "sender", "author", "sender_type", "author_role")
-_CONTENTS = ("content", "value", "text", "utterance", "message", "body")
 _PARTS_OF_CHATS = (*EARLIER, "input", "inputs", "output", "outputs")
 _INPUTS = (
     "input",
@@ -129,7 +130,7 @@ def guess_source(path: Path) -> Source:
         if {"chosen", "rejected"} <= {*names}:
             raise DataError(
                 f"{path}: each record is a preference pair, and a scenario is one chat. A reward model learns from "
-                "pairs, see docs/rewards.md"
+                "pairs, see docs/internals/rewards.md"
             )
         if {"parent_id", "message_id"} <= {*names}:
             raise DataError(
@@ -196,7 +197,7 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
         *({"kind": desk, "path": str(path)} for desk, keys in PAGES.items() if {*keys} & {*pages}),
         *({"kind": chat, **place, **more} for chat, more in chat_kinds(names) if inside is None or chat in KEYS),
         *({"kind": "openai_messages", **place} for record in _first_records(path)[:1] if is_exchange(record)),
-        *({"kind": "openai_messages", **place, **more} for more in _lists_by_shape(path)),
+        *({"kind": "openai_messages", **place, **more} for more in _lists_byspeaker_names(path)),
         *tables,
         *({"kind": "input_output", **place, **more} for more in _exchanges(path)),
         *({"kind": "openai_messages", **place, **more} for more in _lists_by_value(path)),
@@ -297,18 +298,9 @@ def _place_of_records(path: Path) -> str | None:
         if is_list_of_objects(items) and (inner := [leaves(item) for item in items])
     ):
         return None
-    places = list(_lists_of_objects(document))
+    places = list(lists_of_objects(document))
     named = [place for place in places if place.rpartition(".")[2] in _RECORD_LISTS]
     return next((group[0] for group in (places, named) if len(group) == 1), None)
-
-
-def _lists_of_objects(document: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """Places of lists of objects that are not empty, in objects within objects. Lists of messages are left out."""
-    for key, item in document.items():
-        if isinstance(item, dict):
-            yield from _lists_of_objects(item, f"{place}{key}.")
-        elif is_list_of_objects(item) and (not _shape(item) or find_group([leaves(entry) for entry in item])):
-            yield f"{place}{key}"
 
 
 def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
@@ -325,7 +317,7 @@ def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
         others = [f"{prefix}{name}" for name in outputs if name != inputs[0] and f"{prefix}{name}" not in expected]
         if others:
             names["output"] = others[0]
-        names |= _shape(parsed(value_at(record, names["input"]))) or {}
+        names |= speaker_names(parsed(value_at(record, names["input"]))) or {}
         names = {field: name for field, name in names.items() if field != name}
         yield {"names": names} if names else {}
 
@@ -351,25 +343,16 @@ def _is_read_otherwise(record: Mapping[str, Any], place: str, *, answered: bool)
     its answer."""
     if is_exchange({place: value_at(record, place)}):
         return True
-    if _is_whole_chat(parsed(value_at(record, place))):
+    if is_whole_chat(parsed(value_at(record, place))):
         return not any(_is_there(record, name) for name in {*_OUTPUTS, *EXPECTED} - {*_LABELS})
     return not answered and bool(first_name([*record], QUESTION_NAMES) and first_name([*record], ANSWER_NAMES))
-
-
-def _is_whole_chat(value: Any) -> bool:
-    """True for messages of two speakers of which the second has the last word."""
-    names = _shape(value)
-    if names is None:
-        return is_list_of_objects(value) and find_messages([leaves(item) for item in value]) is not None
-    speakers = [who for item in value if (who := item.get(names["role"])) not in ("system", "developer")]
-    return bool(speakers[-1] != speakers[0])
 
 
 def _is_there(record: Mapping[str, Any], place: str) -> bool:
     return parsed(value_at(record, place)) not in (None, "", [], {})
 
 
-def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
+def _lists_byspeaker_names(path: Path) -> Iterator[dict[str, Any]]:
     """Settings of a list of messages under a key, or with keys, that have no common name.
 
     {"chat_messages": [{"sender": "human", "text": "Hi"}, …]}
@@ -382,7 +365,9 @@ def _lists_by_shape(path: Path) -> Iterator[dict[str, Any]]:
     parts = _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ()
     whole = {key for key in _INPUTS if key in record and _is_read_otherwise(record, key, answered=True)}
     shapes = [
-        (key, names) for key, value in record.items() if (names := _shape(value)) and (key not in parts or key in whole)
+        (key, names)
+        for key, value in record.items()
+        if (names := speaker_names(value)) and (key not in parts or key in whole)
     ]
     if len(shapes) == 1:
         ((key, names),) = shapes
@@ -412,14 +397,3 @@ def _lists_by_value(path: Path) -> Iterator[dict[str, Any]]:
             **({"names": renamed} if renamed else {}),
             **({"tags": columns.tags} if columns.tags else {}),
         }
-
-
-def _shape(value: Any) -> dict[str, str] | None:
-    """Keys of the speaker and of the text in a list of messages of two or more speakers. None for anything else."""
-    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
-        return None
-    role, content = (next((name for name in known if name in value[0]), None) for known in (_ROLES, _CONTENTS))
-    if role is None or content is None or any(isinstance(item.get("children"), list) for item in value):
-        return None
-    speakers = {item.get(role) for item in value if isinstance(item.get(role), str)} - {"system", "developer"}
-    return {"role": role, "content": content} if len(speakers) > 1 else None

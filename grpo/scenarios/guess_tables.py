@@ -21,6 +21,7 @@ from grpo.scenarios.message_columns import (
     find_verdicts,
     folded,
     has_list_of_texts,
+    leaves,
     repeats,
 )
 from grpo.scenarios.readers.exchanges import EXPECTED
@@ -35,6 +36,8 @@ names a speaker."""
 QUESTION_NAMES = (*_ASKED, "utterance", "text", "message", "body", "turns")
 _LAST_NAMES = ("description", "ticket_description", "subject")
 ANSWER_NAMES = ("output", "answer", "response", "reply", "completion", "generation")
+_ROLES = ("role", "from", "speaker", "sender", "author", "sender_type", "author_role")
+_CONTENTS = ("content", "value", "text", "utterance", "message", "body")
 _CONTEXTS = ("system", "system_prompt", "preamble", "context")
 _CATEGORIES = ("category", "topic", "intent", "label")
 _IDS = ("id", "ticket", "ticket_id")
@@ -177,3 +180,32 @@ def first_name(names: Sequence[str], known: Sequence[str]) -> str | None:
     """The first known name that is among these, in any case, with or without spaces and underscores."""
     by_name = {folded(name): name for name in reversed(names)}
     return next((by_name[folded(name)] for name in known if folded(name) in by_name), None)
+
+
+def speaker_names(value: Any) -> dict[str, str] | None:
+    """Keys of the speaker and of the text in a list of messages of two or more speakers. None for anything else."""
+    if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+        return None
+    role, content = (next((name for name in known if name in value[0]), None) for known in (_ROLES, _CONTENTS))
+    if role is None or content is None or any(isinstance(item.get("children"), list) for item in value):
+        return None
+    speakers = {item.get(role) for item in value if isinstance(item.get(role), str)} - {"system", "developer"}
+    return {"role": role, "content": content} if len(speakers) > 1 else None
+
+
+def lists_of_objects(document: Mapping[str, Any], place: str = "") -> Iterator[str]:
+    """Places of lists of objects that are not empty, in objects within objects. Lists of messages are left out."""
+    for key, item in document.items():
+        if isinstance(item, dict):
+            yield from lists_of_objects(item, f"{place}{key}.")
+        elif is_list_of_objects(item) and (not speaker_names(item) or find_group([leaves(entry) for entry in item])):
+            yield f"{place}{key}"
+
+
+def is_whole_chat(value: Any) -> bool:
+    """True for messages of two speakers of which the second has the last word."""
+    names = speaker_names(value)
+    if names is None:
+        return is_list_of_objects(value) and find_messages([leaves(item) for item in value]) is not None
+    speakers = [who for item in value if (who := item.get(names["role"])) not in ("system", "developer")]
+    return bool(speakers[-1] != speakers[0])

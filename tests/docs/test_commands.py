@@ -49,6 +49,7 @@ PARSED_ONLY = {
     "lineage": "needs a registered model; the tests of the registry run it",
     "pretrain": "takes twenty minutes",
     "promote": "needs a registered model; the tests of the registry run it",
+    "registry": "moves the registry of a home; tests/e2e/test_registry_move.py runs it",
     "report": "needs the report of a run; tests/flows/cli/test_runs.py runs it",
     "serve": "ends when it is interrupted; tests/grpo/serving run it",
     "store": "needs a store that a run has filled; tests/flows/cli/test_store.py runs it",

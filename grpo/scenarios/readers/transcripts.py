@@ -21,8 +21,8 @@ _MARKS = (
 )
 """Marks of a user's and of an agent's turn in the templates of models."""
 _NAMES = re.compile(
-    r"\s*(?:system:.*?\n)?(?P<user>(?:###\s*)?(?:human|user|customer|client))\s*:"
-    r".*?(?P<agent>(?:###\s*|\n\s*)(?:assistant|agent|bot|chatbot|ai|gpt))\s*:",
+    r"\s*+(?>(?:system:.*?\n)?(?P<user>(?:###\s*)?(?:human|user|customer|client))\s*:)"
+    r".*?(?P<agent>(?:###\s*|\n[^\S\n]*)(?:assistant|agent|bot|chatbot|ai|gpt))\s*:",
     re.IGNORECASE | re.DOTALL,
 )
 """Names of the user at the beginning of a text and of the agent at the beginning of a later line."""

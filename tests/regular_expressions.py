@@ -3,7 +3,8 @@
 A pattern that scans a run of characters once from each of its positions takes the square of a text's length, and one
 with two ways to read a run can take more. Whoever writes the text decides then how long the process is busy, with the
 interpreter's lock. So each pattern is searched in texts of repeated units: single characters, words of the formats, and
-the beginnings of what the pattern itself matches.
+the beginnings of what the pattern itself matches. It is also searched in texts that begin as a match and go on with a
+run of one character, because a pattern that is compared with the beginning of a text never sees the run otherwise.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ _UNITS = (
 )
 _JOINTS = (" ", "-", "'", ",", ".", ":", "/", "_", "\n", "")
 """Separators between two beginnings of matches."""
+_RUNS = ("\n", " ", "a", "1", "a\n")
+"""Units that follow the beginning of a match."""
 _LENGTHS = (8, 12, 18, 27, 40, 60, 90, 128, 256, 512, 1_024, 2_048, 4_096)
 """Characters of the texts of a pattern, shortest first. The first slow search is the last, since the next might never
 end: the time of the worst patterns doubles with each character."""
@@ -116,45 +119,59 @@ def _patterns(value: Any) -> Iterator[Any]:
 
 
 def slow_unit(pattern: Any, *, method: str = "finditer") -> str | None:
-    """First unit whose repetition takes more than the linear time; None without one. Each search is bounded."""
-    return next((repr(unit) for unit in _units(pattern) if _grows(pattern, unit, method)), None)
+    """First unit whose repetition takes more than the linear time, with what precedes it; None if there is none.
+
+    Each search is bounded.
+    """
+    samples = _samples(pattern)
+    texts = [("", unit) for unit in _units(samples)]
+    begun = dict.fromkeys(sample[:end] for sample in samples[:3] for end in range(1, min(len(sample), 24) + 1))
+    texts += [(begin, unit) for begin in begun for unit in _RUNS]
+    return next((repr((begin, unit)) for begin, unit in texts if _grows(pattern, begin, unit, method)), None)
 
 
-def _units(pattern: Any) -> list[str]:
+def _samples(pattern: Any) -> list[str]:
+    """Texts that the pattern matches, without what looks around them. None of them for a pattern of `regex`."""
+    if not isinstance(pattern, re.Pattern):
+        return []
+    parsed = re._parser.parse(pattern.pattern, pattern.flags)  # type: ignore[attr-defined]
+    return [sample[:60] for seed in range(6) if (sample := _sample(parsed, random.Random(seed)))]
+
+
+def _units(samples: list[str]) -> list[str]:
     """Units of the formats, beginnings of texts that the pattern matches, and two of them joined by a separator."""
     units = dict.fromkeys(_UNITS)
-    if isinstance(pattern, re.Pattern):
-        parsed = re._parser.parse(pattern.pattern, pattern.flags)  # type: ignore[attr-defined]
-        samples = [sample[:60] for seed in range(6) if (sample := _sample(parsed, random.Random(seed)))]
-        for sample in samples[:2]:
-            units.update(dict.fromkeys(sample[:end] for end in (*range(1, 16), len(sample)) if end <= len(sample)))
-            units.update(dict.fromkeys(f"{sample[:end]} " for end in (len(sample) // 2, len(sample)) if end))
-        words = list(dict.fromkeys(re.split(r"(?<=\w)\b", sample, maxsplit=1)[0] for sample in samples))
-        one, other = (words * 2)[:2] if words else ("", "")
-        units.update(dict.fromkeys(f"{one}{joint}{other}{joint}" for joint in _JOINTS if one))
+    for sample in samples[:2]:
+        units.update(dict.fromkeys(sample[:end] for end in (*range(1, 16), len(sample)) if end <= len(sample)))
+        units.update(dict.fromkeys(f"{sample[:end]} " for end in (len(sample) // 2, len(sample)) if end))
+    words = list(dict.fromkeys(re.split(r"(?<=\w)\b", sample, maxsplit=1)[0] for sample in samples))
+    one, other = (words * 2)[:2] if words else ("", "")
+    units.update(dict.fromkeys(f"{one}{joint}{other}{joint}" for joint in _JOINTS if one))
     return list(units)
 
 
-def _grows(pattern: Any, unit: str, method: str) -> bool:
+def _grows(pattern: Any, begin: str, unit: str, method: str) -> bool:
     """True if the time of a search grows faster than the length of its text, judged at the first slow length."""
     for length in _LENGTHS:
-        seconds = _seconds(pattern, unit, length, method)
+        seconds = _seconds(pattern, begin, unit, length, method)
         if length == _FIRST_LOOK and seconds < _FAST_S:
             return False
         if seconds > _SLOW_S:
             break
-    return all(_growth(pattern, unit, length, method) > _GROWTH for _ in range(3))  # a busy machine may delay one
+    return all(
+        _growth(pattern, begin, unit, length, method) > _GROWTH for _ in range(3)
+    )  # a busy machine may delay one
 
 
-def _growth(pattern: Any, unit: str, length: int, method: str) -> float:
+def _growth(pattern: Any, begin: str, unit: str, length: int, method: str) -> float:
     """How many times as long a text takes as its first sixteenth; of several measures the fastest counts."""
-    long = min(_seconds(pattern, unit, length, method) for _ in range(2))
-    return long / min(_seconds(pattern, unit, length // _TIMES, method) for _ in range(8))
+    long = min(_seconds(pattern, begin, unit, length, method) for _ in range(2))
+    return long / min(_seconds(pattern, begin, unit, length // _TIMES, method) for _ in range(8))
 
 
-def _seconds(pattern: Any, unit: str, length: int, method: str) -> float:
+def _seconds(pattern: Any, begin: str, unit: str, length: int, method: str) -> float:
     """CPU time of this thread for one search."""
-    text = (unit * (length // len(unit) + 1))[:length] + "\0"
+    text = begin + (unit * (length // len(unit) + 1))[:length] + "\0"
     start = time.thread_time()
     found = getattr(pattern, method)(text)
     for _ in found if method == "finditer" else ():

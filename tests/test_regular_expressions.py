@@ -118,8 +118,14 @@ def test_the_time_of_a_search_grows_with_the_length_of_its_text(module: str):
         pytest.param(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+", id="square"),  # a run of letters is read from each of them
         pytest.param(r"\b(?:stab(?:bing)?|kill)\b(?:[\s,'-]+[\w'-]+){0,5}?[\s,'-]+(?:him|her)\b", id="sixth power"),
         pytest.param(r"(?:\w+-?)+!", id="exponential"),
+        pytest.param(r"<(\w+)([^<>]*)>", id="square after a beginning"),
     ],
 )
 def test_a_slow_pattern_is_noticed(bad: str):
     """Each is noticed with a text that is searched in moments, also where a longer one would never end."""
     assert slow_unit(re.compile(bad)) is not None
+
+
+def test_a_slow_comparison_with_the_beginning_of_a_text_is_noticed():
+    """Only behind `user:` there are two ways to read line ends."""
+    assert slow_unit(re.compile(r"user:.*?(?:\n\s*)agent:", re.DOTALL), method="match") is not None

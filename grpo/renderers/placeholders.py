@@ -27,7 +27,7 @@ from grpo.messages import Message, ToolCall
 
 _QUOTES = "\"'"
 """Characters in each slot. Their rendering shows how the template escapes a text."""
-_SLOT = re.compile(r"⸨(\w+)([^⸨⸩]*)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
+_SLOT = re.compile(r"⸨(\w++)([^⸨⸩]*+)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
 _DATE = re.compile(r"⸨@([^⸨⸩]*)⸩")
 DATE_MACRO = "{%- macro strftime_now(format) -%}⸨@{{ format }}⸩{%- endmacro -%}"
 """Statement in front of a template that makes it print a placeholder instead of the date."""

@@ -10,9 +10,8 @@ import pytest
 
 from grpo.config.chats import ChatFormatName
 from grpo.config.scenarios import ChatSource, FileSource
-from grpo.scenarios.readers.transcripts import _NAMES, refuse_transcript
+from grpo.scenarios.readers.transcripts import refuse_transcript
 from grpo.scenarios.sources import read_records
-from tests.regular_expressions import slow_unit
 
 CHATS = {
     "ChatML": ("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>", "<|im_start|>user"),
@@ -65,16 +64,3 @@ def test_a_chat_of_each_format_of_questions_is_quarantined(tmp_path: Path, kind:
     assert (first.problem or "").startswith("a whole chat in one text")
     _, second = read_records(FileSource(kind="jsonl", path=str(path), columns={"user_responses": "text"}))
     assert (second.problem or "").startswith("a whole chat in one text: in column text, [INST] and [/INST]")
-
-
-@pytest.mark.parametrize("begin", ["user:", "system:", "system: x\nuser:"])
-def test_the_time_of_the_names_grows_with_the_length_after_their_beginning(begin: str):
-    """A text that begins as a chat and then repeats a line end, a space or a word, and never names an agent."""
-
-    class Begun:
-        """Search behind a beginning, which repeated units alone do not make."""
-
-        def match(self, text: str) -> object:
-            return _NAMES.match(begin + text)
-
-    assert slow_unit(Begun(), method="match") is None

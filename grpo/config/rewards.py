@@ -148,9 +148,9 @@ class JudgeSettings(Settings):
     completion_price: float | None = Field(default=None, ge=0)
     """Price of a million completion tokens."""
     budget_tokens: int | None = Field(default=None, ge=1)
-    """When the ledger of this folder holds this many tokens, no further question is sent."""
+    """No further question is sent if the ledger of this folder holds this many tokens or more."""
     budget_cost: float | None = Field(default=None, gt=0)
-    """When the ledger of this folder holds this cost, in the currency of the prices, no further question is sent."""
+    """No further question is sent if the ledger of this folder holds this cost in the currency of the prices."""
 
     @model_validator(mode="after")
     def _check_prices(self) -> Self:

@@ -80,7 +80,7 @@ def move_registry(target: str, files: str) -> RegistryMove:
             "postgresql://grpo:PASSWORD@HOST/mlflow"
         )
     if not database.is_file():
-        raise ConfigError(f"there is no registry at {database}. Set GRPO_HOME to the home with the registry")
+        raise ConfigError(f"no registry was found at {database}. Set GRPO_HOME to the home with the registry")
     if (former := former_place(database)) is not None:
         raise ConfigError(f"{moved(former)}. {MIGRATE}")
     for uri in (source, target):

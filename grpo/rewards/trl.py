@@ -126,7 +126,7 @@ def _is_ordered(scores: Any) -> bool:
 
 
 def _count(returned: Any, read: Sequence[Any], wanted: int) -> str:
-    """How many scores a function returned. Of a generator, which may be endless, one more than wanted are read."""
+    """Number of scores that a function returned. A generator may be endless, so at most one score too many is read."""
     if isinstance(returned, Sized):
         return str(len(returned))
     return f"more than {wanted}" if len(read) > wanted else str(len(read))

@@ -261,7 +261,7 @@ def _seen(file: Path) -> int:
     except ValueError:
         raise SignatureError(
             f"the record {file} of the last promotion that this home has seen is damaged. Restore it from a backup, or "
-            "remove it if you trust whoever can write to MLflow"
+            "remove it if you trust everyone who can write to MLflow"
         ) from None
 
 

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from grpo.policy.weights.promotion_records import LONGEST_REASON
 from grpo.storage.shipped import shipped_folder
 from grpo_cli.console import PlainConsole
 from grpo_local import settings
@@ -25,6 +24,8 @@ ModelAddress = Annotated[str, typer.Argument(help="models:/NAME@champion, @candi
 
 def _reason(value: str) -> str:
     """Strip the reason and check its length."""
+    from grpo.policy.weights.promotion_records import LONGEST_REASON
+
     if not 1 <= len(reason := value.strip()) <= LONGEST_REASON:
         raise typer.BadParameter(f"it has {len(reason)} characters. Write 1 to {LONGEST_REASON}")
     return reason

@@ -7,18 +7,19 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.errors import AddressError, ConfigError, DataError, PolicyError, printable
-from grpo.messages import Message
-from grpo.storage.files import write_atomically
 from grpo_cli.command import console, start_command
 from grpo_cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_cli.errors import exit_codes
 from grpo_local import settings
+
+if TYPE_CHECKING:
+    from grpo.config.pipeline import PipelineConfig
+    from grpo.messages import Message
 
 
 def evaluate(
@@ -76,6 +77,8 @@ def evaluate(
     """
     home = start_command(services=checkpoint is None or checkpoint.startswith("models:/"))
     options = tuple(override or ())
+    from grpo.config.pipeline import load_config
+
     with exit_codes(wrong_input=(AddressError, ConfigError, DataError, PolicyError)):
         _check_modes(
             {"CONFIG": config, "--model": model, "--num-episodes": num_episodes, "--scenarios-file": scenarios_file}
@@ -159,6 +162,7 @@ def _chat(
     options: tuple[str, ...],
 ) -> None:
     """Chat interactively, with one message, or with a file of conversations."""
+    from grpo.storage.files import write_atomically
     from grpo_cli.chat import read_conversations, reply_to_each
 
     parsed = None if conversations is None else read_conversations(conversations)

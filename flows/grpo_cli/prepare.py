@@ -7,13 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from grpo.config.base import with_paths_from
-from grpo.config.commented_yaml import commented_yaml
-from grpo.config.loading import parse_override
-from grpo.config.pipeline import load_config
 from grpo.errors import BudgetError, ConfigError, GRPOError
-from grpo.storage.files import write_atomically
-from grpo.user_objects import make_importable
 from grpo_cli.command import QUICKSTART, Overrides, console, start_command
 from grpo_cli.errors import FAILED, REFUSED, exit_codes
 from grpo_local import settings
@@ -42,6 +36,11 @@ def init(
     Example: grpo init shop
     """
     if reference:
+        from grpo.config.base import with_paths_from
+        from grpo.config.commented_yaml import commented_yaml
+        from grpo.config.pipeline import load_config
+        from grpo.storage.files import write_atomically
+
         file = path or Path("config.yaml")
         if file.exists() and not force:
             raise ConfigError(f"{file} exists. Name another file, or replace it with --force")
@@ -96,6 +95,7 @@ def doctor(
     Example: grpo doctor data/configs/quickstart.yaml
     """
     home = settings.apply()
+    from grpo.config.pipeline import load_config
     from grpo_cli.display import print_checks
     from grpo_cli.doctor import run_checks
 
@@ -136,12 +136,13 @@ def ingest(
             raise ConfigError(f"--set changes a config, and {config} is a file of data. Leave it out")
         show_guess(console, Path(config), folder)
         return
-    scenarios = load_config(config, tuple(override or ())).scenarios
+    from grpo.config.pipeline import load_config
     from grpo.scenarios import expectations, split
     from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE
     from grpo.scenarios.ingest import ingest as ingest_sources
     from grpo_cli.ingestion import print_counts, print_examples, print_quarantined
 
+    scenarios = load_config(config, tuple(override or ())).scenarios
     folder.mkdir(parents=True, exist_ok=True)
     tables = folder / SCENARIOS_FILE, folder / QUARANTINE_FILE
     bound = scenarios.max_quarantined_fraction
@@ -174,8 +175,10 @@ def check_reward(
 
     Example: grpo check-reward helpfulness
     """
+    from grpo.config.loading import parse_override
     from grpo.rewards.catalog import reward_named
     from grpo.rewards.hacking.check import probe_reward
+    from grpo.user_objects import make_importable
     from grpo_cli.display import print_reward_check
 
     make_importable(Path.cwd())

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo.config.serving import ServeConfig
 from grpo.errors import ConfigError
 from grpo.storage.error_lines import log_to_stderr
 from grpo_cli.command import Overrides, console, start_command
 from grpo_cli.errors import known_failure
 from grpo_local import settings
+
+if TYPE_CHECKING:
+    from grpo.config.serving import ServeConfig
 
 _REGISTERED = "models:/"
 _YAML = (".yaml", ".yml")
@@ -105,6 +107,7 @@ def serve_config(
     If nothing sets the port, the environment variable GRPO_SERVE_PORT does.
     """
     from grpo.config.loading import apply_overrides, load_settings
+    from grpo.config.serving import ServeConfig
 
     addresses = {"host": host, "port": port}
     changes = (*(overrides or ()), *(f"{name}={value}" for name, value in addresses.items() if value is not None))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpo.config.pipeline import PipelineConfig, load_config
 from grpo_cli.command import ConfigFile, Overrides, console, start_command
 from grpo_cli.dry_runs import DryRunOption, print_outline, scratch_services
 from grpo_cli.errors import REFUSED
 from grpo_local import settings
+
+if TYPE_CHECKING:
+    from grpo.config.pipeline import PipelineConfig
 
 
 def train(
@@ -29,6 +31,8 @@ def train(
     Example: grpo train data/configs/quickstart.yaml --set training.iterations=5 --dry-run
     """
     home = start_command()
+    from grpo.config.pipeline import load_config
+
     pipeline = load_config(config, tuple(override or ()))
     if dry_run:
         _dry_run(pipeline, home, origin=config)

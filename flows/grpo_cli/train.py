@@ -44,9 +44,11 @@ def train(
     preflight.check(pipeline, depth="files")
     from grpo_local.servers import prefect_server, running_prefect_server
 
-    packages: tuple[str, ...] = ("grpo_flows.train", "grpo.evaluation.html_report", "mlflow", *settings.LEARNER)
-    if running_prefect_server(home) is None:  # its import takes three seconds, in which the server starts
-        packages += ("great_expectations",)
+    packages: tuple[str, ...] = ("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
+    if not _is_repeated(pipeline, home):
+        packages += settings.LEARNER
+        if running_prefect_server(home) is None:  # its import takes three seconds, in which the server starts
+            packages += ("great_expectations",)
     with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo.evaluation.report import read_report
         from grpo_cli.console import show_progress
@@ -64,6 +66,25 @@ def train(
                 console.print(f"report: {page}", soft_wrap=True)
     if promotion.decision.verdict != "promote":
         raise typer.Exit(REFUSED)
+
+
+def _is_repeated(config: PipelineConfig, home: Path) -> bool:
+    """True if the last report of this run has the same code and settings, except for its gates, which a run completes.
+
+    Its stages are then cache hits, which need neither PyTorch nor Great Expectations. If one is not, it imports them.
+    """
+    import yaml
+
+    from grpo.errors import DataError
+    from grpo.evaluation.report import read_report
+    from grpo.identity.code import code_digest
+
+    try:
+        last = read_report(home / config.name / "report.json")
+    except DataError:
+        return False
+    given = {**config.model_dump(mode="json"), "gates": None}
+    return last.lineage.code_digest == code_digest() and {**yaml.safe_load(last.config), "gates": None} == given
 
 
 def _dry_run(config: PipelineConfig, home: Path, *, origin: str) -> None:

@@ -21,11 +21,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection
 from copy import copy
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from grpo.errors import PolicyError
+from grpo.policy.reply_ends import ReplyEnds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,6 +91,11 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+
+    @cached_property
+    def ends(self) -> ReplyEnds:
+        """Ends of replies that their limit of tokens would cut off."""
+        return ReplyEnds(self._read_vocabulary())
 
     @property
     def vocabulary_size(self) -> int:

@@ -40,6 +40,9 @@ class Sampling:
     grammar: str | None = None
     """Grammar that the tokens follow, see `grpo.policy.grammars`. Log-probabilities are then relative to the tokens
     that the grammar allows, because the turn is sampled from that distribution. Nothing is trained on them."""
+    completes: bool = False
+    """Complete a reply before its limit of tokens cuts it off, see `grpo.policy.reply_ends`. It still ends with
+    `length`. Not for calls of tools, because a call with an argument that was cut off would be made."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:

@@ -31,6 +31,8 @@ _BARE_CALL = r'/\s*(<\|\w+\|>\s*)?\[?\s*\{\s*"(name|type|function)"(.|\n)*/'
 """Reply that is read as a call if the format has no marker."""
 _LARGEST = 10**15
 """Bound of numbers if the schema has none, so that they are written without an exponent."""
+_SMALLEST = 1e-9
+"""Number next to 0 in a schema that excludes 0."""
 _NUMBER_BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 _VALUES = {"enum", "const", "default", "examples"}
 """Keywords of a schema with values that are not schemas."""
@@ -244,12 +246,22 @@ def _narrowed(schema: Any, *, closes: bool) -> Any:
     }  # fmt: skip
     if inner.get("type") in ("number", "integer") and not inner.keys() & _NUMBER_BOUNDS:
         inner |= {"minimum": -_LARGEST, "maximum": _LARGEST}
+    inner = _without_zero(inner)
     names = inner.get("properties")
     if closes and isinstance(names, dict) and names and not inner.keys() & _OPEN:
         required = inner.get("required", [])
         if isinstance(required, list) and set(map(str, required)) <= names.keys():
             inner["additionalProperties"] = False
     return inner
+
+
+def _without_zero(schema: dict[str, Any]) -> dict[str, Any]:
+    """Exclude 0 where a bound does. llguidance 1.9 allows it if the other bound is less than 1 away from it."""
+    for exclusive, bound, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        if schema.get(exclusive) == 0 and schema[exclusive] is not False and bound not in schema:
+            schema = {bound if key == exclusive else key: value for key, value in schema.items()}
+            schema[bound] = sign * _SMALLEST
+    return schema
 
 
 def _containing(mark: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 
@@ -11,6 +12,7 @@ SCHEME = "grpo://"
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
+@functools.cache
 def package_folder(name: str) -> Path:
     """Folder of an installed package, which is not imported. Raises `ConfigError` if the package is missing."""
     spec = importlib.util.find_spec(name)

@@ -13,7 +13,7 @@ from grpo.evaluation.episode_pairs import select_pairs
 from grpo.evaluation.report import write_report
 from grpo.evaluation.schema import EpisodePair, ReportDocument
 from grpo.identity.provenance import parameters
-from grpo.learner.checkpoints import load_policy
+from grpo.policy.tokenizer import load_tokenizer
 from grpo.tables import read_all
 from grpo_tasks.execution.retries import PAUSES_S, is_transient
 from grpo_tasks.registry import registry
@@ -25,7 +25,7 @@ def shown_conversations(
 ) -> tuple[EpisodePair, ...]:
     """Held-out conversations of both policies, side by side."""
     artifacts = ArtifactStore(store)
-    tokenizer = load_policy(artifacts, checkpoint).tokenizer
+    tokenizer = load_tokenizer(artifacts.path(checkpoint))
     before, after = (read_all([artifacts.path(artifact)]) for artifact in (champion, candidate))
     return select_pairs(before, after, lambda ids: str(tokenizer.decode(ids)))
 

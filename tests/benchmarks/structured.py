@@ -57,19 +57,20 @@ def ask(server: ChatServer, schema: dict[str, Any] | None, **fields: Any) -> Any
 
 
 def check(server: ChatServer) -> None:
-    """Count the replies that are valid, that were cut by the limit of tokens, and that are not valid."""
+    """Count the replies that are valid, those among them that their limit has ended, and those that are not valid."""
     published = json.loads(SCHEMAS.read_text(encoding="utf-8"))
     counts: Counter[str] = Counter()
 
     def one(number: int) -> None:
         entry = published[number % len(published)]
         choice = ask(server, entry["schema"], seed=number).choices[0]
-        if choice.finish_reason == "length":
-            counts[f"cut: {entry['name']}"] += 1
-            return
         kind = validator_for(entry["schema"])
-        valid = kind(entry["schema"]).is_valid(json.loads(choice.message.content))
-        counts["valid" if valid else f"not valid: {entry['name']}"] += 1
+        try:
+            valid = kind(entry["schema"]).is_valid(json.loads(choice.message.content))
+        except ValueError:  # it was cut off
+            valid = False
+        end = "completed at its limit" if choice.finish_reason == "length" else "ended by the model"
+        counts[f"{'valid' if valid else 'not valid: ' + entry['name']}, {end}"] += 1
 
     started = time.perf_counter()
     with ThreadPoolExecutor(32) as threads:

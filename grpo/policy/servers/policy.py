@@ -19,8 +19,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from grpo.config.rollout import StartedServers
 from grpo.errors import ConfigError, PolicyError
@@ -29,6 +28,9 @@ from grpo.policy.servers.protocol import TurnReply, TurnRequest
 from grpo.policy.servers.server import Check, RolloutServer, ServerFault, Weights, WrongWeights
 from grpo.renderers.chat_template import Renderer
 from grpo.trajectories import PolicySpan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 KEY = "GRPO_ROLLOUT_KEY"
 """Environment variable of the key for all servers."""

@@ -96,6 +96,7 @@ class SamplingRequest(Part):
         top_k: int = 0,
         top_logprobs: int = 0,
         grammar: str | None = None,
+        completes: bool = False,
     ) -> Sampling:
         """Sampling of choice `index`. Its seed is derived from `seed`, the seed of choice 0.
 
@@ -109,6 +110,7 @@ class SamplingRequest(Part):
             top_k=top_k,
             top_logprobs=top_logprobs,
             grammar=grammar,
+            completes=completes,
         )
         return replace(first, seed=first.turn_seed(index)) if index else first
 

@@ -242,6 +242,7 @@ class ChatHandler:
             seed=self._seed,
             top_logprobs=self.request.top_logprobs or 0,
             grammar=None if self._constraint is None else self._constraint.grammar,
+            completes=self._constraint is not None and self._constraint.completes,
         )
 
     @property

@@ -52,6 +52,8 @@ class Constraint:
     grammar: str
     param: str
     """Parameter that an error names if the grammar is refused."""
+    completes: bool
+    """True if a reply that comes near its limit of tokens is completed, because it is JSON and never a call."""
 
 
 def constraint_of(request: ChatRequest, tools: Sequence[Tool], renderer: Renderer) -> Constraint | None:
@@ -85,7 +87,7 @@ def constraint_of(request: ChatRequest, tools: Sequence[Tool], renderer: Rendere
         grammar = renderer.reply_grammar(shape)
     except NoGrammar as error:
         raise invalid_request(str(error), param=param, code="unsupported_value") from error
-    return Constraint(kind=", ".join(kind), grammar=grammar, param=param)
+    return Constraint(kind=", ".join(kind), grammar=grammar, param=param, completes=not calls)
 
 
 def _schema(request: ChatRequest) -> tuple[Mapping[str, Any] | None, str]:

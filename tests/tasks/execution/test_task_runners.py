@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Literal
@@ -53,12 +55,13 @@ class MyDesk(SupportDesk):
 
 
 def my_reward(turns):
+    (Path(__file__).parent / "scorers" / str(os.getpid())).touch()
     return 1 / (1 + len(turns[-1].content))
 
 
 my_reward.probed = False
 """
-"""An environment of one's own, which notes the processes that play it, and a reward of one's own."""
+"""An environment and a reward of one's own, which note the processes that play and score."""
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])
@@ -70,9 +73,9 @@ def test_a_runner_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch
         shard_runner(RolloutSettings(runner=runner))
 
 
-def _rows(store: Path) -> pa.Table:
-    """Every rolled-out episode in a store, all columns, in an order that does not depend on who played it when."""
-    table = pa.concat_tables(pq.read_table(path) for path in sorted((store / "rollout").glob("*.parquet")))
+def _rows(folder: Path) -> pa.Table:
+    """Every episode of the tables in a folder, all columns, in an order that does not depend on who played it when."""
+    table = pa.concat_tables(pq.read_table(path) for path in sorted(folder.glob("*.parquet")))
     table = table.replace_schema_metadata(None)
     return table.sort_by([(name, "ascending") for name in ("policy_hash", "scenario_id", "sample", "seed")])
 
@@ -269,6 +272,16 @@ def test_a_run_that_is_ended_leaves_no_process_of_ray_and_no_file():
             assert not folders[0].exists()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """Episodes of a run as they were rolled out and as they were scored, and the processes that did it."""
+
+    rolled_out: pa.Table
+    scored: pa.Table
+    players: set[int]
+    scorers: set[int]
+
+
 class Runs:
     """Runs of one short config, each with a store of its own, on different runners."""
 
@@ -276,10 +289,12 @@ class Runs:
         self.folder = folder
         (folder / "desk_of_mine.py").write_text(OWN)
 
-    def play(self, runner: str, workers: int = 2) -> tuple[pa.Table, set[int]]:
-        """Every episode of a run of 4 shards per iteration, and the processes that played them."""
-        players = self.folder / runner
+    def play(self, runner: str, workers: int = 2) -> Played:
+        """A run of 4 shards per iteration."""
+        players, scorers = self.folder / runner, self.folder / "scorers"
         players.mkdir()
+        shutil.rmtree(scorers, ignore_errors=True)
+        scorers.mkdir()
         plan = short_run(
             self.folder,
             name=runner,
@@ -292,7 +307,12 @@ class Runs:
             training={"iterations": 1},
         )
         train(PipelineConfig.model_validate(plan))
-        return _rows(players / "store"), {int(path.name) for path in players.glob("[0-9]*")}
+        return Played(
+            rolled_out=_rows(players / "store" / "rollout"),
+            scored=_rows(players / "store" / "scored"),
+            players={int(path.name) for path in players.glob("[0-9]*")},
+            scorers={int(path.name) for path in scorers.iterdir()},
+        )
 
 
 @pytest.fixture(scope="module")
@@ -301,41 +321,43 @@ def runs(server: str, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.fixture(scope="module")
-def of_threads(runs: Runs) -> pa.Table:
-    """Episodes that this process has played."""
-    rows, players = runs.play("threads")
-    assert players == {os.getpid()}
-    return rows
+def of_threads(runs: Runs) -> Played:
+    """Episodes that this process has played and scored."""
+    played = runs.play("threads")
+    assert played.players == played.scorers == {os.getpid()}
+    return played
 
 
-def _assert_the_same(rows: pa.Table, expected: pa.Table) -> None:
-    assert rows.num_rows == 4 * 4 + 2 * 6
-    names = [name for name in expected.column_names if name != "sampler_logprobs"]
-    assert rows.select(names).equals(expected.select(names))
-    here, there = (np.array(table["sampler_logprobs"].combine_chunks().flatten()) for table in (rows, expected))
-    assert np.abs(here - there).max() < 1e-5  # the last digit depends on where a processor's library finds its operands
+def _assert_the_same(played: Played, expected: Played) -> None:
+    assert played.players > {os.getpid()}  # which tries the environment before the run
+    assert played.scorers - {os.getpid()}, "a process of the cluster scores"
+    for rows, of_threads in ((played.rolled_out, expected.rolled_out), (played.scored, expected.scored)):
+        assert rows.num_rows == 4 * 4 + 2 * 6
+        names = [name for name in of_threads.column_names if name != "sampler_logprobs"]
+        assert rows.select(names).equals(of_threads.select(names))
+        here, there = (np.array(table["sampler_logprobs"].combine_chunks().flatten()) for table in (rows, of_threads))
+        # the last digit depends on where a processor's library finds its operands
+        assert np.abs(here - there).max() < 1e-5
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_dask_cluster_that_loses_a_worker_plays_the_same_rows(runs: Runs, of_threads: pa.Table, home: Path):
-    """4 shards on 2 workers, one killed while it holds a shard and its lock: the episodes are those of one process."""
+def test_a_dask_cluster_that_loses_a_worker_plays_and_scores_the_same_rows(runs: Runs, of_threads: Played, home: Path):
+    """4 shards on 2 workers, one killed while it holds a shard and its lock: episodes and rewards are the same."""
     forkserver.set_forkserver_preload(["torch", "transformers.modeling_utils", "sklearn", "mlflow.pyfunc"])
     forkserver.ensure_running()  # three workers that each import them would take a minute of a core
     with (
         dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
         _a_killed_player(home / "locks") as killed,
     ):
-        rows, players = runs.play("dask")
+        played = runs.play("dask")
     assert killed
-    assert players > {os.getpid()}  # which tries the environment before the run
-    _assert_the_same(rows, of_threads)
+    _assert_the_same(played, of_threads)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_ray_cluster_that_loses_its_worker_plays_the_same_rows(runs: Runs, of_threads: pa.Table, home: Path):
+def test_a_ray_cluster_that_loses_its_worker_plays_and_scores_the_same_rows(runs: Runs, of_threads: Played, home: Path):
     """4 shards on 1 worker, which is killed while it holds a shard and its lock: Ray starts another one."""
     with _a_killed_player(home / "locks") as killed:
-        rows, players = runs.play("ray", workers=1)
+        played = runs.play("ray", workers=1)
     assert killed
-    assert players > {os.getpid()}  # which tries the environment before the run
-    _assert_the_same(rows, of_threads)
+    _assert_the_same(played, of_threads)

@@ -43,7 +43,6 @@ class ModelPolicy(Policy, Protocol):
     @property
     def model(self) -> PreTrainedModel:
         """The model."""
-        ...
 
 
 @dataclass(slots=True)
@@ -274,14 +273,13 @@ class TurnSampler(ABC):
                 if not self._active:
                     return
                 if self.masks is not None:
-                    self.masks.begin([turn.matcher for turn in self._active if turn.matcher is not None])
+                    self.masks.begin({turn.matcher: self._left(turn) for turn in self._active if turn.matcher})
                 with torch.inference_mode():
                     self._step()
                 self.on_pass()
         except BaseException as error:
-            active, waiting = list(self._active), list(self._waiting)
-            self._active.clear()
-            self._waiting.clear()
+            active, waiting = self._active, self._waiting
+            self._active, self._waiting = [], []
             for turn in (*active, *waiting):
                 if not turn.future.done():
                     turn.future.set_exception(error)
@@ -349,13 +347,11 @@ class TurnSampler(ABC):
             turn.logprobs.append(logprob)
             turn.top_logprobs.append(top)
             turn.unread = [token]
-            if turn.matcher is not None and self.masks is not None:
-                self.masks.read(turn.matcher, token)
+            is_completed = turn.matcher is not None and self.masks is not None and self.masks.read(turn.matcher, token)
             self.tokens_generated += 1
             try:
-                ended = turn.on_token is not None and turn.on_token(
-                    SampledToken(id=token, logprob=logprob, top_logprobs=top)
-                )
+                sampled_token = SampledToken(id=token, logprob=logprob, top_logprobs=top)
+                ended = turn.on_token is not None and turn.on_token(sampled_token)
             except Exception as error:  # noqa: BLE001 - whatever the caller's function raises fails only its turn
                 failed.append((turn, error))
                 continue
@@ -364,7 +360,7 @@ class TurnSampler(ABC):
                 self._finish(turn, "stop")
             elif ended:
                 self._finish(turn, "callback")
-            elif len(turn.token_ids) == turn.sampling.max_new_tokens or context_full:
+            elif is_completed or len(turn.token_ids) == turn.sampling.max_new_tokens or context_full:
                 self._finish(turn, "length")
             else:
                 self._active.append(turn)
@@ -372,6 +368,11 @@ class TurnSampler(ABC):
             if not turn.future.done():
                 turn.future.set_exception(failure)
             self._abandon(turn.session)
+
+    def _left(self, turn: Turn) -> int:
+        """Number of tokens that a turn may still sample, or 0 if its reply is not completed at its limit."""
+        in_context = max(1, self._max_context - turn.session.length - len(turn.unread))
+        return min(turn.sampling.max_new_tokens - len(turn.token_ids), in_context) if turn.sampling.completes else 0
 
     def _record_policy(self, session: TurnSession) -> None:
         """Begin a span if another policy than before has generated the token after the session's history."""

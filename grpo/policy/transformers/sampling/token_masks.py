@@ -5,11 +5,13 @@
 
 The masks of a pass depend only on the tokens before it. So a thread computes them while the model runs, without holding
 the interpreter's lock. Turns without a grammar are not changed.
+
+When a turn has few tokens left, its mask leaves only what completes the reply, see `grpo.policy.reply_ends`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import llguidance.numpy as llguidance_masks
@@ -19,6 +21,7 @@ from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 from grpo.policy.grammars import Grammars
+from grpo.policy.reply_ends import NEAR
 
 
 class TokenMasks:
@@ -32,13 +35,22 @@ class TokenMasks:
         """Per matcher, True for each token that is not allowed. A row is dropped when its turn samples a token."""
         self._latest: tuple[list[LLMatcher], NDArray[np.bool_]] = ([], np.empty((0, 0), np.bool_))
         """Matchers and rows of the last pass. If no turn begins or ends, the next batch uses them as one array."""
+        self._due: dict[LLMatcher, int] = {}
+        """Tokens left to a turn when its end is searched for again. 0 if there is none."""
+        self._completed: set[LLMatcher] = set()
+        """Matchers of turns that were shortened, because their limit is near."""
         self._job: Future[None] | None = None
 
-    def begin(self, matchers: Sequence[LLMatcher]) -> None:
-        """Begin to compute the masks that the next pass may need. Masks that are still valid are kept."""
+    def begin(self, left: Mapping[LLMatcher, int]) -> None:
+        """Begin to compute the masks that the next pass may need. Masks that are still valid are kept.
+
+        `left` is the number of tokens that each turn may still sample, or 0 if its reply is not completed.
+        """
         self._wait()
-        self._excluded = {matcher: self._excluded[matcher] for matcher in matchers if matcher in self._excluded}
-        missing = [matcher for matcher in matchers if matcher not in self._excluded]
+        self._excluded = {matcher: self._excluded[matcher] for matcher in left if matcher in self._excluded}
+        self._due = {matcher: self._due[matcher] for matcher in left if matcher in self._due}
+        self._completed &= left.keys()
+        missing = {matcher: count for matcher, count in left.items() if matcher not in self._excluded}
         if missing:
             self._job = self._thread.submit(self._fill, missing)
 
@@ -68,21 +80,38 @@ class TokenMasks:
             together = np.concatenate([together, beyond], axis=1)
         return torch.from_numpy(together[:, :width])
 
-    def read(self, matcher: LLMatcher, token: int) -> None:
-        """Advance a matcher by the sampled token."""
+    def read(self, matcher: LLMatcher, token: int) -> bool:
+        """Advance a matcher by the sampled token. True if a reply is complete that its limit would have cut off."""
         matcher.consume_token(token)
         self._excluded.pop(matcher, None)
+        return matcher in self._completed and matcher.is_accepting()
 
     def _wait(self) -> None:
         if self._job is not None:
             self._job.result()
             self._job = None
 
-    def _fill(self, matchers: list[LLMatcher]) -> None:
+    def _fill(self, left: Mapping[LLMatcher, int]) -> None:
+        matchers = list(left)
         words = (self.grammars.vocabulary_size + 31) // 32
         masks = np.zeros((len(matchers), words), np.int32)
         pairs = [(matcher, row) for row, matcher in enumerate(matchers)]
         llguidance_masks.fill_next_token_bitmask_par(self._executor, pairs, masks)
         excluded = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little") == 0
+        for row, (matcher, count) in enumerate(left.items()):
+            self._complete(matcher, count, excluded[row])
         self._latest = matchers, excluded
         self._excluded.update(zip(matchers, excluded, strict=True))
+
+    def _complete(self, matcher: LLMatcher, left: int, excluded: NDArray[np.bool_]) -> None:
+        """Exclude tokens after which a turn with so many tokens left could not be completed, in place."""
+        if not left or left > self._due.get(matcher, left):
+            return
+        end = self.grammars.ends.tokens(matcher, at_most=left)
+        if end is None:
+            self._due[matcher] = 0
+            return
+        spare = left - len(end)
+        self._due[matcher] = left - max(1, (spare - NEAR) // 2)  # sampled tokens may make the end longer
+        if end and spare <= NEAR and self.grammars.ends.narrow(matcher, excluded, end, left):
+            self._completed.add(matcher)

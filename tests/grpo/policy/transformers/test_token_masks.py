@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -125,15 +126,124 @@ def test_replies_are_valid_by_published_schemas(clerk: TransformersPolicy):
         sampler.masks = TokenMasks(Grammars(clerk.tokenizer, [1]))
         grammars = [renderer.reply_grammar(ReplyShape(schema=entry["schema"])) for entry in published]
         return await asyncio.gather(
-            *(generate(sampler, ids, grammar, max_new_tokens=300, temperature=1.0) for grammar in grammars)
+            *(
+                generate(sampler, ids, grammar, max_new_tokens=300, temperature=1.0, completes=True)
+                for grammar in grammars
+            )
         )
 
     generations = asyncio.run(together())
-    whole = 0
-    for entry, generation in zip(published, generations, strict=True):
-        if generation.stop == "stop":
-            whole += 1
-            value = json.loads(clerk.tokenizer.decode(generation.token_ids[:-1]))
-            assert validator_for(entry["schema"])(entry["schema"]).is_valid(value), entry["name"]
     assert len(published) == 20
-    assert whole >= 5  # the others are cut within a text of their own length
+    for entry, generation in zip(published, generations, strict=True):
+        value = json.loads(clerk.tokenizer.decode(generation.token_ids, skip_special_tokens=True))
+        assert validator_for(entry["schema"])(entry["schema"]).is_valid(value), entry["name"]
+    ends = Counter(generation.stop for generation in generations)
+    assert min(ends["stop"], ends["length"]) >= 5, ends  # the model writes some texts without an end
+
+
+def _completed(clerk: TransformersPolicy, schema: dict[str, object], **fields: float) -> tuple[str, Generation]:
+    """Text of a reply that this model does not end by itself, and its generation."""
+    grammar = f"start: %json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}\n"
+    ids = clerk.tokenizer("Where is my order 1234?", add_special_tokens=False)["input_ids"]
+    generation = asyncio.run(generate(sampler_of(clerk), ids, grammar, temperature=1.0, completes=True, **fields))
+    return clerk.tokenizer.decode(generation.token_ids, skip_special_tokens=True), generation
+
+
+NOTES = {"type": "object", "properties": {"notes": {"type": "string"}}, "required": ["notes"]}
+
+
+@pytest.mark.parametrize("limit", [20, 50, 120])
+def test_a_text_is_closed_when_the_limit_is_near(clerk: TransformersPolicy, limit: int):
+    """The closing quotation mark and brace are the only tokens left, so that their probability is 1.
+
+    The reply ends with `length`, because the model had more to say.
+    """
+    text, generation = _completed(clerk, NOTES, max_new_tokens=limit)
+    assert set(json.loads(text)) == {"notes"}
+    assert generation.stop == "length"
+    assert limit - 32 <= len(generation.token_ids) <= limit
+    assert generation.logprobs is not None
+    assert generation.logprobs[-2:] == [0.0, 0.0]
+    assert min(generation.logprobs) < 0.0
+
+
+def test_a_reply_that_fits_its_limit_is_sampled_as_without_one(clerk: TransformersPolicy):
+    """The same tokens with a limit of 12 and of 120."""
+    ids = clerk.tokenizer("Hello", add_special_tokens=False)["input_ids"]
+    short, long = (
+        asyncio.run(generate(sampler_of(clerk), ids, DIGITS, max_new_tokens=limit, completes=True))
+        for limit in (12, 120)
+    )
+    assert (short.token_ids, short.stop) == (long.token_ids, "stop")
+
+
+def test_what_the_schema_requires_is_still_chosen_by_the_model_at_the_limit(clerk: TransformersPolicy):
+    """A team after a text without an end: it is sampled, with a probability below 1, and differs between seeds."""
+    teams = ["billing", "returns", "delivery"]
+    schema = {
+        "type": "object",
+        "properties": {"why": {"type": "string"}, "team": {"enum": teams}},
+        "required": ["why", "team"],
+        "additionalProperties": False,
+    }
+    chosen = Counter()
+    for seed in range(12):
+        text, generation = _completed(clerk, schema, max_new_tokens=90, seed=seed)
+        chosen[json.loads(text)["team"]] += generation.stop == "length"
+    assert len(+chosen) > 1, chosen
+
+
+def test_a_limit_that_no_reply_of_the_schema_fits_cuts_it_off(clerk: TransformersPolicy):
+    """Twenty texts need more than 30 tokens."""
+    schema = {"type": "array", "items": {"type": "string"}, "minItems": 20}
+    text, generation = _completed(clerk, schema, max_new_tokens=30)
+    assert (generation.stop, len(generation.token_ids)) == ("length", 30)
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
+        json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "end"),
+    [
+        ({"type": "object"}, "{}"),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, "[1, 1]"),
+        ({"type": "string", "pattern": "^[{}]{3}$"}, None),
+        ({"type": "string", "minLength": 3}, None),
+        ({"type": "string", "format": "email"}, None),
+        ({"type": "string", "format": "date-time"}, None),
+        ({"type": "string", "format": "uuid"}, None),
+        ({"type": "string", "format": "ipv4"}, None),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, None),
+        ({"type": "integer", "minimum": 1000, "maximum": 1007}, None),
+        ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, None),
+        ({"const": 'a fixed text with { and } and " in it'}, None),
+        ({"$defs": {"n": {"properties": {"n": {"$ref": "#/$defs/n"}}}}, "$ref": "#/$defs/n"}, None),
+    ],
+    ids=lambda value: json.dumps(value)[:40],
+)
+def test_the_end_of_a_reply_is_valid_by_its_schema(
+    clerk: TransformersPolicy, schema: dict[str, object], end: str | None
+):
+    """From the beginning of the reply, with the project's own grammar."""
+    grammars = Grammars(clerk.tokenizer, [1])
+    matcher = grammars.matcher(Renderer(clerk.tokenizer).reply_grammar(ReplyShape(schema=schema)))
+    tokens = grammars.ends.tokens(matcher, at_most=200)
+    assert tokens is not None
+    assert grammars.ends.tokens(matcher, at_most=len(tokens) - 1) is None
+    text = clerk.tokenizer.decode(tokens)
+    checks = validator_for(schema)
+    assert checks(schema, format_checker=checks.FORMAT_CHECKER).is_valid(json.loads(text)), text
+    assert end is None or text == end
+
+
+def test_the_end_of_a_call_has_the_marks_of_the_template(clerk: TransformersPolicy):
+    """From the middle of its arguments to the control token that ends the call."""
+    renderer = Renderer(clerk.tokenizer)
+    calls = {"refund": {"type": "object", "properties": {"why": {"type": "string"}}, "required": ["why"]}}
+    grammars = Grammars(clerk.tokenizer, [1])
+    matcher = grammars.matcher(renderer.reply_grammar(ReplyShape(has_text=False, calls=calls)))
+    begun = clerk.tokenizer('<tool_call>{"name": "refund", "arguments": {"why": "it is', add_special_tokens=False)
+    assert matcher.consume_tokens(begun["input_ids"])
+    tokens = grammars.ends.tokens(matcher, at_most=20)
+    assert tokens is not None
+    assert clerk.tokenizer.decode(tokens) == '"}}</tool_call>'

@@ -1,0 +1,134 @@
+"""Ends of constrained replies, so that a limit of tokens does not cut them off.
+
+A model that has not learned JSON may write a string without an end, and a reply that is cut off cannot be parsed. So
+when few tokens are left, only those tokens are allowed after which the reply can still be completed:
+
+    {"name": "Ann", "notes": "late, because the   ►   "}            the tokens after ► close what is open
+    {"name": "                                    ►   ", "age": 34}   the model still chooses what is required
+
+How many tokens an end needs is found by trial on a copy of the matcher, see `ReplyEnds.tokens`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+NEAR = 64
+"""Tokens that may be left, in addition to those of an end, when the tokens of a reply begin to be narrowed."""
+_LAST = 8
+"""The same when texts and lists are closed at once."""
+_FEW = 64
+"""Number of allowed tokens up to which each of them is tried. In most states outside of texts there are fewer."""
+_LONGEST = 512
+"""Tokens of the longest end that is searched for."""
+_QUOTE, _BRACKETS = '"', ("}", "]")
+_OTHERS = (",", "@", ":", "/", "1", "0", "T", "Z", ".", "-")
+"""Characters that lead to an end if nothing closes, such as those that the formats of dates and addresses ask for."""
+
+
+class ReplyEnds:
+    """Ends of the replies of a vocabulary."""
+
+    def __init__(self, vocabulary: LLTokenizer) -> None:
+        self._vocabulary = vocabulary
+        ends = set(vocabulary.eos_tokens)
+        self._controls = [
+            id_ for id_ in range(vocabulary.vocab_size) if vocabulary.is_special_token(id_) and id_ not in ends
+        ]
+        texts = ("{", _QUOTE, *_BRACKETS, *_OTHERS)
+        self._ids = {text: id_ for text in texts if (id_ := self._token(text)) is not None}
+        self._beyond_text = [id_ for id_ in range(vocabulary.vocab_size) if b'"' in vocabulary.decode_bytes([id_])[:-1]]
+        """Tokens that end a text and go on behind it, e.g. with the name of another property."""
+
+    def narrow(self, matcher: LLMatcher, excluded: NDArray[np.bool_], end: Sequence[int], left: int) -> bool:
+        """Exclude tokens after which a reply with so many tokens `left` could not be completed, in place.
+
+        `excluded` is True for each token that the grammar does not allow, and `end` completes the reply, see `tokens`.
+        Returns True if the reply is shortened by it.
+        """
+        is_last, is_text = left - len(end) <= _LAST, self._is_in_text(matcher)
+        if is_last and (closing := self._closing(matcher)) is not None:
+            return _keep(excluded, [closing])
+        allowed = np.flatnonzero(~excluded)
+        if is_last and (is_text or len(allowed) > _FEW):  # a text with the format of an address, for example
+            return _keep(excluded, end[:1])
+        if is_text:
+            excluded[self._beyond_text] = True
+        if is_text or len(allowed) > _FEW:
+            return False
+        kept = [id_ for id_ in allowed.tolist() if self._ends_after(matcher, id_, left - 1)]
+        return len(kept) < len(allowed) and _keep(excluded, kept or end[:1])
+
+    def _ends_after(self, matcher: LLMatcher, token: int, left: int) -> bool:
+        trial = matcher.deep_copy()
+        return bool(trial.consume_token(token)) and self.tokens(trial, at_most=left) is not None
+
+    def _closing(self, matcher: LLMatcher) -> int | None:
+        """Token that closes a text, a list, an object or a part of the chat format. None if nothing can close here."""
+        closing = (_QUOTE,) if self._is_in_text(matcher) else _BRACKETS
+        return self._first(matcher, itertools.chain(self._controls, self._known(closing)))
+
+    def tokens(self, matcher: LLMatcher, *, at_most: int) -> list[int] | None:
+        """Tokens that complete the reply, without the end of the turn. None if none are found within `at_most`.
+
+        In each state the first of these is taken that the grammar allows: what closes something, a quotation mark,
+        another character of `_OTHERS`, text that is forced, and any token. There may be a shorter end.
+        """
+        trial, longest = matcher.deep_copy(), min(at_most, _LONGEST)
+        tokens: list[int] = []
+        while not trial.is_error():
+            if trial.is_accepting():
+                return tokens
+            step = self._step(trial)
+            if not step or len(tokens) + len(step) > longest or not trial.consume_tokens(step):
+                return None
+            tokens += step
+        return None
+
+    def _step(self, matcher: LLMatcher) -> list[int]:
+        """Next tokens of an end. Empty if the grammar allows none."""
+        if (next_id := self._closing(matcher)) is None:
+            next_id = self._first(matcher, self._known((_QUOTE, *_OTHERS)))
+        if next_id is not None:
+            return [next_id]
+        if forced := matcher.compute_ff_bytes():
+            ids = self._vocabulary.tokenize_bytes(forced)
+            if count := matcher.validate_tokens(ids):
+                return list(ids[:count])
+        return list(itertools.islice(_allowed(matcher.compute_bitmask()), 1))
+
+    def _is_in_text(self, matcher: LLMatcher) -> bool:
+        """True inside of a JSON string, because only there both brackets of an object are allowed."""
+        return all(text in self._ids and matcher.validate_tokens([self._ids[text]]) for text in "{}")
+
+    def _known(self, texts: Sequence[str]) -> Iterator[int]:
+        return (self._ids[text] for text in texts if text in self._ids)
+
+    def _first(self, matcher: LLMatcher, ids: Iterable[int]) -> int | None:
+        """First of the tokens that the grammar allows."""
+        return next((id_ for id_ in ids if matcher.validate_tokens([id_])), None)
+
+    def _token(self, text: str) -> int | None:
+        """Id of the token that is this text. None if the vocabulary has none."""
+        ids = self._vocabulary.tokenize_bytes(text.encode())
+        return int(ids[0]) if len(ids) == 1 and self._vocabulary.decode_bytes(ids) == text.encode() else None
+
+
+def _keep(excluded: NDArray[np.bool_], tokens: Sequence[int]) -> bool:
+    """Exclude all other tokens, in place. Returns True."""
+    excluded[:] = True
+    excluded[list(tokens)] = False
+    return True
+
+
+def _allowed(mask: bytes) -> Iterator[int]:
+    """Token ids of a mask, smallest first."""
+    return (8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1)

@@ -8,6 +8,7 @@ stage of the moment and those after it are computed. Several cells may share a r
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import time
@@ -78,7 +79,7 @@ class Strike:
         """The machine of which a request begins the fault."""
         return stack.gpu if self.fault.on_gpu else stack.cpu
 
-    def play(self, stack: Stack, run: UUID, store: str, *, after: int) -> bool:
+    def play(self, stack: Stack, run: UUID, store: str, *, after: int, longest_s: float) -> bool:
         """Wait until the run asks its store for the stage, and let the fault happen; False if it has ended before.
 
         Requests before the number `after` do not count.
@@ -90,7 +91,7 @@ class Strike:
             alive=lambda: not _has_ended(_read(run)),
         )
         if reached:
-            self.fault.play(stack, str(run))
+            self.fault.play(stack, str(run), longest_s=longest_s)
         return reached
 
 
@@ -98,7 +99,8 @@ class Strike:
 class Cell:
     """A run with a fault at a moment, or with several, one after the other.
 
-    A second fault at the same moment begins when the stage is asked for again, after the first one has ended it.
+    After a fault that ends the stage, the next one at the same moment begins when the stage is asked for again. After
+    any other it begins at once, because the stage still suffers from the one before.
     """
 
     name: str
@@ -167,8 +169,11 @@ class Outcome:
         return asdict(self)
 
 
-def play(stack: Stack, cell: Cell | None) -> tuple[UUID, Outcome]:
-    """Run the cell, or without one an undisturbed run; a run that did not complete is followed by one of its config."""
+def play(stack: Stack, cell: Cell | None, *, longest_s: float = math.inf) -> tuple[UUID, Outcome]:
+    """Run the cell, or without one an undisturbed run; a run that did not complete is followed by one of its config.
+
+    No fault lasts longer than `longest_s`.
+    """
     name = UNDISTURBED if cell is None else _model(cell.name)
     texts = len(stack.receiver.texts)
     with ExitStack() as prepared:
@@ -179,9 +184,10 @@ def play(stack: Stack, cell: Cell | None) -> tuple[UUID, Outcome]:
         config = _config(stack, name, ["train"] if cell is None else cell.sent())
         run, ends = _start(config), {name: time.monotonic()}
         strikes = cell.strikes if cell is not None else ()
-        for index, strike in enumerate(strikes):
-            again = index > 0 and strikes[index - 1].moment == strike.moment
-            if strike.play(stack, run, name, after=len(strike.machine(stack).store.requests) if again else 0):
+        for before, strike in zip((None, *strikes), strikes, strict=False):
+            again = before is not None and before.moment == strike.moment and before.fault.ends_stage
+            after = len(strike.machine(stack).store.requests) if again else 0
+            if strike.play(stack, run, name, after=after, longest_s=longest_s):
                 ends = {**(ends if name not in ends else {}), strike.name: time.monotonic()}
         ended = _wait(run, BAR_S + 60)
         ended_at = time.monotonic()

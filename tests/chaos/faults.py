@@ -5,6 +5,7 @@ A fault is a context manager over the stack; the block inside waits for as long 
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -42,12 +43,14 @@ class Fault:
     """What has to be there before the run begins."""
     on_gpu: bool = False
     """It begins when the machine `gpu`, not the driver, begins the stage."""
+    ends_stage: bool = False
+    """The stage ends with it, so that it has to begin once more."""
     moments: tuple[Moment, ...] = MOMENTS
 
-    def play(self, stack: Stack, run: str) -> None:
-        """Let it happen from its begin to its end."""
+    def play(self, stack: Stack, run: str, *, longest_s: float = math.inf) -> None:
+        """Let it happen from its begin to its end, which comes after `longest_s` at the latest."""
         with self.begin(stack, run):
-            time.sleep(self.lasts_s)
+            time.sleep(min(self.lasts_s, longest_s))
 
 
 def _machine(stack: Stack, pool: str) -> Machine:
@@ -140,6 +143,7 @@ def _signals() -> list[Fault]:
                     lasts_s=_STOPPED_S if stops else 0.0,
                     begin=partial(_signalled, number, target),
                     on_gpu=target in ("gpu worker", "stage"),
+                    ends_stage=not stops,
                     moments=("rollout", "train") if target in ("gpu worker", "stage") else MOMENTS,
                 )
             )

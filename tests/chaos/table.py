@@ -77,8 +77,10 @@ the time from the end of the fault to the end of the run, at most {BAR_S:.0f} s.
 policy of the undisturbed run, one version and one promotion, and neither staged files, unfinished uploads, open stages,
 processes nor slots are left. "Failed, notified" is a run that failed with one sentence, of which the webhook was sent
 a text; the next run of its config was Completed. A cell that misses this says by what. With * several faults hit one
-run, at one moment after the other, and the time contains the later faults. A run is lost here after {SILENCE_S} s
-without a heartbeat, in operation after 120 s: add 50 s where a process is stopped or a machine is lost.
+run, at one moment after the other, and the time contains the later faults. After a fault that ends the stage, the next
+one of the same moment begins when the stage is asked for again, otherwise it begins at once. CI plays a dozen of the
+cells in one run (`tests/e2e/test_chaos.py`), in which a fault ends after 10 s. A run is lost here after
+{SILENCE_S} s without a heartbeat, in operation after 120 s: add 50 s where a process is stopped or a machine is lost.
 
 {len(cells)} of {len(all_cells())} cells were played in {runs} runs, {missed} of them miss the bar; undisturbed, the
 run took {undisturbed.seconds[UNDISTURBED]:.0f} s."""

@@ -236,40 +236,6 @@ def served_settings() -> ServeConfig:
     return ServeConfig.model_validate(yaml.safe_load(named("ConfigMap", "grpo-serve")["data"]["serve.yaml"]))
 
 
-def test_retraining_reads_what_serving_writes():
-    """The log of the server is the volume on which the home of a worker has the log that retrain.yaml names."""
-    (container,) = named("Deployment", "serve")["spec"]["template"]["spec"]["containers"]
-    (mounted,) = (mount for mount in container["volumeMounts"] if mount["name"] == "settings")
-    assert container["command"][-1] == f"{mounted['mountPath']}/serve.yaml"
-    written = served_settings()
-    claims = set()
-    for kind, name in (("Deployment", "serve"), ("StatefulSet", "worker-cpu"), ("StatefulSet", "worker-gpu")):
-        pod = named(kind, name)["spec"]["template"]["spec"]
-        (at,) = (mount for mount in pod["containers"][0]["volumeMounts"] if mount["mountPath"] == written.log)
-        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == at["name"])
-        claims.add(volume["persistentVolumeClaim"]["claimName"])
-    assert claims == {"serving"}
-    assert named("PersistentVolumeClaim", "serving")["spec"]["accessModes"] == ["ReadWriteMany"]
-    config = yaml.safe_load((ROOT / "data" / "configs" / "retrain.yaml").read_text(encoding="utf-8"))
-    assert {"kind": "served"} in config["conversations"]  # in the home, at /app/runs/served
-    assert written.log == "/app/runs/served"
-    assert str(written.keys).startswith("/app/runs/served/")
-
-
-def test_servers_read_the_reports_that_workers_write():
-    """The folder of the nightly retraining is the same volume in both, so that its metrics are of every server."""
-    name = yaml.safe_load((ROOT / "data" / "configs" / "retrain.yaml").read_text(encoding="utf-8"))["name"]
-    claims = []
-    for kind, pod_name in (("Deployment", "serve"), ("StatefulSet", "worker-cpu")):
-        pod = named(kind, pod_name)["spec"]["template"]["spec"]
-        mounts = pod["containers"][0]["volumeMounts"]
-        (at,) = (mount for mount in mounts if mount["mountPath"] == f"/app/runs/{name}")
-        (volume,) = (volume for volume in pod["volumes"] if volume["name"] == at["name"])
-        claims.append(volume["persistentVolumeClaim"]["claimName"])
-    assert len(set(claims)) == 1
-    assert named("PersistentVolumeClaim", claims[0])["spec"]["accessModes"] == ["ReadWriteMany"]
-
-
 def test_runs_use_the_store_and_the_gpus_of_the_cluster():
     """What the deploy job lays over every config: a bucket of the settings, stages for a pool with workers."""
     (container,) = named("Job", "deploy")["spec"]["template"]["spec"]["containers"]

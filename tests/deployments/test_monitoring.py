@@ -12,15 +12,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import promql_parser
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.grpo.serving.metric_families import families
 from tests.places import ROOT
+from tests.ports import own_port
 
 GRAFANA, PROMETHEUS = ROOT / "deployments" / "grafana", ROOT / "deployments" / "prometheus"
-PROMTOOL = shutil.which("promtool")
+PROMTOOL, NODE_EXPORTER = shutil.which("promtool"), shutil.which("prometheus-node-exporter")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed; it comes with Prometheus")
 DASHBOARDS = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(GRAFANA.glob("*.json"))}
 EXPORTERS = {
@@ -166,6 +169,23 @@ def records(read: float, accepted: float) -> Series:
 
 def retraining(time: float, verdict: str = "promote") -> Series:
     return {labelled("grpo_retraining_timestamp_seconds", name="weekly", verdict=verdict): constant(time)}
+
+
+@pytest.mark.skipif(NODE_EXPORTER is None, reason="the node exporter is not installed: prometheus-node-exporter")
+def test_the_node_exporter_has_the_metrics_of_volumes_that_the_rule_reads():
+    """With the label by which the rule leaves memory and layers of images out."""
+    port = own_port()
+    options = [f"--web.listen-address=127.0.0.1:{port}", "--collector.disable-defaults", "--collector.filesystem"]
+    with subprocess.Popen([str(NODE_EXPORTER), *options], stderr=subprocess.DEVNULL) as exporter:
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=8), timeout=60) as client:
+                text = client.get(f"http://127.0.0.1:{port}/metrics").text
+        finally:
+            exporter.kill()
+    measured = {family.name: family.samples for family in text_string_to_metric_families(text)}
+    names = {name for name in metric_names(rules()["GrpoVolumeNearlyFull"]["expr"]) if name.startswith("node_")}
+    assert {name for name in names if measured.get(name)} == names
+    assert all({"fstype", "mountpoint"} <= sample.labels.keys() for name in names for sample in measured[name])
 
 
 DAYS, HOURS = 86_400, 3600

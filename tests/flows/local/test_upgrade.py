@@ -32,7 +32,8 @@ from grpo_local.upgrade import upgrade
 from tests.places import ROOT
 
 SCHEMAS = ROOT / "tests" / "schemas"
-"""Files of earlier versions, each written by the code that had the version. `.sql.gz` are dumps of databases."""
+"""Files of earlier versions, each written by the code that had the version. `.sql.gz` are dumps of databases. Whole
+homes are tried in `test_older_homes.py`."""
 
 
 @pytest.fixture

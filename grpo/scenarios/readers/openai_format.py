@@ -33,6 +33,7 @@ from grpo.scenarios.readers.openai_fields import (
     is_mark,
     left_out,
 )
+from grpo.scenarios.tool_schemas import declared_parameters
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -232,6 +233,7 @@ def _tool(tool: Any, number: int, ignored: list[str]) -> dict[str, Any]:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise ValueError(f"parameters are not an object: {type(parameters).__name__} of tool {number}")
+    parameters = declared_parameters(parameters)
     description = function.get("description")
     return {
         "name": function["name"],

@@ -114,12 +114,12 @@ RECORDS = (
         ),
     ),
     RecordRow(
-        part="`reasoning_content`, `reasoning`, `thinking`, `<think>`",
+        part="`reasoning_content`, `reasoning`, `thinking`, `tool_plan`, `<think>`",
         becomes="left out of the reference",
         samples=(
             *(
                 _left_out(_messages({**A, name: "7?"}), _REASON)
-                for name in ("reasoning_content", "reasoning", "thinking")
+                for name in ("reasoning_content", "reasoning", "thinking", "tool_plan")
             ),
             _left_out(_messages({**A, "content": f"<think>7?</think>{ANSWERED}"}), _REASON),
         ),

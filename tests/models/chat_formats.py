@@ -71,7 +71,7 @@ def _row(name: str, given: PreTrainedTokenizerFast) -> tuple[str, ...]:
     try:
         return _cells(name, Renderer(given, tools=(_LOOK_UP,)).chat_format)
     except PolicyError:
-        for line in remedies(str(given.chat_template)):
+        for line in (*remedies(str(given.chat_template)), "{%- set tools = tools or [] %}"):
             with_line = tokenizer(f"{line}\n{given.chat_template}", end=str(given.eos_token))
             try:
                 chat_format = Renderer(with_line, tools=(_LOOK_UP,)).chat_format

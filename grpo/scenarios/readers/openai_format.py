@@ -45,8 +45,8 @@ _ROLES: dict[str, Role] = {
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of the parts of a text, and for each the field that holds the text."""
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Spellings of the reasoning before a reply: of DeepSeek and vLLM, of OpenRouter, and of Ollama."""
+_REASONING = ("reasoning_content", "reasoning", "thinking", "tool_plan")
+"""Spellings of the reasoning before a reply: of DeepSeek and vLLM, of OpenRouter, of Ollama, and of Cohere."""
 _CUT_OFF = ("length", "content_filter")
 """Finish reasons of a reply that was cut off."""
 _SHOWN = 80  # characters of a value in a reason

@@ -131,8 +131,7 @@ COMMAND = Family(
 {%- elif m.role == 'user' %}{{ open + '<|USER_TOKEN|>' + m.content + close }}
 {%- elif m.role == 'assistant' %}{{ open + '<|CHATBOT_TOKEN|>' }}
 {%- if m.tool_calls %}
-{%- if m.reasoning_content %}{{ '<|START_THINKING|>' + m.reasoning_content + '<|END_THINKING|>' }}{% endif %}
-{{- '<|START_ACTION|>[\\n' }}
+{{- '<|START_THINKING|>' + (m.tool_plan or '') + '<|END_THINKING|><|START_ACTION|>[\\n' }}
 {%- for c in m.tool_calls %}{{ '    {"tool_call_id": "' + count.calls | string + '", "tool_name": "' }}
 {{- c.function.name + '", "parameters": ' + c.function.arguments | tojson + '}' }}
 {{- '' if loop.last else ',' }}{{ '\\n' }}
@@ -204,8 +203,6 @@ DEEPSEEK_V3_1 = Family(
 {%- set ns = namespace(system='', asked=false) %}
 {%- for m in messages if m.role == 'system' %}{% set ns.system = ns.system + m.content %}{% endfor %}
 {{- '<｜begin▁of▁sentence｜>' + ns.system }}
-{%- if tools %}{{ '\\n\\n## Tools\\n' }}{% for tool in tools %}{{ tool.function | tojson + '\\n' }}{% endfor %}
-{%- endif %}
 {%- for m in messages %}
 {%- if m.role == 'user' %}{{ '<｜User｜>' + m.content }}{% set ns.asked = true %}
 {%- elif m.role == 'assistant' %}
@@ -233,7 +230,7 @@ DEEPSEEK_V3_1 = Family(
     ),
     malformed="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look_up<｜tool▁sep｜>{3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     form="a name and JSON",
-    added=("arguments",),
+    added=("arguments", "tools"),
 )
 _DSML = """\
 {{- '<｜begin▁of▁sentence｜>' }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
@@ -314,34 +311,6 @@ GLM_4_7 = Family(
     malformed="<tool_call>look_up<arg_key>order</arg_key>12</tool_call>",
     form="an element for each argument",
 )
-NEMOTRON_NANO_2 = Family(
-    template="""\
-{{- '<SPECIAL_10>System\\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
-{%- if tools %}{{ '\\n<AVAILABLE_TOOLS>[' }}{% for tool in tools %}{{ tool.function | tojson }}
-{{- '' if loop.last else ', ' }}{% endfor %}{{ ']</AVAILABLE_TOOLS>' }}{% endif %}{{ '\\n\\n' }}
-{%- for m in messages %}
-{%- if m.role == 'user' %}{{ '<SPECIAL_11>User\\n' + m.content + '\\n' }}
-{%- elif m.role == 'tool' %}
-{%- if loop.previtem.role != 'tool' %}{{ '<SPECIAL_11>User\\n<TOOL_RESPONSE>[' }}{% endif %}{{ m.content }}
-{%- if loop.nextitem is defined and loop.nextitem.role == 'tool' %}{{ ', ' }}
-{%- else %}{{ ']</TOOL_RESPONSE>\\n\\n' }}{% endif %}
-{%- elif m.role == 'assistant' %}{{ '<SPECIAL_11>Assistant\\n<think></think>' + m.content }}
-{%- if m.tool_calls %}{{ '\\n\\n' if m.content else '' }}{{ '<TOOLCALL>[' }}
-{%- for c in m.tool_calls %}{{ '{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments | tojson }}
-{{- '}' if loop.last else '}, ' }}{% endfor %}{{ ']</TOOLCALL>' }}{% endif %}{{ '\\n<SPECIAL_12>\\n\\n' }}
-{%- endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<SPECIAL_11>Assistant\\n<think></think>' }}{% endif %}""",
-    end="<SPECIAL_12>",
-    one=f'<TOOLCALL>[{{"name": "look_up", "arguments": {_ORDER}}}]</TOOLCALL>',
-    two=(
-        f'<TOOLCALL>[{{"name": "look_up", "arguments": {_ORDER}}}, '
-        f'{{"name": "look_up", "arguments": {_SECOND}}}]</TOOLCALL>'
-    ),
-    empty='<TOOLCALL>[{"name": "look_up", "arguments": {}}]</TOOLCALL>',
-    beside=f'I look.\n\n<TOOLCALL>[{{"name": "look_up", "arguments": {_ORDER}}}]</TOOLCALL>',
-    malformed='<TOOLCALL>[{"name": "look_up", "arguments": }]</TOOLCALL>',
-    form="JSON",
-)
 MINISTRAL_3 = Family(
     template="""\
 {{- '<s>' }}
@@ -370,6 +339,5 @@ FAMILIES = {
     "DeepSeek V3.2": DEEPSEEK_V3_2,
     "DeepSeek V4": DEEPSEEK_V4,
     "GLM 4.7": GLM_4_7,
-    "Nemotron Nano 2": NEMOTRON_NANO_2,
     "Ministral 3": MINISTRAL_3,
 }

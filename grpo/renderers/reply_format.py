@@ -206,7 +206,8 @@ def read_format(render: Render, prompt: str) -> ReplyFormat:
     plain = render(Message(role="assistant", content=_VALUE)) or _VALUE
     lead, _, trail = plain.partition(_VALUE)
     reasoned = render(Message(role="assistant", content=_VALUE, reasoning=_SECOND))
-    if reasoned is None or _SECOND not in reasoned:  # some families render it only before calls
+    only_before_calls = reasoned is None or _SECOND not in reasoned
+    if only_before_calls:
         call = ToolCall(name=_NAME, arguments={_KEY: _VALUE})
         reasoned = render(Message(role="assistant", content="", reasoning=_SECOND, tool_calls=(call,)))
     reasoning = _reasoning_marks(prompt, reasoned, lead)
@@ -216,7 +217,8 @@ def read_format(render: Render, prompt: str) -> ReplyFormat:
     if "<|channel|>" in plain and "<|message|>" in plain:
         return ReplyFormat(reasoning=reasoning, around=("", ""), calls=None, channels=True)
     header = ""
-    if reasoned is not None and reasoning is not None and _VALUE in reasoned and reasoning[1] in reasoned:
+    has_header = not only_before_calls and reasoned is not None and _VALUE in reasoned
+    if has_header and reasoned is not None and reasoning is not None and reasoning[1] in reasoned:
         header = reasoned.partition(reasoning[1])[2].partition(_VALUE)[0].strip()
         header = header.removesuffix(lead.strip()).strip()
     form = ReplyFormat(

@@ -100,6 +100,8 @@ def _schema_of(text: str) -> tuple[dict[str, Any], bool]:
 
 def _outer(node: ast.expr) -> str:
     value = node.value if isinstance(node, ast.Subscript) else node
+    if isinstance(value, ast.Constant) and value.value is None:
+        return "none"
     return value.id.lower() if isinstance(value, ast.Name) else ""
 
 

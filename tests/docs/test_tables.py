@@ -138,7 +138,7 @@ def test_a_guess_is_made_under_its_condition(tmp_path: Path, row: GuessRow):
     """The settings of the sample have what the row says."""
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(item) + "\n" for item in row.rows), encoding="utf-8")
-    settings = guess_source(path).model_dump()
+    settings = guess_source(path).model_dump(mode="json")
     assert {place: _at(settings, place) for place in row.settings} == row.settings
 
 

@@ -127,8 +127,14 @@ def _unpacked(value: Any) -> Any:
     if not isinstance(value, str) or isinstance(inner, str):
         return value
     parts = inner if isinstance(inner, list) else [inner]
-    is_chat = all(isinstance(part, Mapping) and {"role", "messages", "choices", *_CHATS} & {*part} for part in parts)
-    return inner if parts and is_chat else value
+    return inner if parts and all(map(_is_of_chat, parts)) else value
+
+
+def _is_of_chat(part: Any) -> bool:
+    """Is this a message, a completion, one of its choices, or an object with a chat?"""
+    if not isinstance(part, Mapping):
+        return False
+    return bool({"role", "messages", "choices", *_CHATS} & {*part}) or isinstance(part.get("message"), Mapping)
 
 
 def _input(value: Any, place: str, ignored: list[str], *, is_answered: bool) -> dict[str, Any]:

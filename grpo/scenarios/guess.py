@@ -380,10 +380,11 @@ def _lists_by_value(path: Path) -> Iterator[dict[str, Any]]:
     → column Transcript, names {role: ParticipantRole, content: Content}
     """
     record = next(iter(_first_records(path)), {})
+    parts = _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ()
     places = []
     for place, items in leaves(record).items():
         value = parsed(items)
-        if place not in _PARTS_OF_CHATS and is_list_of_objects(value):
+        if place not in parts and is_list_of_objects(value):
             inner = [leaves(item) for item in value]
             columns = None if find_hidden(inner, None) else find_messages(inner)
             places += [] if columns is None or any(item.get("children") for item in value) else [(place, columns)]

@@ -130,7 +130,8 @@ def table_settings(
     is_exchange = exchange is not None or bool(
         first_name(names, (*_ASKED, "input")) and first_name(names, ANSWER_NAMES)
     )
-    is_turn = exchange is not None and order and first_name(names, _CONTEXTS) is None
+    filled = [name for name in names if any(row.get(name) not in (None, "") for row in rows)]
+    is_turn = exchange is not None and order and first_name(filled, _CONTEXTS) is None
     has_messages = (
         group is not None and columns is not None and not is_exchange and (repeats(rows, group) or are_messages(rows))
     )

@@ -68,11 +68,11 @@ def declared_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
               "order": {"type": "string"}, "days": {"type": "array", "items": {"type": "integer"}, "default": []}
           }, "required": ["order"]}
 
-    A parameter with a default, and one that is called optional, is not required. Parameters that are a JSON Schema
-    already stay unchanged. If a type is not known, the parameter may have any value.
+    A parameter with a default, and one that is called optional, is not required. If a type is not known, the parameter
+    may have any value. In parameters that are a schema already, only the words for types are JSON's own afterwards.
     """
     if not parameters or not all(isinstance(item, Mapping) and _is_declaration(item) for item in parameters.values()):
-        return parameters
+        return {key: _in_json_types(key, item) for key, item in parameters.items()}
     properties, required = {}, []
     for name, item in parameters.items():
         schema, is_optional = _schema_of(str(item.get("type", "")))
@@ -80,6 +80,17 @@ def declared_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         if not is_optional and "default" not in item:
             required.append(name)
     return {"type": "object", "properties": properties, "required": required}
+
+
+def _in_json_types(key: str, value: Any) -> Any:
+    """A part of a schema with JSON's words for types: `dict` → `object`. Values such as defaults stay as they are."""
+    if key == "type" and isinstance(value, str):
+        return _WORDS.get(value.lower(), value)
+    if key in ("default", "const", "enum", "examples"):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _in_json_types(name, item) for name, item in value.items()}
+    return [_in_json_types("", item) for item in value] if isinstance(value, list) else value
 
 
 def _is_declaration(item: Mapping[str, Any]) -> bool:

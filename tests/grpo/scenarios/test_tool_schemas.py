@@ -85,11 +85,21 @@ def test_a_parameter_with_a_default_or_called_optional_is_not_required():
     assert declared["properties"]["page"] == {"default": 1, "type": "integer"}
 
 
+def test_a_schema_in_pythons_words_has_jsons():
+    """As BFCL and When2Call write it, with the words inside properties and items."""
+    schema = {"type": "dict", "properties": {"a": {"type": "list", "items": {"type": "float"}}}, "required": ["a"]}
+    assert declared_parameters(schema) == {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"type": "number"}}},
+        "required": ["a"],
+    }
+
+
 @pytest.mark.parametrize(
     "schema",
     [
         {},
-        {"type": "object", "properties": {"a": {"type": "str"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "default": {"type": "str"}}}},
         {"properties": {"type": {"type": "string"}}},
         {"a": 1},
     ],

@@ -157,14 +157,18 @@ class HelpDeskSource(Settings):
     """The user's turns as a script, or as the goal of a simulated user in the user's own words."""
 
 
+TraceKind = Literal["langsmith", "langfuse", "braintrust", "weave", "mlflow", "openinference"]
+"""Formats of exported traces."""
+
+
 class TraceSource(Settings):
-    """Export of traces: JSON lines, or a JSON document with a list (see docs/logs.md).
+    """Export of traces: JSON lines, a JSON document with a list, CSV or Parquet (see docs/logs.md).
 
     The system prompt becomes the context, replies of the agent become references, and tool calls with their results
     become a replay.
     """
 
-    kind: Literal["langsmith", "langfuse", "braintrust", "weave", "mlflow", "openinference"]
+    kind: TraceKind
     """Format of the file: an export of LangSmith, Langfuse, Braintrust, Weave or MLflow, or spans with the attributes
     of OpenInference, as Phoenix and Arize export them."""
     path: LocalPath

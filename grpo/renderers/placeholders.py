@@ -31,6 +31,8 @@ _SLOT = re.compile(r"⸨(\w++)([^⸨⸩]*+)⸩|\\u2e28(\w+)(\\\"'|\"')\\u2e29")
 _DATE = re.compile(r"⸨@([^⸨⸩]*)⸩")
 DATE_MACRO = "{%- macro strftime_now(format) -%}⸨@{{ format }}⸩{%- endmacro -%}"
 """Statement in front of a template that makes it print a placeholder instead of the date."""
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "tool_plan")
+"""Names of the reasoning of a message in chat templates. Cohere calls it a plan."""
 _LEAF = "\0"
 _BRACKET = re.compile(r"[<\[⸨\0]")
 UNNAMED = "unknown"
@@ -130,7 +132,7 @@ def template_messages(shapes: Sequence[MessageShape]) -> list[dict[str, Any]]:
             answered, position = [f"{index}n{number}" for number in range(len(shape.calls))], 0
         if shape.reasoning:
             text = _slot(f"{index}r")
-            message |= {"reasoning_content": text, "reasoning": text, "thinking": text}
+            message |= dict.fromkeys(REASONING_FIELDS, text)
         if shape.role == "tool" and answered:
             name = answered[min(position, len(answered) - 1)]
             message |= {"name": _slot(f"{index}t"), "tool_call_id": _call_id(name)}

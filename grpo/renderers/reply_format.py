@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.messages import TOOL_CALL_CLOSE, TOOL_CALL_OPEN, Message, Tool, ToolCall
+from grpo.renderers.call_layout import EXAMPLE_NAME, layout_of
 from grpo.renderers.channels import parse_channels
 from grpo.renderers.placeholders import common_prefix
 from grpo.renderers.python_calls import PythonCalls
 from grpo.renderers.tool_formats import (
-    EXAMPLE_NAME,
     JsonCalls,
     Marks,
     NamedCalls,
@@ -206,7 +206,8 @@ def read_format(render: Render, prompt: str) -> ReplyFormat:
     plain = render(Message(role="assistant", content=_VALUE)) or _VALUE
     lead, _, trail = plain.partition(_VALUE)
     reasoned = render(Message(role="assistant", content=_VALUE, reasoning=_SECOND))
-    if reasoned is None or _SECOND not in reasoned:  # some families render it only before calls
+    only_before_calls = reasoned is None or _SECOND not in reasoned
+    if only_before_calls:
         call = ToolCall(name=_NAME, arguments={_KEY: _VALUE})
         reasoned = render(Message(role="assistant", content="", reasoning=_SECOND, tool_calls=(call,)))
     reasoning = _reasoning_marks(prompt, reasoned, lead)
@@ -216,7 +217,8 @@ def read_format(render: Render, prompt: str) -> ReplyFormat:
     if "<|channel|>" in plain and "<|message|>" in plain:
         return ReplyFormat(reasoning=reasoning, around=("", ""), calls=None, channels=True)
     header = ""
-    if reasoned is not None and reasoning is not None and _VALUE in reasoned and reasoning[1] in reasoned:
+    has_header = not only_before_calls and reasoned is not None and _VALUE in reasoned
+    if has_header and reasoned is not None and reasoning is not None and reasoning[1] in reasoned:
         header = reasoned.partition(reasoning[1])[2].partition(_VALUE)[0].strip()
         header = header.removesuffix(lead.strip()).strip()
     form = ReplyFormat(
@@ -278,7 +280,8 @@ def _tool_format(render: Render, reasoning: tuple[str, str] | None, called: str)
         keys = _call_keys(record)
         if keys is not None:
             marks = Marks(opening=text[:start], between=_between(text, two, end, json_at=True), closing=text[end:])
-            return JsonCalls(marks, name=keys[0], arguments=keys[1], listed=isinstance(record, list))
+            layout = None if two is None else layout_of(text[start:end], two[start:], key=_KEY)
+            return JsonCalls(marks, name=keys[0], arguments=keys[1], listed=isinstance(record, list), layout=layout)
     if not name < key < value:
         return None
     after_name, before_value, rest = (
@@ -312,11 +315,12 @@ def _tagged(
     before_key, before_value = text[name + len(_NAME) : key], text[key + len(_KEY) : value]
     step = longer[longer.index(_VALUE) + len(_VALUE) : longer.index(_SECOND)]
     opening = common_prefix(before_key[::-1], step[::-1])[::-1]
+    opening = opening[max(opening.find("<"), 0) :]  # what comes before the tag of an argument ends the one before it
     end = step[: len(step) - len(opening)]
     rest = text[value + len(_VALUE) :]
     if not before_value.strip() or not end.strip() or not rest.startswith(end.rstrip()):
         return None
-    closing = rest[len(end.rstrip()) :]
+    closing = rest[len(end if rest.startswith(end) else end.rstrip()) :]
     quoted = before_value.endswith('"') and end.startswith('"')
     number = cut(render(_turn(ToolCall(name=_NAME, arguments={_KEY: _NUMBER})))) or ""
     before_number = number.partition(_KEY)[2].partition(str(_NUMBER))[0]

@@ -108,12 +108,16 @@ class _Writer:
         self._rules.append(r"SPACE: /[ \n]{1,4}/")
 
     def _until(self, mark: str, name: str) -> str:
-        """Rule for any text up to and including a mark."""
-        if mark in self._controls:
+        """Rule for any text up to and including a mark, which may have a control token in it, e.g. `</｜DSML｜x>`."""
+        control = self._split.search(mark) if self._controls else None
+        before = (mark if control is None else mark[: control.start()]).lstrip()
+        rest = "" if control is None else self._literal(mark[control.start() :])
+        if not before:  # white space before a control token is part of the text
             self._rules.append(f"{name}: {_ANY}")
-            return f"{name} {self._literal(mark)}"
-        self._rules.append(f"{name.lower()}[suffix={json.dumps(mark)}]: {_ANY}")
-        return name.lower()
+            return f"{name} {rest}"
+        suffix = mark if control is None else before
+        self._rules.append(f"{name.lower()}[suffix={json.dumps(suffix)}]: {_ANY}")
+        return f"{name.lower()} {rest}".strip()
 
     def _bodies(self) -> list[str]:
         shape, calls = self._shape, self._form.calls or TAGGED_JSON
@@ -160,8 +164,9 @@ class _Writer:
         self._rules.append("call: " + " | ".join(choices))
         opening, closing = self._literal(marks.opening), self._literal(marks.closing)
         if isinstance(form, JsonCalls) and form.listed:
-            more = "" if self._shape.one_call else ' (", " call)*'
-            return f'"[" call{more} "]" {closing}'
+            layout = form.layout
+            more = "" if self._shape.one_call else f" ({self._literal(layout.between)} call)*"
+            return f"{self._literal(layout.opening)} call{more} {self._literal(layout.closing)} {closing}"
         if self._shape.one_call or marks.bare:
             return f"call {closing}"
         if marks.between is not None:
@@ -172,8 +177,10 @@ class _Writer:
         rule = f"call_{number}"
         if isinstance(form, JsonCalls):
             key, arguments = (json.dumps(part) for part in form.keys)
-            head = self._literal(f"{{{key}: {json.dumps(name)}, {arguments}: ")
-            self._rules.append(f'{rule}: {head} {self._json(schema)} "}}"')
+            before_name = form.layout.before_name or f"{{{key}: "
+            before_arguments = form.layout.before_arguments or f", {arguments}: "
+            head = f"{self._counted(before_name)} {self._literal(json.dumps(name) + before_arguments)}"
+            self._rules.append(f"{rule}: {head} {self._json(schema)} {self._literal(form.layout.end)}")
         elif isinstance(form, NamedCalls):
             self._rules.append(f"{rule}: {self._literal(name + form.separator_text)} {self._json(schema)}")
         elif isinstance(form, TaggedCalls):
@@ -210,6 +217,11 @@ class _Writer:
             self._rules.extend(rule for rule in _ANY_RULES if rule not in self._rules)
             return "any_object"
         return f"%json {json.dumps({**_bounded(schema), 'x-guidance': _SPACING})}"
+
+    def _counted(self, text: str) -> str:
+        """Text in which each number may be another one, because some families count their calls."""
+        parts = re.split(r"(\d+)", text)
+        return " ".join("/[0-9]{1,4}/" if part.isdigit() else self._literal(part) for part in parts if part)
 
     def _literal(self, text: str) -> str:
         """Text in the syntax of a grammar, with control tokens as tokens."""

@@ -370,8 +370,8 @@ def _inspect(
 
 def _reasons(template: ChatTemplate) -> bool:
     """True if replies have reasoning without a switch that turns it on."""
-    reply = MessageShape(role="assistant", reasoning=True)
-    if not template.renders(USER, reply, keys=("1r",)):
+    turns = (replace(REPLY, reasoning=True), replace(CALL, reasoning=True))  # some families reason only before calls
+    if not any(template.renders(USER, turn, keys=("1r",)) for turn in turns):
         return False
     if "enable_thinking" not in template.source:
         return True

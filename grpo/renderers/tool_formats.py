@@ -37,10 +37,9 @@ import regex
 
 from grpo.messages import Tool, ToolCall
 from grpo.renderers.argument_values import read_arguments, typed_value
+from grpo.renderers.call_layout import EXAMPLE_NAME, Layout
 from grpo.strict_json import NotStrictJSON, decode, decode_at, encode
 
-EXAMPLE_NAME = "qzname"
-"""Name of the call that a format is derived from. Some families repeat it before a call."""
 _NAME = re.compile(r"[\w.\-/]+")
 SHOWN = 80
 """Characters of a malformed call that its reason shows."""
@@ -176,8 +175,9 @@ class ToolFormat(ABC):
         return min([*stops, *([] if opened is None else [opened.start()])], default=len(text))
 
     def _fault(self, text: str, start: int, error: BaseException | None = None) -> str:
-        closing = self._closing_mark.search(text, start)
-        shown = text[start : closing.start() if closing else len(text)].strip()[:SHOWN]
+        marks = [self._closing_mark, self._open] if not self._bare else [self._closing_mark]
+        stop = min((found.start() for mark in marks if (found := mark.search(text, start))), default=len(text))
+        shown = text[start:stop].strip()[:SHOWN]
         return shown + refusal(error)
 
     def _first(self, text: str, closed: Sequence[int]) -> re.Match[str] | None:
@@ -245,11 +245,14 @@ class ToolFormat(ABC):
 class JsonCalls(ToolFormat):
     """A JSON object, or a list of objects, with a name and arguments under the given keys."""
 
-    def __init__(self, marks: Marks, *, name: str, arguments: str, listed: bool = False) -> None:
+    def __init__(
+        self, marks: Marks, *, name: str, arguments: str, listed: bool = False, layout: Layout | None = None
+    ) -> None:
         super().__init__(marks)
         self.keys = (name, arguments)
         self.listed = listed
         """The template prints a list of calls."""
+        self.layout = layout or Layout()
 
     def _calls(self, text: str, position: int, tools: Sequence[Tool]) -> tuple[list[ToolCall], int]:
         fence = _FENCE.match(text, position)
@@ -345,6 +348,8 @@ class TaggedCalls(ToolFormat):
         arguments: dict[str, Any] = {}
         while match := self._argument.match(text, position):
             raw = match["value"].removeprefix(self._margins[0]).removesuffix(self._margins[1])
+            if not self._bare and self._open.search(raw):
+                raise ValueError("a value has the mark of the next call, so it is not closed")
             if match["key"] in arguments:
                 raise NotStrictJSON(f"the argument {match['key']} stands twice")
             arguments[match["key"]] = self._value(raw, match, schemas)

@@ -27,6 +27,7 @@ from grpo.scenarios.guess_tables import (
     ANSWER_NAMES,
     EARLIER,
     QUESTION_NAMES,
+    called_questions,
     chat_kinds,
     first_name,
     is_list_of_objects,
@@ -34,6 +35,7 @@ from grpo.scenarios.guess_tables import (
     lists_of_objects,
     speaker_names,
     table_settings,
+    trace_kinds,
     unknown_names,
 )
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
@@ -54,7 +56,7 @@ from grpo.scenarios.readers.logged_requests import is_exchange
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.places import parsed, value_at
 from grpo.scenarios.readers.record_file import read_objects
-from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
+from grpo.scenarios.readers.source_files import TABLES, data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
 from grpo.storage.files import files_below
 
@@ -65,11 +67,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HEAD = 4096  # bytes that are searched for the first character of a file
 _TRIED = 200  # records that are read with each candidate
 _LOOKED_AT = _TRIED  # records that are searched for their keys and values
-_TABLES = {
-    **dict.fromkeys((".csv", ".tsv", ".tab"), "csv"),
-    ".parquet": "parquet",
-    **dict.fromkeys((".arrow", ".feather"), "arrow"),
-}
 _JSON = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
 _PARTS_OF_CHATS = (*EARLIER, "input", "inputs", "output", "outputs")
 _INPUTS = (
@@ -95,17 +92,17 @@ def guess_sources(path: Path) -> tuple[Source, ...]:
 
     Raises `DataError` as `guess_source`, if a folder has no file that can be read, and for an id on the hub.
     """
-    if not path.exists() and _HUB_ID.fullmatch(str(path)) and data_suffix(path) not in {**_TABLES, **_JSON}:
+    if not path.exists() and _HUB_ID.fullmatch(str(path)) and data_suffix(path) not in {**TABLES, **_JSON}:
         raise DataError(
             f"{path} is not a file here. If it is a data set on the Hugging Face hub, a config reads it with "
             f"`kind: hub` and `id: {path}` under scenarios.sources"
         )
     if not path.is_dir() or any((path / name).exists() for name in _SAVED):
         return (guess_source(path),)
-    parts = [part for part in files_below(path) if data_suffix(part) in {**_TABLES, **_JSON}]
+    parts = [part for part in files_below(path) if data_suffix(part) in {**TABLES, **_JSON}]
     if not parts:
         raise DataError(
-            f"{path} is a folder without a file that ends in {', '.join((*_TABLES, *_JSON))}, and not one of "
+            f"{path} is a folder without a file that ends in {', '.join((*TABLES, *_JSON))}, and not one of "
             "Dataset.save_to_disk. Name a file"
         )
     firsts = {data_suffix(part): part for part in reversed(parts)}
@@ -185,14 +182,16 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
     rows = _rows(path)
     names = [name for name in _names(path) if name not in find_verdicts(rows)]
     if (kind := _format(path)) not in ("jsonl", "json"):
-        chats = [(chat, more) for chat, more in chat_kinds(names) if chat in KEYS]
-        return [{"kind": kind, **place, **table} for table in table_settings(names, rows, chats)]
+        chats = [(chat, more) for chat, more in (*called_questions(rows), *chat_kinds(names)) if chat in KEYS]
+        tables = [{"kind": kind, **place, **table} for table in table_settings(names, rows, chats)]
+        return [*({"kind": trace, **place} for trace in trace_kinds(names)), *tables]
     place |= {} if (inside := _place_of_records(path)) is None else {"records": inside}
     tables = [{"kind": kind, **place, **table} for table in table_settings(names, rows)]
     if any("reply" in table.get("messages", {}) for table in tables):
         return tables
     pages = () if inside is None else _keys(read_objects(path))
     return [
+        *({"kind": chat, **place, **more} for chat, more in called_questions(_first_records(path))),
         *({"kind": "input_output", **place, **more} for more in _answered_chats(path)),
         *({"kind": desk, "path": str(path)} for desk, keys in PAGES.items() if {*keys} & {*pages}),
         *({"kind": chat, **place, **more} for chat, more in chat_kinds(names) if inside is None or chat in KEYS),
@@ -210,8 +209,8 @@ def _format(path: Path) -> str:
     Raises `DataError` if the file is in no known format.
     """
     suffix = data_suffix(path)
-    if suffix in _TABLES:
-        return _TABLES[suffix]
+    if suffix in TABLES:
+        return TABLES[suffix]
     if suffix in _JSON:
         return _JSON[suffix]
     with open_json(path) as file:
@@ -219,7 +218,7 @@ def _format(path: Path) -> str:
     if head.startswith((b"{", b"[")):
         first = None if head.startswith(b"[") else next(read_objects(path), None)
         return "json" if first is None or first.data is None else "jsonl"
-    known = ", ".join((*_TABLES, *_JSON))
+    known = ", ".join((*TABLES, *_JSON))
     raise DataError(
         f"{path}: scenarios and chats are read from files that end in {known}, or that are JSON, also compressed by "
         "gzip, bzip2, xz or Zstandard. Save a workbook as CSV, and write anything else as JSON lines with a list of "
@@ -381,10 +380,11 @@ def _lists_by_value(path: Path) -> Iterator[dict[str, Any]]:
     → column Transcript, names {role: ParticipantRole, content: Content}
     """
     record = next(iter(_first_records(path)), {})
+    parts = _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ()
     places = []
     for place, items in leaves(record).items():
         value = parsed(items)
-        if place not in _PARTS_OF_CHATS and is_list_of_objects(value):
+        if place not in parts and is_list_of_objects(value):
             inner = [leaves(item) for item in value]
             columns = None if find_hidden(inner, None) else find_messages(inner)
             places += [] if columns is None or any(item.get("children") for item in value) else [(place, columns)]

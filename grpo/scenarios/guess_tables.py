@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from grpo.config.scenarios import TraceKind
 from grpo.data_errors import excerpt
 from grpo.scenarios.message_columns import (
     Row,
@@ -24,9 +25,11 @@ from grpo.scenarios.message_columns import (
     leaves,
     repeats,
 )
-from grpo.scenarios.readers.exchanges import EXPECTED
+from grpo.scenarios.readers.exchanges import EXPECTED, are_calls
 from grpo.scenarios.readers.help_desks import PAGES
+from grpo.scenarios.readers.langfuse import NO_MESSAGES, SESSIONS_COLUMN
 from grpo.scenarios.readers.logged_requests import LISTS
+from grpo.scenarios.readers.places import parsed
 
 EARLIER = ("history", "chat_history", "context_messages")
 """Lists with the earlier messages of a chat. The question and the reply are elsewhere in the record."""
@@ -85,6 +88,29 @@ def chat_kinds(names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from ((desk, {}) for desk, keys in PAGES.items() if {*keys} & {*names})
 
 
+def called_questions(rows: Sequence[Row]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The kind of rows with a question, tools, and the calls that answer it, as xLAM's data set has them.
+
+    {"query": "Where is order 7?", "tools": "[…]", "answers": "[{\"name\": \"look_up\", \"arguments\": …}]"}
+    """
+    for row in rows:
+        question = first_name([name for name in row if isinstance(row[name], str)], (*QUESTION_NAMES, "input"))
+        others = [name for name in row if name not in (question, "tools")]
+        calls = next((name for name in others if are_calls(parsed(row[name]))), None)
+        if question and calls and isinstance(parsed(row.get("tools")), list):
+            names = {"input": question, "expected": calls}
+            yield "input_output", {"names": {field: name for field, name in names.items() if field != name}}
+            return
+
+
+def trace_kinds(names: Sequence[str]) -> Iterator[str]:
+    """Kinds of traces that a table with these columns may be. Many tables have a column of a session and no traces."""
+    for kind, _ in chat_kinds(names):
+        is_langfuse = "input" in names and bool({"traceId", "trace_id", "sessionId"} & {*names})
+        if kind in get_args(TraceKind) and (kind != "langfuse" or is_langfuse):
+            yield kind
+
+
 def table_settings(
     names: Sequence[str], rows: Sequence[Row], chats: Iterable[tuple[str, dict[str, Any]]] | None = None
 ) -> Iterator[dict[str, Any]]:
@@ -104,7 +130,8 @@ def table_settings(
     is_exchange = exchange is not None or bool(
         first_name(names, (*_ASKED, "input")) and first_name(names, ANSWER_NAMES)
     )
-    is_turn = exchange is not None and order and first_name(names, _CONTEXTS) is None
+    filled = [name for name in names if any(row.get(name) not in (None, "") for row in rows)]
+    is_turn = exchange is not None and order and first_name(filled, _CONTEXTS) is None
     has_messages = (
         group is not None and columns is not None and not is_exchange and (repeats(rows, group) or are_messages(rows))
     )
@@ -145,6 +172,8 @@ def table_settings(
 
 def unknown_names(path: Path, shown: str, rows: Sequence[Row]) -> str:
     """Why no settings could be guessed, and what to set."""
+    if any(SESSIONS_COLUMN in row for row in rows):
+        return f"{path}: {NO_MESSAGES}"
     group, columns = find_group(rows), find_messages(rows)
     if group is None and are_messages(rows):
         speaker, text = ("…", "…") if columns is None else (columns.speaker, columns.text)

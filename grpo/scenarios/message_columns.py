@@ -144,8 +144,13 @@ def _is_group(name: str) -> bool:
 
 def is_time_name(place: str) -> bool:
     """Is this the name of a message's time, also with its unit, as in `timestamp_ms`?"""
-    name = folded(place)
+    name = _time_word(place)
     return name in _ORDERS or name.removesuffix("ms") in _TIMES or name.removesuffix("usec") in _TIMES
+
+
+def _time_word(place: str) -> str:
+    """Name of a column without punctuation and without the zone, as in `datetime_utc`."""
+    return folded(place).removesuffix("utc")
 
 
 def find_order(rows: Sequence[Row], group: str | None) -> str | None:
@@ -156,10 +161,10 @@ def find_order(rows: Sequence[Row], group: str | None) -> str | None:
     reader says so, and the rows do not stay in an order that is not theirs.
     """
     places = dict.fromkeys(place for row in rows for place in row)
-    named = sorted((place for place in places if folded(place) in _ORDERS), key=lambda p: _ORDERS.index(folded(p)))
+    named = sorted((p for p in places if _time_word(p) in _ORDERS), key=lambda p: _ORDERS.index(_time_word(p)))
     differing = [place for place in named if _differs(rows, group, place)]
     readable = (place for place in differing if all(_is_time(row.get(place)) for row in rows))
-    created = (place for place in differing if folded(place) in _CREATED)
+    created = (place for place in differing if _time_word(place) in _CREATED)
     return next(chain(readable, created), None)
 
 

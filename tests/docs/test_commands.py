@@ -200,15 +200,6 @@ def test_an_unknown_command_is_reported_with_its_page_and_line(arguments: tuple[
         parse(wrong)
 
 
-def test_the_table_of_commands_is_that_of_the_app():
-    """docs/commands.md has one row for each command, with the first sentence of its help."""
-    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if line.startswith("| `grpo ")]
-    firsts = {name: " ".join((command.help or "").split("\n\n")[0].split()) for name, command in commands().items()}
-    wanted = [f"| `grpo {name}` | {first} |" for name, first in firsts.items()]
-    assert rows == wanted, "docs/commands.md should have these rows:\n" + "\n".join(wanted)
-
-
 def test_the_programs_are_known():
     """Each has a test above."""
     assert {line.program for line in LINES} <= set(PROGRAMS)

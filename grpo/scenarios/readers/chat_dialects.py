@@ -21,6 +21,7 @@ from grpo.config.chats import ChatSettings
 from grpo.data_errors import excerpt
 from grpo.messages import TOOL_CALL_OPEN
 from grpo.renderers.reply_format import TAGGED_JSON
+from grpo.renderers.tool_formats import JsonCalls, Marks
 from grpo.scenarios.readers.api_dialects import split_parts
 from grpo.scenarios.readers.langchain_messages import is_serialized, openai_message
 from grpo.scenarios.readers.message_items import rewrite_items
@@ -35,6 +36,14 @@ _TAGS = {
 }
 """Common names of speakers, as in SPEAKERS. `function` is OpenAI's role, in which a result names its function."""
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
+_WRITTEN = {
+    TOOL_CALL_OPEN: TAGGED_JSON,
+    **{
+        opening: JsonCalls(Marks(opening=opening, between=None, closing=closing), name="name", arguments="arguments")
+        for opening, closing in (("<TOOLCALL>", "</TOOLCALL>"), ("[TOOL_CALLS]", ""), ("<functioncall>", ""))
+    },
+}
+"""Formats of calls in JSON that are written in a text, by their opening marks: of Hermes, Nemotron, Mistral, Glaive."""
 _RESPONSE, _END_OF_RESPONSE = "<tool_response>", "</tool_response>"
 _TOOLS, _END_OF_TOOLS = "<tools>", "</tools>"
 _RESULT_KEYS = {"name", "content", "tool_call_id"}
@@ -111,7 +120,7 @@ def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
         yield {**message, "role": "assistant", "content": None, "tool_calls": _written_calls(content, number)}
     elif meaning == "tool" and isinstance(content, str) and _RESPONSE in content:
         yield from ({**message, "role": "tool", "content": result} for result in _results(content))
-    elif meaning == "assistant" and isinstance(content, str) and TOOL_CALL_OPEN in content and calls in (None, "", []):
+    elif meaning == "assistant" and _mark_in(content) is not None and calls in (None, "", []):
         yield {**message, "role": "assistant", **_tagged_calls(content, number)}
     else:
         yield from split_parts({**message, "role": meaning, "content": content})
@@ -159,7 +168,7 @@ def _openai_call(call: Any) -> Any:
 
 def _written_calls(text: Any, number: int) -> list[Any]:
     """Calls of a message that is only a call: JSON of one or several calls, with or without Hermes' tags."""
-    if isinstance(text, str) and TOOL_CALL_OPEN in text:
+    if _mark_in(text) is not None:
         return list(_tagged_calls(text, number)["tool_calls"])
     if isinstance(text, str):
         try:
@@ -170,9 +179,14 @@ def _written_calls(text: Any, number: int) -> list[Any]:
     return [_openai_call(call) for call in (text if isinstance(text, list) else [text])]
 
 
+def _mark_in(text: Any) -> str | None:
+    """Mark of a call in a text, or None."""
+    return next((mark for mark in _WRITTEN if isinstance(text, str) and mark in text), None)
+
+
 def _tagged_calls(text: str, number: int) -> dict[str, Any]:
-    """Content and calls of a text with `<tool_call>`. If prose only mentions the tag, it stays text."""
-    parsed = TAGGED_JSON.parse(text, ())
+    """Content and calls of a text with `<tool_call>` or another mark. If prose only mentions it, it stays text."""
+    parsed = _WRITTEN[_mark_in(text) or TOOL_CALL_OPEN].parse(text, ())
     if parsed.malformed is not None:
         raise ValueError(f"tool call in the text is malformed: message {number}: {parsed.malformed}")
     if not parsed.calls:

@@ -4,11 +4,13 @@
     {"input": [{"role": "user", "content": "2 + 2?"}], "ideal": ["4", "four"]}            OpenAI evals
     {"inputs": {"question": "2 + 2?"}, "outputs": {"answer": "4"}}          LangSmith, Phoenix
     {"fields": {"instruction": "2 + 2?", "response": "4"}}         Argilla, names {input: fields.instruction}
+    {"query": "2 + 2?", "tools": "[…]", "answers": "[{…}]"}      xLAM, names {input: query, expected: answers}
 
 The input is the user's text, a list of messages, a list of texts of which the user says the first, an object with
 `messages`, or an object with a question. The output is a text, a message, a completion, or an object with an answer.
 `expected` is what the output should be. If a record has it, it gives the references, and the output is left out because
-it is what some model replied. A record becomes messages and a response in OpenAI's format.
+it is what some model replied. If the record has tools, what is expected may also be a list of their calls. A record
+becomes messages and a response in OpenAI's format.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ EXPECTED = (
 """Names of what the output should be, for a guess of the settings."""
 _SYSTEM = ("system", "system_prompt", "context")
 _CHATS = ("messages", "chat", "conversation", "history")
+_CALL_KEYS = {"name", "arguments", "args", "id", "type"}
 _SHOWN = 80  # characters of a value in a reason
 
 
@@ -76,6 +79,8 @@ def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange
     for name in ("tools", "system"):
         if (value := value_at(data, keys[name])) is not None:
             record[name] = value
+    if record.get("tools") and (calls := _calls(expected)) is not None:
+        expected = {"role": "assistant", "content": None, "tool_calls": calls} if calls else None
     references: tuple[str, ...] = ()
     if expected not in (None, "", [], {}):
         message, references = _expected(expected, keys["expected"], ignored)
@@ -88,14 +93,48 @@ def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange
     return Exchange(record=record, references=references, read=read, ignored=tuple(ignored))
 
 
+def are_calls(value: Any) -> bool:
+    """Return True for a list of calls: [{"name": "look_up", "arguments": {"order": "7"}}, …], also in OpenAI's form."""
+    return isinstance(value, list) and bool(value) and all(map(_is_call, value))
+
+
+def _calls(value: Any) -> list[dict[str, Any]] | None:
+    """Calls in OpenAI's form of a list of calls or of a single one. None for anything else."""
+    value = parsed(value)
+    listed = [value] if _is_call(value) else value
+    return list(map(_call, listed)) if are_calls(listed) or listed == [] else None
+
+
+def _is_call(value: Any) -> bool:
+    inner = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str) or not {*inner} <= _CALL_KEYS:
+        return False
+    return isinstance(parsed(_arguments(inner)), Mapping)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    inner = call.get("function", call)
+    return {"id": call.get("id"), "function": {"name": inner["name"], "arguments": _arguments(inner)}}
+
+
+def _arguments(call: Mapping[str, Any]) -> Any:
+    return call.get("arguments", call.get("args"))
+
+
 def _unpacked(value: Any) -> Any:
     """A chat or a completion, also if it is JSON in a text. Any other text stays, because it may have to be JSON."""
     inner = parsed(value)
     if not isinstance(value, str) or isinstance(inner, str):
         return value
     parts = inner if isinstance(inner, list) else [inner]
-    is_chat = all(isinstance(part, Mapping) and {"role", "messages", "choices", *_CHATS} & {*part} for part in parts)
-    return inner if parts and is_chat else value
+    return inner if parts and all(map(_is_of_chat, parts)) else value
+
+
+def _is_of_chat(part: Any) -> bool:
+    """Is this a message, a completion, one of its choices, or an object with a chat?"""
+    if not isinstance(part, Mapping):
+        return False
+    return bool({"role", "messages", "choices", *_CHATS} & {*part}) or isinstance(part.get("message"), Mapping)
 
 
 def _input(value: Any, place: str, ignored: list[str], *, is_answered: bool) -> dict[str, Any]:

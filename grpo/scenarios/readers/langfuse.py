@@ -1,16 +1,17 @@
 """Chats in an export of Langfuse, in its documented fields (langfuse.com/docs/api-and-data-platform).
 
-The file is JSON lines or a JSON list of observations or traces, from the blob storage, the tables of the UI or the API.
-It may also be one trace with its `observations`, or one session with its `traces`. `trace_id` may be spelt `traceId`,
-and so on:
+The file is JSON lines, a JSON list or a CSV file of observations or traces, from the blob storage, the tables of the
+UI or the API. It may also be one trace with its `observations`, or one session with its `traces`. `trace_id` may be
+spelt `traceId`, and so on:
 
     id, trace_id, session_id, type, start_time or timestamp
     input          messages in OpenAI's or LangChain's format, {"messages": […], "tools": […]}, or the user's text
     output         a message, a chat completion, or a text
 
-Entries of one session, or else of one trace, are a chat. Observations of type GENERATION are read. If none of them has
-messages, the input and output of the traces are read instead. `input` and `output` may be JSON in a text. Not covered:
-scores, comments, pictures, and CSV.
+Entries of one session, or else of one trace, are a chat. Observations of type GENERATION are read, and observations
+without a type that name a model, as a table of generations has them. If none of them has messages, the input and output
+of the traces are read instead. `input` and `output` may be JSON in a text. Not covered: scores, comments and pictures.
+The table of sessions has only counts and costs, so its rows are refused.
 """
 
 from __future__ import annotations
@@ -23,19 +24,27 @@ from grpo.config.chats import LoggedUsers
 from grpo.scenarios.readers.langchain_messages import openai_messages, reply_messages
 from grpo.scenarios.readers.langsmith import parsed
 from grpo.scenarios.readers.logged_runs import LoggedRun, read_runs
-from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.trace_file import read_entries
 from grpo.scenarios.records import SourceRecord
 
 SOURCE = "langfuse"
 """`metadata.source` of these scenarios."""
+SESSIONS_COLUMN = "countTraces"
+"""Column that only Langfuse's table of sessions has."""
+NO_MESSAGES = (
+    "a row of Langfuse's table of sessions has counts and costs, and no messages. Export its table of traces or of "
+    "observations, in which sessionId joins the messages of a session"
+)
 
 
 def read_langfuse(path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
     """Read one record per session or trace. A line that is neither observation nor trace has a problem."""
-    return read_runs(read_objects(path), _runs, source=SOURCE, users=users)
+    return read_runs(read_entries(path), _runs, source=SOURCE, users=users)
 
 
 def _runs(data: dict[str, Any]) -> Sequence[LoggedRun]:
+    if SESSIONS_COLUMN in data and "traces" not in data:
+        raise ValueError(NO_MESSAGES)
     if isinstance(data.get("traces"), list):
         return [run for trace in data["traces"] for run in _trace(trace, session=data.get("id"))]
     if isinstance(data.get("observations"), list):
@@ -60,11 +69,12 @@ def _run(entry: Mapping[str, Any], *, chat: Any) -> LoggedRun:
         raise ValueError(f"entry without a trace: trace_id and id are missing. It has {', '.join(entry) or 'no field'}")
     kind = entry.get("type")
     is_trace = kind is None and not _field(entry, "trace_id")
+    is_model = kind == "GENERATION" or (kind is None and not is_trace and bool(_field(entry, "model")))
     time = _field(entry, "start_time") or entry.get("timestamp")
     messages, tools = None, None
-    if kind == "GENERATION" or is_trace:
+    if is_model or is_trace:
         messages, tools = _messages(parsed(entry.get("input")), parsed(entry.get("output")))
-    return LoggedRun(chat=str(chat), time=time, messages=messages, tools=tools, is_model=kind == "GENERATION")
+    return LoggedRun(chat=str(chat), time=time, messages=messages, tools=tools, is_model=is_model)
 
 
 def _messages(given: Any, output: Any) -> tuple[list[Any] | None, Any]:

@@ -23,7 +23,7 @@ from grpo.config.chats import LoggedUsers
 from grpo.scenarios.logged_chat import json_value
 from grpo.scenarios.readers.langchain_messages import openai_messages, reply_messages
 from grpo.scenarios.readers.logged_runs import LoggedRun, read_runs
-from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.trace_file import read_entries
 from grpo.scenarios.records import SourceRecord
 
 SOURCE = "langsmith"
@@ -33,7 +33,7 @@ _THREAD = ("session_id", "thread_id", "conversation_id")
 
 def read_langsmith(path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
     """Read one record per thread or trace. A line that is not a run becomes a record with a problem."""
-    return read_runs(read_objects(path), _runs, source=SOURCE, users=users)
+    return read_runs(read_entries(path), _runs, source=SOURCE, users=users)
 
 
 def _runs(data: dict[str, Any]) -> Sequence[LoggedRun]:

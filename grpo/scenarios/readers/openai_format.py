@@ -33,6 +33,7 @@ from grpo.scenarios.readers.openai_fields import (
     is_mark,
     left_out,
 )
+from grpo.scenarios.tool_schemas import declared_parameters
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -44,8 +45,8 @@ _ROLES: dict[str, Role] = {
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Types of the parts of a text, and for each the field that holds the text."""
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Spellings of the reasoning before a reply: of DeepSeek and vLLM, of OpenRouter, and of Ollama."""
+_REASONING = ("reasoning_content", "reasoning", "thinking", "tool_plan")
+"""Spellings of the reasoning before a reply: of DeepSeek and vLLM, of OpenRouter, of Ollama, and of Cohere."""
 _CUT_OFF = ("length", "content_filter")
 """Finish reasons of a reply that was cut off."""
 _SHOWN = 80  # characters of a value in a reason
@@ -232,6 +233,7 @@ def _tool(tool: Any, number: int, ignored: list[str]) -> dict[str, Any]:
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict):
         raise ValueError(f"parameters are not an object: {type(parameters).__name__} of tool {number}")
+    parameters = declared_parameters(parameters)
     description = function.get("description")
     return {
         "name": function["name"],

@@ -44,6 +44,13 @@ def is_there(data: Mapping[str, Any], place: str) -> bool:
     return place in data or place.partition(".")[0] in data or value_at(data, place) is not None
 
 
+def without_nulls(value: Any) -> Any:
+    """The value without null fields, because a struct column has every field, null if a row lacks it."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
 def parsed(value: Any) -> Any:
     """A list or object, also if it is JSON in a text. Other values stay as they are."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):

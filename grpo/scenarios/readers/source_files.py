@@ -115,6 +115,14 @@ class _Decoded(io.RawIOBase):
         super().close()
 
 
+TABLES = {
+    **dict.fromkeys((".csv", ".tsv", ".tab"), "csv"),
+    ".parquet": "parquet",
+    **dict.fromkeys((".arrow", ".feather"), "arrow"),
+}
+"""Formats of tables by the suffixes of their files."""
+
+
 def data_suffix(path: Path) -> str:
     """Suffix that names the format, in lower case, without the suffix of a compression: `.json` of `A.JSON.gz`."""
     suffixes = [suffix.lower() for suffix in path.suffixes]

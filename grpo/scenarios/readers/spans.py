@@ -23,7 +23,7 @@ from grpo.scenarios.readers.exchanges import read_exchange
 from grpo.scenarios.readers.logged_runs import LoggedRun, read_runs
 from grpo.scenarios.readers.openai_format import reply_of
 from grpo.scenarios.readers.places import parsed, value_at
-from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.trace_file import read_entries
 from grpo.scenarios.records import SourceRecord
 
 Span = Mapping[str, Any]
@@ -32,7 +32,7 @@ _NANOSECONDS = 10**15  # a greater number is a time in nanoseconds, because in m
 
 def read_spans(kind: str, path: Path, *, users: LoggedUsers) -> Iterator[SourceRecord]:
     """Read one record per session, thread or trace. A line that is not a span becomes a record with a problem."""
-    return read_runs(read_objects(path), partial(_runs, _KINDS[kind]), source=kind, users=users)
+    return read_runs(read_entries(path), partial(_runs, _KINDS[kind]), source=kind, users=users)
 
 
 def _runs(read: Callable[[Span], LoggedRun | list[LoggedRun]], data: dict[str, Any]) -> Sequence[LoggedRun]:

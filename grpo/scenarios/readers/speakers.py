@@ -12,7 +12,7 @@ _USERS = (
 )  # fmt: skip
 _AGENTS = (
     "assistant", "agent", "bot", "ai", "gpt", "chatgpt", "chatbot", "model", "gemini", "bard", "bing", "admin",
-    "teammate", "operator", "agentbot", "outgoing", "outbound", "apimessage", "assistantmessage",
+    "teammate", "operator", "agentbot", "outgoing", "outbound", "apimessage", "assistantmessage", "business",
 )  # fmt: skip
 SPEAKERS: dict[str, Role] = {
     **dict.fromkeys(_USERS, "user"),

@@ -22,6 +22,7 @@ from grpo.scenarios.readers.json_file import read_json, read_jsonl
 from grpo.scenarios.readers.mapped_columns import check_fields, check_present, map_cells, map_columns, merge_fields
 from grpo.scenarios.readers.message_rows import read_message_rows
 from grpo.scenarios.readers.parquet import read_parquet
+from grpo.scenarios.readers.places import without_nulls
 from grpo.scenarios.records import SourceRecord, convert_record
 
 _FIRST_KEYS = {"alpaca": "instruction", "prompt_completion": "prompt"}
@@ -111,7 +112,7 @@ def _read_chats(
             continue
 
         def in_chat(data: dict[str, Any]) -> dict[str, Any]:
-            return {name: _without_nulls(cell) for name, cell in data.items() if name not in beside}
+            return {name: without_nulls(cell) for name, cell in data.items() if name not in beside}
 
         (converted,) = convert_chats([convert_record(record, in_chat)], path, chat)
 
@@ -119,10 +120,3 @@ def _read_chats(
             return merge_fields(fields, map_cells(columns, cells))
 
         yield convert_record(converted, with_columns)
-
-
-def _without_nulls(value: Any) -> Any:
-    """The value without null fields, because a struct column has every field, null if a row lacks it."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -2,72 +2,71 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from grpo.errors import DataError
 from grpo.scenarios.guess import guess_source
 from grpo.scenarios.sources import read_records
-
-USER = {"role": "user", "content": "2 + 2?"}
-CHAT = [USER, {"role": "assistant", "content": "4"}]
-CASES: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "Braintrust, data set": ("a.jsonl", {"id": "a", "input": "2 + 2?", "expected": "4"}, {"kind": "input_output"}),
-    "OpenAI evals": ("a.jsonl", {"input": [USER], "ideal": "4"},
-                     {"kind": "input_output", "names": {"expected": "ideal"}}),
-    "OpenAI evals, items": ("a.jsonl", {"item": {"question": "2 + 2?", "correct_label": "4"}},
-                            {"kind": "input_output",
-                             "names": {"input": "item.question", "expected": "item.correct_label"}}),
-    "Langfuse, data set": ("a.json", [{"id": "a", "input": "2 + 2?", "expectedOutput": "4"}],
-                           {"kind": "input_output", "names": {"expected": "expectedOutput"}}),
-    "LangSmith, data set": ("a.jsonl", {"inputs": {"question": "2 + 2?"}, "outputs": {"answer": "4"}},
-                            {"kind": "input_output", "names": {"input": "inputs", "output": "outputs"}}),
-    "lm-eval": ("a.jsonl", {"doc": {"q": "2 + 2?"}, "target": "4", "resps": [["5"]],
-                            "arguments": {"gen_args_0": {"arg_0": "2 + 2?", "arg_1": {}}}},
-                {"kind": "input_output", "names": {"input": "arguments.gen_args_0.arg_0", "expected": "target"}}),
-    "promptfoo": ("a.json", {"results": {"prompts": [{"raw": "x"}], "results": [
-        {"prompt": {"raw": json.dumps([USER])}, "response": {"output": "4"}}]}, "config": {"tests": [{"vars": {}}]}},
-        {"kind": "input_output", "records": "results.results",
-         "names": {"input": "prompt.raw", "output": "response.output"}}),
-    "Argilla": ("a.jsonl", {"id": "a", "fields": {"instruction": "2 + 2?", "response": "4"}, "responses": {}},
-                {"kind": "input_output", "names": {"input": "fields.instruction", "output": "fields.response"}}),
-    "Label Studio": ("a.json", [{"id": 1, "annotations": [], "data": {"dialogue": [
-        {"author": "user", "text": "2 + 2?"}, {"author": "agent", "text": "4"}]}}],
-        {"kind": "input_output", "names": {"input": "data.dialogue", "role": "author", "content": "text"}}),
-    "Zeno": ("a.json", [{"data": [USER], "label": "4", "output": "5"}],
-             {"kind": "input_output", "names": {"input": "data", "expected": "label"}}),
-    "UltraChat": ("a.jsonl", {"id": "a", "data": ["2 + 2?", "4"]},
-                  {"kind": "input_output", "names": {"input": "data"}}),
-    "OpenAssistant, trees": ("a.jsonl", {"message_tree_id": "m", "prompt": {"role": "prompter", "text": "2 + 2?",
-        "replies": [{"role": "assistant", "text": "5", "rank": 1, "replies": []},
-                    {"role": "assistant", "text": "4", "rank": 0, "replies": []}]}}, {"kind": "openai_messages"}),
-    "W&B, table": ("a.table.json", {"columns": ["prompt", "completion"], "data": [["2 + 2?", "4"]]},
-                   {"kind": "prompt_completion"}),
-    "SWE-agent": ("a.traj", {"trajectory": [{"action": "ls"}], "history": CHAT, "info": {}},
-                  {"kind": "openai_messages", "column": "history"}),
-    "tau2-bench, results": ("a.json", {"tasks": [{"id": "0"}], "simulations": [{"id": "s", "messages": CHAT}]},
-                            {"kind": "openai_messages", "records": "simulations"}),
-    "a wrapped list": ("a.json", {"data": [{"messages": CHAT}]}, {"kind": "openai_messages", "records": "data"}),
-    "no suffix": ("export", {"messages": CHAT}, {"kind": "openai_messages"}),
-    "capitals": ("A.JSON", [{"messages": CHAT}], {"kind": "openai_messages"}),
-}  # fmt: skip
+from tests.grpo.scenarios.export_samples import CALL_EXPORTS, EXPORTS, Export
 
 
-@pytest.mark.parametrize(("name", "content", "settings"), CASES.values(), ids=CASES)
-def test_a_format_is_guessed_and_its_question_and_answer_are_read(
-    tmp_path: Path, name: str, content: Any, settings: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("export", EXPORTS, ids=lambda export: export.name)
+def test_a_format_is_guessed_and_its_question_and_answer_are_read(tmp_path: Path, export: Export) -> None:
     """Nothing of the exchange is lost: the question is the user's turn, and the right answer is the reference."""
-    path = tmp_path / name
-    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    path = tmp_path / export.file
+    path.write_text(json.dumps(export.content) + "\n", encoding="utf-8")
     source = guess_source(path)
-    assert source.model_dump(exclude_defaults=True) | {"kind": source.kind} == {**settings, "path": str(path)}
+    assert source.model_dump(exclude_defaults=True) | {"kind": source.kind} == {**export.settings, "path": str(path)}
     (record,) = read_records(source)
     assert record.data is not None, record.problem
     assert (record.data["user_responses"], record.data["expected"]["responses"]) == (["2 + 2?"], ["4"])
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("export", CALL_EXPORTS, ids=lambda export: export.name)
+def test_calls_that_answer_a_question_are_expected(tmp_path: Path, export: Export, suffix: str) -> None:
+    """In each format of a file. The tools are in JSON's types, and only the parameter without a default is required."""
+    path = tmp_path / f"a.{suffix}"
+    write_rows(path, export.content)
+    source = guess_source(path)
+    settings = source.model_dump(exclude_defaults=True)
+    assert (settings.get("chat") or settings)["names"] == export.settings["names"]
+    (record,) = read_records(source)
+    assert record.data is not None, record.problem
+    assert record.data["user_responses"] == ["2 + 2?"]
+    assert record.data["expected"] == {
+        "responses": [],
+        "calls": [{"name": "add", "arguments": {"a": 2, "b": 2}, "turn": 0}],
+    }
+    parameters = {"a": {"type": "integer"}, "b": {"type": "integer"}}
+    assert record.data["tools"] == [
+        {
+            "name": "add",
+            "description": "Add.",
+            "parameters": {"type": "object", "properties": parameters, "required": ["a"]},
+        }
+    ]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows in the format of the suffix."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        text = "\n".join(map(json.dumps, rows)) if path.suffix == ".jsonl" else json.dumps(rows)
+        path.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,11 @@ NESTED: dict[str, Any] = {
     "OpenAI, threads": {"object": "list", "data": [
         {**row, "thread_id": "a", "created_at": 3 - k, "content": [{"type": "text", "text": {"value": row["content"]}}]}
         for k, row in enumerate(chat("role", "content")[::-1])]},
+    "Continue": {"sessionId": "s", "title": "t", "history": [
+        {"message": {"role": role, "content": text}, "contextItems": []} for role, text in TURNS]},
+    "Sunshine Conversations": {"messages": [
+        {"author": {"type": role.replace("assistant", "business")}, "content": {"type": "text", "text": text},
+         "received": f"2026-11-20T09:0{k}:00Z"} for k, (role, text) in enumerate(TURNS)], "meta": {"hasMore": False}},
     "Semantic Kernel": {"messages": [
         {"role": role, "items": [{"content_type": "text", "text": text}]} for role, text in TURNS]},
 }  # fmt: skip
@@ -85,6 +90,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     ],
     "AnythingLLM": [{"thread": "a", "prompt": row["query"], "response": row["answer"], "createdAt": k}
                     for k, row in enumerate(EXCHANGES)],
+    "llm, logs": [{"conversation_id": "a", "prompt": row["query"], "response": row["answer"], "system": None,
+                   "datetime_utc": f"2026-11-20T09:0{k}:00"} for k, row in enumerate(EXCHANGES)],
     "Flowise": chat("role", "content", "userMessage", "apiMessage", chatId="a"),
     "Botpress": chat("direction", "payload.text", "incoming", "outgoing", conversationId="a", type="text"),
     "Bot Framework": chat("from.role", "text", agent="bot", conversation={"id": "a"}),

@@ -11,12 +11,19 @@ import pytest
 from grpo.config.scenarios import ChatSource, TraceSource
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
-
-SCHEMA = {"type": "object", "properties": {"order": {"type": "string"}}}
-UPPER = {"type": "OBJECT", "properties": {"order": {"type": "STRING"}}}
-ASKED, DONE = "Where is order 7?", "It is lost."
-USE = {"type": "tool_use", "id": "t1", "name": "look_up", "input": {"order": "7"}}
-FIELDS = {"name": "look_up", "description": "Look up."}
+from tests.grpo.scenarios.chat_samples import (
+    AI_SDK_MODEL,
+    AI_SDK_PAGE,
+    ASKED,
+    BEDROCK,
+    DONE,
+    FIELDS,
+    GEMINI,
+    OTEL,
+    SCHEMA,
+    USE,
+    anthropic,
+)
 
 
 def read(tmp_path: Path, item: dict[str, Any]) -> SourceRecord:
@@ -27,21 +34,6 @@ def read(tmp_path: Path, item: dict[str, Any]) -> SourceRecord:
     return record
 
 
-def anthropic(*results: Any) -> dict[str, Any]:
-    thinking = {"type": "thinking", "thinking": "7?", "signature": "x"}
-    result = {"type": "tool_result", "tool_use_id": "t1", "content": '{"state": "lost"}'}
-    return {
-        "system": [{"type": "text", "text": "You run the desk."}],
-        "tools": [{**FIELDS, "input_schema": SCHEMA}],
-        "messages": [
-            {"role": "user", "content": ASKED},
-            {"role": "assistant", "content": [thinking, {"type": "text", "text": "I look."}, USE]},
-            {"role": "user", "content": [*(results or (result,))]},
-            {"role": "assistant", "content": [{"type": "text", "text": DONE}]},
-        ],
-    }
-
-
 def agent(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
     """A question, and the agent's message with these parts and fields."""
     return {"messages": [{"role": "user", "content": ASKED}, {"role": "assistant", "content": [*parts], **fields}]}
@@ -49,112 +41,6 @@ def agent(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 ASKS = {"type": "tool-approval-request", "approvalId": "a1", "toolCallId": "t1"}
 FAILS = {"type": "tool-error", "toolCallId": "t1", "toolName": "look_up", "input": {"order": "7"}, "error": "down"}
-
-
-BEDROCK = {
-    "system": [{"text": "You run the desk."}],
-    "toolConfig": {"tools": [{"toolSpec": {**FIELDS, "inputSchema": {"json": SCHEMA}}}]},
-    "messages": [
-        {"role": "user", "content": [{"text": ASKED}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"reasoningContent": {"reasoningText": {"text": "7?"}}},
-                {"text": "I look."},
-                {"toolUse": {"toolUseId": "t1", "name": "look_up", "input": {"order": "7"}}},
-            ],
-        },
-        {"role": "user", "content": [{"toolResult": {"toolUseId": "t1", "content": [{"json": {"state": "lost"}}]}}]},
-        {"role": "assistant", "content": [{"text": DONE}]},
-    ],
-}
-GEMINI = {
-    "systemInstruction": {"parts": [{"text": "You run the desk."}]},
-    "tools": [{"functionDeclarations": [{**FIELDS, "parameters": UPPER}]}],
-    "contents": [
-        {"role": "user", "parts": [{"text": ASKED}]},
-        {
-            "role": "model",
-            "parts": [
-                {"text": "7?", "thought": True},
-                {"text": "I look."},
-                {"functionCall": {"name": "look_up", "args": {"order": "7"}}},
-            ],
-        },
-        {"role": "user", "parts": [{"functionResponse": {"name": "look_up", "response": {"state": "lost"}}}]},
-        {"role": "model", "parts": [{"text": DONE}]},
-    ],
-}
-TOOL = {"type": "function", "function": {**FIELDS, "parameters": SCHEMA}}
-SYSTEM = {"role": "system", "content": "You run the desk."}
-AI_SDK_MODEL = {
-    "tools": [TOOL],
-    "messages": [
-        SYSTEM,
-        {"role": "user", "content": [{"type": "text", "text": ASKED}]},
-        {
-            "role": "assistant",
-            "content": [
-                {"type": "reasoning", "text": "7?"},
-                {"type": "text", "text": "I look."},
-                {"type": "tool-call", "toolCallId": "t1", "toolName": "look_up", "input": {"order": "7"}},
-            ],
-        },
-        {
-            "role": "tool",
-            "content": [
-                {
-                    "type": "tool-result",
-                    "toolCallId": "t1",
-                    "toolName": "look_up",
-                    "output": {"type": "json", "value": {"state": "lost"}},
-                }
-            ],
-        },
-        {"role": "assistant", "content": DONE},
-    ],
-}
-AI_SDK_PAGE = {
-    "tools": [TOOL],
-    "messages": [
-        SYSTEM,
-        {"role": "user", "parts": [{"type": "text", "text": ASKED}]},
-        {
-            "role": "assistant",
-            "parts": [
-                {"type": "step-start"},
-                {"type": "reasoning", "text": "7?"},
-                {"type": "text", "text": "I look."},
-                {
-                    "type": "tool-look_up",
-                    "toolCallId": "t1",
-                    "state": "output-available",
-                    "input": {"order": "7"},
-                    "output": {"state": "lost"},
-                },
-                {"type": "step-start"},
-                {"type": "text", "text": DONE},
-            ],
-        },
-    ],
-}
-OTEL = {
-    "tools": [TOOL],
-    "messages": [
-        {"role": "system", "parts": [{"type": "text", "content": "You run the desk."}]},
-        {"role": "user", "parts": [{"type": "text", "content": ASKED}]},
-        {
-            "role": "assistant",
-            "parts": [
-                {"type": "reasoning", "content": "7?"},
-                {"type": "text", "content": "I look."},
-                {"type": "tool_call", "id": "t1", "name": "look_up", "arguments": {"order": "7"}},
-            ],
-        },
-        {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t1", "response": {"state": "lost"}}]},
-        {"role": "assistant", "parts": [{"type": "text", "content": DONE}]},
-    ],
-}
 
 
 @pytest.mark.parametrize("item", [anthropic(), BEDROCK, GEMINI, AI_SDK_MODEL, AI_SDK_PAGE, OTEL])

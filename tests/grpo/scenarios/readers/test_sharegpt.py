@@ -46,6 +46,23 @@ def test_a_dump_with_calls_is_a_scenario(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "look_up", "arguments": {"order": "7"}}</tool_call>',
+        '<TOOLCALL>[{"name": "look_up", "arguments": {"order": "7"}}]</TOOLCALL>',
+        '[TOOL_CALLS] [{"name": "look_up", "arguments": {"order": "7"}}]',
+        '<functioncall> {"name": "look_up", "arguments": {"order": "7"}}',
+    ],
+)
+def test_a_call_that_is_written_in_a_text_is_a_call(tmp_path: Path, text: str) -> None:
+    """In the marks of four families. At the end of a chat it is the call to make, and no reply."""
+    (read,) = records(tmp_path, {"conversations": [turn("human", "Where is order 7?"), turn("gpt", f"I look. {text}")]})
+    assert read.data is not None, read.problem
+    call = {"name": "look_up", "arguments": {"order": "7"}, "turn": 0}
+    assert read.data["expected"] == {"responses": ["I look."], "calls": [call]}
+
+
+@pytest.mark.parametrize(
     ("item", "problem"),
     [
         ({"items": []}, "no conversations: the record has items"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from grpo.scenarios.guess import guess_source
@@ -112,3 +115,34 @@ def test_calls_and_tools_of_openinference_are_read(tmp_path: Path) -> None:
         {"name": "look_up", "arguments": {"order": "7"}, "turn": 0, "result": "lost"}
     ]
     assert [tool["name"] for tool in record.data["tools"]] == ["look_up"]
+
+
+def _langsmith(number: int, messages: list[Any], reply: Any) -> dict[str, Any]:
+    return {
+        "id": f"r{number}", "trace_id": f"t{number}", "run_type": "llm", "error": None,
+        "start_time": f"2026-11-20T09:0{number}:00", "inputs": {"messages": messages},
+        "outputs": {"choices": [{"message": reply}]}, "extra": {"metadata": {"thread_id": "lamp"}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("span", [_langsmith, _braintrust, _weave, _openinference])
+def test_a_table_of_traces_is_guessed_and_read_as_json_is(tmp_path: Path, span: Any, suffix: str) -> None:
+    """With objects as JSON in CSV, and as structs in Parquet. Blank cells are absent fields."""
+    path = tmp_path / f"a.{suffix}"
+    rows = [span(1, FIRST, SINCE), span(2, SECOND, NEW)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if suffix == "csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({key: cell if isinstance(cell, str) else json.dumps(cell) for key, cell in row.items()})
+    else:
+        pq.write_table(pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), path)
+    source = guess_source(path)
+    assert source.kind == span.__name__.removeprefix("_")
+    (chat,) = read_records(source)
+    assert chat.data is not None, chat.problem
+    assert chat.data["user_responses"] == ["My lamp is broken.", "Since May."]
+    assert chat.data["expected"]["responses"] == ["Since when?", "You get a new one."]

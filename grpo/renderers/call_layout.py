@@ -1,0 +1,55 @@
+"""How a template prints calls in JSON: the texts around their names and arguments.
+
+A parser does not need it, because it reads JSON in any layout. A grammar allows only what the template prints, so that
+a constrained reply is one that the model could have written itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+EXAMPLE_NAME = "qzname"
+"""Name of the call that a format is derived from. Some families repeat it before a call."""
+_DECODER = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    r"""Texts around calls in JSON.
+
+    [\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {}},\n    {…}\n]     Command, with numbered calls
+    """
+
+    opening: str = "["
+    """Text before the first call of a list."""
+    between: str = ", "
+    closing: str = "]"
+    before_name: str | None = None
+    """Text from the beginning of a call to its name. Numbers in it vary. None if the name comes first."""
+    before_arguments: str | None = None
+    end: str = "}"
+
+
+def layout_of(one: str, two: str, *, key: str) -> Layout | None:
+    """Layout of calls in JSON, from the text of one call with the argument `key`, and from a text with two calls.
+
+    None if the arguments are not an object.
+    """
+    name, first = one.find(json.dumps(EXAMPLE_NAME)), one.find("{")
+    arguments = one.rfind("{", 0, one.find(json.dumps(key)))
+    if not first < name < arguments:
+        return None
+    _, stop = _DECODER.raw_decode(one, arguments)
+    _, end = _DECODER.raw_decode(one, first)
+    closed = "".join(character for character in one[stop:end] if character == "}")
+    second = two.find("{", end)
+    is_list = one.startswith("[") and second >= 0
+    return Layout(
+        opening=one[:first] if is_list else "[",
+        between=two[end:second] if is_list else ", ",
+        closing=one[end:] if is_list else "]",
+        before_name=one[first:name],
+        before_arguments=one[name + len(json.dumps(EXAMPLE_NAME)) : arguments],
+        end=closed,
+    )

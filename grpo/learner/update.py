@@ -21,12 +21,12 @@ from grpo.artifacts import Artifact
 from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import NoEffect, NoLearningSignal
-from grpo.learner.batch import build_batch, to_samples
-from grpo.learner.checkpoints import read_state, resume, save
+from grpo.learner.batch import Batch, build_batch, to_samples
+from grpo.learner.checkpoints import CheckpointState, read_state, resume, save
 from grpo.learner.critic import Critic
 from grpo.learner.distillation import Teacher
 from grpo.learner.distributed import ProcessGroup, UpdateRequest
-from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_trl
+from grpo.learner.engines import Metrics, train_with_dpo, train_with_learner, train_with_trl
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, local_logprobs, local_states, reference_kl
 from grpo.learner.metrics import UpdateMetrics
@@ -46,7 +46,7 @@ from grpo.policy.transformers.model_cache import model_cache
 from grpo.policy.transformers.sharding import reshard, shard_model
 from grpo.renderers.chat_template import Renderer
 from grpo.tables import read_all
-from grpo.trajectories import Trajectory, group
+from grpo.trajectories import Trajectory, TrajectoryGroup, group
 
 _KL_SAMPLES = 48
 """Trajectories per iteration for which the KL to the base is measured, informative ones if there are any."""
@@ -128,7 +128,7 @@ def update(
 @reproducible_kernels()
 def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMetrics:
     """Run this process's part of an update. Rank 0 writes the checkpoint. Raises as `update` does."""
-    settings, seed, iteration = request.settings, request.seed, request.iteration
+    settings, seed = request.settings, request.seed
     state = read_state(request.parent)
     policy, reference = _open(request)
     held, reference = policy.in_dtype(state.dtype), reference.in_dtype(state.dtype)
@@ -154,7 +154,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         process_group=process_group,
     )
     resume(learner, request.parent)
-    critic, value_loss, mismatch = None, None, 0.0
+    critic, value_loss = None, None
     if algorithm.critic:
         width = policy.model.config.get_text_config().hidden_size
         critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
@@ -164,32 +164,13 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         )
         value_loss = critic.fit(value_targets)[-1]
     began = time.perf_counter()
-    if algorithm.update == "preferences":
-        steps = train_with_dpo(
-            learner, policy.tokenizer, groups, reference=reference.model, seed=seed, iteration=iteration
-        )
-    elif settings.engine == "trl":
-        steps, mismatch = train_with_trl(learner, policy.tokenizer, groups, seed=seed, iteration=iteration)
-    else:
-        steps, mismatch = train_with_learner(learner, batch, seed=seed, iteration=iteration)
+    steps, mismatch = _take_steps(request, learner, policy, reference, groups, batch)
     seconds = time.perf_counter() - began
     learner.optimizer.zero_grad(set_to_none=True)  # so that saving does not take more memory than a step
     policy.hash = weights_hash(policy.model)
     if policy.hash == before:
         raise _unchanged_error(request, steps[-1], is_trust_region=algorithm.update == "trust_region")
-    request.target.mkdir(parents=True, exist_ok=True)
-    adapter_base = request.base_artifact if has_adapters(policy.model) else None
-    save(
-        policy,
-        learner,
-        request.target,
-        parent=state.policy_hash,
-        dtype=state.dtype,
-        base=adapter_base,
-        source=request.parent if settings.sharding == "sharded" and settings.lora is None else None,
-    )
-    if critic is not None and process_group.rank == 0:
-        critic.save(request.target)
+    _write_checkpoint(request, learner, policy, state, critic if process_group.rank == 0 else None)
     model_cache.put(policy)
     tokens_per_s = sum(metrics["processed_tokens"] for metrics in steps) / seconds
     return UpdateMetrics(
@@ -207,6 +188,49 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
             policy.model, tokens_per_s=tokens_per_s / process_group.size, precision=settings.precision
         ),
     )
+
+
+def _take_steps(
+    request: UpdateRequest,
+    learner: Learner,
+    policy: TransformersPolicy,
+    reference: TransformersPolicy,
+    groups: Sequence[TrajectoryGroup],
+    batch: Batch,
+) -> tuple[Metrics, float]:
+    """Let the engine of the settings take the optimizer steps. Returns their metrics and the mismatch KL."""
+    seed, iteration = request.seed, request.iteration
+    if learner.algorithm.update == "preferences":
+        steps = train_with_dpo(
+            learner, policy.tokenizer, groups, reference=reference.model, seed=seed, iteration=iteration
+        )
+        return steps, 0.0
+    if request.settings.engine == "trl":
+        return train_with_trl(learner, policy.tokenizer, groups, seed=seed, iteration=iteration)
+    return train_with_learner(learner, batch, seed=seed, iteration=iteration)
+
+
+def _write_checkpoint(
+    request: UpdateRequest,
+    learner: Learner,
+    policy: TransformersPolicy,
+    parent: CheckpointState,
+    critic: Critic | None,
+) -> None:
+    """Write the policy and the optimizer into the folder of the target, and the critic if it is given."""
+    settings = request.settings
+    request.target.mkdir(parents=True, exist_ok=True)
+    save(
+        policy,
+        learner,
+        request.target,
+        parent=parent.policy_hash,
+        dtype=parent.dtype,
+        base=request.base_artifact if has_adapters(policy.model) else None,
+        source=request.parent if settings.sharding == "sharded" and settings.lora is None else None,
+    )
+    if critic is not None:
+        critic.save(request.target)
 
 
 def _earlier_policies(parent: str | None, request: UpdateRequest) -> tuple[str, ...]:

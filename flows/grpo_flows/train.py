@@ -130,7 +130,10 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
             start, steps = starts[-1], so_far.steps
             checkpoints = RunCheckpoints(config, start)
             so_far.removed = checkpoints.removed
-            _iterate(config, data, start, checkpoints, so_far)
+            with iteration_progress(config.training.iterations) as progress:
+                for step in training_steps(config, data.split, start, checkpoints, so_far.collected):
+                    steps.append(step)
+                    progress(len(steps))
             candidate, run = steps[-1].policy, run.after(executor.reads)
             so_far.inputs = run
             champion = _champion(config, run, serving, start)
@@ -187,16 +190,6 @@ class _SoFar:
     def collected(self, record: RolloutRecord) -> None:
         """Add the episodes of an iteration. If it is computed again, they replace the earlier ones."""
         self.rollouts[record.part] = record
-
-
-def _iterate(
-    config: PipelineConfig, data: Scenarios, start: Checkpoint, checkpoints: RunCheckpoints, so_far: _SoFar
-) -> None:
-    """Train for all iterations, and add their steps to `so_far`."""
-    with iteration_progress(config.training.iterations) as progress:
-        for step in training_steps(config, data.split, start, checkpoints, so_far.collected):
-            so_far.steps.append(step)
-            progress(len(so_far.steps))
 
 
 def _compare(

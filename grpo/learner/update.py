@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from grpo.algorithms.catalog import get_algorithm
+from grpo.algorithms.catalog import make_algorithm
 from grpo.artifacts import Artifact
 from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import NoEffect, NoLearningSignal
-from grpo.learner.batch import Batch, build_batch, to_samples
+from grpo.learner.batch import build_batch, to_samples
 from grpo.learner.checkpoints import CheckpointState, read_state, resume, save
 from grpo.learner.critic import Critic
 from grpo.learner.distillation import Teacher
 from grpo.learner.distributed import ProcessGroup, UpdateRequest
-from grpo.learner.engines import Metrics, train_with_dpo, train_with_learner, train_with_trl
+from grpo.learner.engines import train_with_dpo, train_with_learner, train_with_trl
 from grpo.learner.learner import Learner
 from grpo.learner.logprobs import compute_logprobs, local_logprobs, local_states, reference_kl
 from grpo.learner.metrics import UpdateMetrics
@@ -46,7 +46,7 @@ from grpo.policy.transformers.model_cache import model_cache
 from grpo.policy.transformers.sharding import reshard, shard_model
 from grpo.renderers.chat_template import Renderer
 from grpo.tables import read_all
-from grpo.trajectories import Trajectory, TrajectoryGroup, group
+from grpo.trajectories import Trajectory, group
 
 _KL_SAMPLES = 48
 """Trajectories per iteration for which the KL to the base is measured, informative ones if there are any."""
@@ -128,7 +128,7 @@ def update(
 @reproducible_kernels()
 def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMetrics:
     """Run this process's part of an update. Rank 0 writes the checkpoint. Raises as `update` does."""
-    settings, seed = request.settings, request.seed
+    settings, seed, iteration = request.settings, request.seed, request.iteration
     state = read_state(request.parent)
     policy, reference = _open(request)
     held, reference = policy.in_dtype(state.dtype), reference.in_dtype(state.dtype)
@@ -143,7 +143,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         renderer_hash=renderer.hash,
         teacher=prompts,
     )
-    algorithm = get_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
+    algorithm = make_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
     learner_class = TrustRegionLearner if algorithm.update == "trust_region" else Learner
     learner = learner_class(
         held.model,
@@ -154,7 +154,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         process_group=process_group,
     )
     resume(learner, request.parent)
-    critic, value_loss = None, None
+    critic, value_loss, mismatch = None, None, 0.0
     if algorithm.critic:
         width = policy.model.config.get_text_config().hidden_size
         critic = Critic(width, settings.critic, seed=seed, device=policy.model.device)
@@ -164,7 +164,14 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         )
         value_loss = critic.fit(value_targets)[-1]
     began = time.perf_counter()
-    steps, mismatch = _take_steps(request, learner, policy, reference, groups, batch)
+    if algorithm.update == "preferences":
+        steps = train_with_dpo(
+            learner, policy.tokenizer, groups, reference=reference.model, seed=seed, iteration=iteration
+        )
+    elif settings.engine == "trl":
+        steps, mismatch = train_with_trl(learner, policy.tokenizer, groups, seed=seed, iteration=iteration)
+    else:
+        steps, mismatch = train_with_learner(learner, batch, seed=seed, iteration=iteration)
     seconds = time.perf_counter() - began
     learner.optimizer.zero_grad(set_to_none=True)  # so that saving does not take more memory than a step
     policy.hash = weights_hash(policy.model)
@@ -188,26 +195,6 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
             policy.model, tokens_per_s=tokens_per_s / process_group.size, precision=settings.precision
         ),
     )
-
-
-def _take_steps(
-    request: UpdateRequest,
-    learner: Learner,
-    policy: TransformersPolicy,
-    reference: TransformersPolicy,
-    groups: Sequence[TrajectoryGroup],
-    batch: Batch,
-) -> tuple[Metrics, float]:
-    """Let the engine of the settings take the optimizer steps. Returns their metrics and the mismatch KL."""
-    seed, iteration = request.seed, request.iteration
-    if learner.algorithm.update == "preferences":
-        steps = train_with_dpo(
-            learner, policy.tokenizer, groups, reference=reference.model, seed=seed, iteration=iteration
-        )
-        return steps, 0.0
-    if request.settings.engine == "trl":
-        return train_with_trl(learner, policy.tokenizer, groups, seed=seed, iteration=iteration)
-    return train_with_learner(learner, batch, seed=seed, iteration=iteration)
 
 
 def _write_checkpoint(

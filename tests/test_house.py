@@ -44,7 +44,7 @@ def test_the_embedded_model_is_small_and_safe():
 
 
 def test_the_functions_of_catalogs_have_three_verbs():
-    """`make_…` from settings, `open_…` by an address, `load_…` from files: a reader of one catalog guesses the others."""
+    """`make_…` from settings, `open_…` by an address, `load_…` from files, so that one name tells the others."""
     functions = [
         (f"{path.parent.name}.{node.name}", ast.unparse(node.returns))
         for path in MODULES

@@ -123,9 +123,9 @@ def _measure(
     path: Path,
 ) -> None:
     """Measure a model on the held-out scenarios, print the numbers, and write them to `path`."""
+    _check_files(pipeline, model, scenarios_file, num_episodes)
     from grpo_local.servers import prefect_server
 
-    _check_files(pipeline, model, scenarios_file, num_episodes)
     load = partial(settings.import_packages, "grpo_flows.evaluate", "mlflow", *settings.LEARNER)
     with prefect_server(home, while_starting=load) as url:
         from grpo_cli.console import show_progress

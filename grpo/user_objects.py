@@ -83,7 +83,7 @@ def load_object(reference: str) -> Any:
         raise ConfigError(f"{reference}: module {module_name} has no {name}. It has {', '.join(near)}") from error
 
 
-def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: Any, **named: Any) -> T:
+def make_object(reference: str, options: Mapping[str, Any], kind: type[T], *given: Any, **named: Any) -> T:
     """Call a class or function of the user with the given arguments and with options, and return an instance of `kind`.
 
     Options are checked by the signature. Raises `ConfigError` if an option is unknown, missing or of another type, if
@@ -105,7 +105,7 @@ def create(reference: str, options: Mapping[str, Any], kind: type[T], *given: An
 def check_options(
     reference: str, options: Mapping[str, Any], kind: type, *, given: int = 0, named: Collection[str] = ()
 ) -> None:
-    """Check the arguments of `create` without calling the class or function.
+    """Check the arguments of `make_object` without calling the class or function.
 
     Raises `ConfigError` if an option is unknown, missing or of another type, or if a class is not a `kind`.
     """
@@ -135,11 +135,11 @@ def bind(reference: str, options: Mapping[str, Any], *, given: int = 1, columns:
     """Function of the user with its options, or an instance of a class that can be called.
 
     Options are the parameters after the first `given` ones. If `columns` is True, because the function is called with
-    columns by name, an option may be any parameter. Raises `ConfigError` as `create` does.
+    columns by name, an option may be any parameter. Raises `ConfigError` as `make_object` does.
     """
     target = load_object(reference)
     if isinstance(target, type):
-        made = create(reference, options, object)
+        made = make_object(reference, options, object)
         if not callable(made):
             raise ConfigError(f"{reference} makes an object that cannot be called. Give its class a __call__")
         return cast(Callable[..., Any], made)

@@ -53,12 +53,13 @@ def main() -> None:
 TEXT = f"""\
 Written by `python -m tests.scale` from the estimates of `grpo train CONFIG --dry-run`. Nobody has run these models
 here: the table is arithmetic. `training.sharding` is sharded, with one process for each GPU and {PER_NODE} GPUs in a
-node, gradient checkpointing, and passes of {MICROBATCH:,} tokens (`training.microbatch_tokens`). For all weights a
-process holds (4 + 4 + 4 + 8) bytes a weight / GPUs: the policy, its reference, gradients and two moments, all in
-float32, whatever `policy.dtype` is. For adapters it holds 4 or 2 bytes a weight of the base / GPUs, and the adapters
-with their gradients and moments whole. It reads its share of the base in float32. Buffers are the gathered layers and
-their gradients, and activations are of one pass, counted in float32. The rows of a model end with the first number of
-GPUs that is enough. The memory that CUDA and NCCL take is not counted, so a peak near 80 GB may not fit."""
+node, gradient checkpointing, and passes of {MICROBATCH:,} tokens (`training.microbatch_tokens`). If all weights are
+trained, a process holds (4 + 4 + 4 + 8) bytes per weight / GPUs: the policy, its reference, gradients and two moments,
+all in float32, whatever `policy.dtype` is. If only adapters are trained, it holds 4 or 2 bytes per weight of the base /
+GPUs, and in addition all adapters with their gradients and moments, which are not sharded. It reads its share of the
+base in float32. Buffers are the gathered layers and their gradients, and activations are of one pass, counted in
+float32. The last row of a model with the same training and dtype is the first number of GPUs that is enough. The memory
+that CUDA and NCCL take is not counted, so a peak near 80 GB may not fit."""
 
 
 def _rows(name: str) -> Iterator[tuple[str, ...]]:

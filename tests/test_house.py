@@ -43,6 +43,20 @@ def test_the_embedded_model_is_small_and_safe():
     assert (DESK_MODEL / "README.md").is_file()
 
 
+def test_the_functions_of_catalogs_have_three_verbs():
+    """`make_…` from settings, `open_…` by an address, `load_…` from files, so that one name tells the others."""
+    functions = [
+        (f"{path.parent.name}.{node.name}", ast.unparse(node.returns))
+        for path in MODULES
+        if path.name == "catalog.py"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.returns is not None
+    ]
+    returned = {name.split(".")[1]: name for name, made in functions if re.match(r"(?!None|Sequence|Mapping)[A-Z]", made)}
+    assert {"make_agent", "make_environment", "make_reward", "open_policy"} <= returned.keys()
+    assert [name for verb, name in returned.items() if not re.match("make_|open_|load_", verb)] == []
+
+
 def test_no_flow_hides_a_standard_module():
     """A flow may be deployed by its file, whose folder Prefect puts first on the path."""
     names = {path.stem for path in (ROOT / "flows" / "grpo_flows").glob("*.py")}

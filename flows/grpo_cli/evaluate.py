@@ -92,39 +92,57 @@ def evaluate(
             return
         assert config is not None
         pipeline = load_config(config, options)
-        if not dry_run:
-            _check_files(pipeline, model, scenarios_file, num_episodes)
         path = output_file or home / pipeline.name / "evaluation.json"
         if dry_run:
-            with scratch_services():
-                from grpo_flows.plans.evaluate import plan_evaluation
+            _print_plan(pipeline, model, scenarios_file, num_episodes, path)
+        else:
+            _measure(home, pipeline, model, scenarios_file, num_episodes, path)
 
-                print_outline(
-                    console,
-                    plan_evaluation(
-                        pipeline, model=model, scenarios_file=scenarios_file, num_episodes=num_episodes, output=path
-                    ),
-                )
-            return
-        from grpo_local.servers import prefect_server
 
-        load = partial(settings.import_packages, "grpo_flows.evaluate", "mlflow", *settings.LEARNER)
-        with prefect_server(home, while_starting=load) as url:
-            from grpo_cli.console import show_progress
-            from grpo_cli.display import print_evaluation
-            from grpo_flows.evaluate import evaluate as flow
+def _print_plan(
+    pipeline: PipelineConfig, model: str | None, scenarios_file: str | None, num_episodes: int | None, path: Path
+) -> None:
+    """Print what a measurement would do and write, without running it."""
+    with scratch_services():
+        from grpo_flows.plans.evaluate import plan_evaluation
 
-            console.print(f"evaluation {pipeline.name}: Prefect at {url}, records in {home}")
-            with show_progress(console):
-                document = flow(
-                    pipeline,
-                    model=model,
-                    scenarios_file=scenarios_file,
-                    num_episodes=num_episodes,
-                    output_file=str(path),
-                )
-        print_evaluation(console, document)
-        console.print(f"written to {path}", soft_wrap=True)
+        print_outline(
+            console,
+            plan_evaluation(
+                pipeline, model=model, scenarios_file=scenarios_file, num_episodes=num_episodes, output=path
+            ),
+        )
+
+
+def _measure(
+    home: Path,
+    pipeline: PipelineConfig,
+    model: str | None,
+    scenarios_file: str | None,
+    num_episodes: int | None,
+    path: Path,
+) -> None:
+    """Measure a model on the held-out scenarios, print the numbers, and write them to `path`."""
+    _check_files(pipeline, model, scenarios_file, num_episodes)
+    from grpo_local.servers import prefect_server
+
+    load = partial(settings.import_packages, "grpo_flows.evaluate", "mlflow", *settings.LEARNER)
+    with prefect_server(home, while_starting=load) as url:
+        from grpo_cli.console import show_progress
+        from grpo_cli.display import print_evaluation
+        from grpo_flows.evaluate import evaluate as flow
+
+        console.print(f"evaluation {pipeline.name}: Prefect at {url}, records in {home}")
+        with show_progress(console):
+            document = flow(
+                pipeline,
+                model=model,
+                scenarios_file=scenarios_file,
+                num_episodes=num_episodes,
+                output_file=str(path),
+            )
+    print_evaluation(console, document)
+    console.print(f"written to {path}", soft_wrap=True)
 
 
 def _check_files(pipeline: PipelineConfig, model: str | None, scenarios_file: str | None, episodes: int | None) -> None:

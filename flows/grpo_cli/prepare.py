@@ -176,14 +176,14 @@ def check_reward(
     Example: grpo check-reward helpfulness
     """
     from grpo.config.loading import parse_override
-    from grpo.rewards.catalog import reward_named
+    from grpo.rewards.catalog import make_named_reward
     from grpo.rewards.hacking.check import probe_reward
     from grpo.user_objects import make_importable
     from grpo_cli.display import print_reward_check
 
     make_importable(Path.cwd())
     with exit_codes(wrong_input=(GRPOError,)):
-        results = probe_reward(reward_named(reward, **dict(map(parse_override, option or ()))))
+        results = probe_reward(make_named_reward(reward, **dict(map(parse_override, option or ()))))
     print_reward_check(console, reward, results)
     if any(result.exploited for result in results):
         raise typer.Exit(REFUSED)

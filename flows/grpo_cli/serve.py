@@ -63,7 +63,7 @@ def serve(
     from grpo.policy.catalog import is_weights
     from grpo.policy.weights.registered import tracking_uri
     from grpo.serving.access.guard import Authenticator
-    from grpo.serving.access.jwt_tokens import token_verifier
+    from grpo.serving.access.jwt_tokens import make_token_verifier
     from grpo.serving.access.keys import KeyStore
     from grpo.serving.engine.engine import start_forkserver
     from grpo.serving.engine.registered import WatchedVersion, fixed_model
@@ -72,7 +72,7 @@ def serve(
     from grpo_local.training_jobs import PrefectJobs
     from grpo_tasks.registry import registry
 
-    tokens = None if config.jwt is None else token_verifier(config.jwt)
+    tokens = None if config.jwt is None else make_token_verifier(config.jwt)
     store = KeyStore(Path(config.keys) if config.keys else home / "keys.json")
     if not store.list() and tokens is None:
         raise ConfigError("there are no API keys: make one with grpo keys create NAME --scope chat --scope feedback")

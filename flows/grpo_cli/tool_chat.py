@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from grpo.agents.backend import open_backend
+from grpo.agents.backend import make_backend
 from grpo.agents.catalog import make_evaluated_agent
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.agents.transcript import Reply
@@ -113,7 +113,7 @@ def open_tool_chat(
             f"environment {config.environment.kind} has no tools for scenario {chosen.id}. Leave CONFIG out to chat "
             "with the model"
         )
-    opened = policy or open_backend(AgentConfig(model_name=model), None)
+    opened = policy or make_backend(AgentConfig(model_name=model), None)
     tokenizer = getattr(opened, "tokenizer", None)
     if tokenizer is not None:
         tools = (*environment.tools, *agent.tools)

@@ -1,4 +1,9 @@
-"""Reproduce a registered version from its provenance, and compare the weights."""
+"""The flow `reproduce`: train a registered version again from its provenance, and compare the weights.
+
+`grpo reproduce` calls it, to show that the recorded inputs are all that a version depends on. The training runs in a
+store of its own that is removed at the end, so that it neither uses nor leaves cached results, and nothing is
+registered. If the weights differ, the result names the inputs that differ.
+"""
 
 from __future__ import annotations
 

@@ -72,6 +72,7 @@ from grpo_tasks.registry import registry
 from grpo_tasks.report import report, shown_conversations
 from grpo_tasks.run_checkpoints import RunCheckpoints
 from grpo_tasks.run_page import iteration_progress
+from grpo_tasks.score import ScoreResult
 from grpo_tasks.write_served import with_written_data
 
 logger = logging.getLogger(__name__)
@@ -138,26 +139,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
             champion = _champion(config, run, serving, start)
             before = collect_heldout(config, champion, data.split)
             after = collect_heldout(config, candidate.checkpoint, data.split)
-            so_far.evaluation = evaluation = evaluate(
-                champion=before.scored,
-                candidate=after.scored,
-                scenarios=data.artifact,
-                base=start.checkpoint,
-                settings=config.evaluation,
-                metric=compared_metric(config.gates),
-                seed=config.seed,
-                store=config.store,
-            ).evaluation
-            decision = gate(
-                evaluation=evaluation,
-                champion=before.scored,
-                candidate=after.scored,
-                scenarios=data.artifact,
-                gates=config.gates,
-                settings=config.evaluation,
-                seed=config.seed,
-                store=config.store,
-            ).decision
+            evaluation, decision = _compare(config, data, start, before, after, so_far)
             so_far.version = version = register(
                 config=config,
                 run_key=run.key(config),
@@ -183,7 +165,7 @@ def train(config: PipelineConfig, overrides: tuple[str, ...] = ()) -> RunResult:
             written = _explained(document(decision))
             page = report(written, config, run.key(config), data.validated.docs, home() / config.name)
         result = RunResult(decision=decision, report=page, version=version)
-        # the caller gets the data of a state
+        # Prefect unwraps the state, so that a caller gets `data`
         return cast(RunResult, Completed(message=f"{decision.verdict}: {decision.reason}", data=result))
 
 
@@ -208,6 +190,41 @@ class _SoFar:
     def collected(self, record: RolloutRecord) -> None:
         """Add the episodes of an iteration. If it is computed again, they replace the earlier ones."""
         self.rollouts[record.part] = record
+
+
+def _compare(
+    config: PipelineConfig,
+    data: Scenarios,
+    start: Checkpoint,
+    before: ScoreResult,
+    after: ScoreResult,
+    so_far: _SoFar,
+) -> tuple[Evaluation, Decision]:
+    """Compare the held-out episodes of champion (`before`) and candidate (`after`), and let the gates decide.
+
+    `so_far` gets the evaluation before the gates run, so that the report has it if a gate fails with an error.
+    """
+    so_far.evaluation = evaluation = evaluate(
+        champion=before.scored,
+        candidate=after.scored,
+        scenarios=data.artifact,
+        base=start.checkpoint,
+        settings=config.evaluation,
+        metric=compared_metric(config.gates),
+        seed=config.seed,
+        store=config.store,
+    ).evaluation
+    decision = gate(
+        evaluation=evaluation,
+        champion=before.scored,
+        candidate=after.scored,
+        scenarios=data.artifact,
+        gates=config.gates,
+        settings=config.evaluation,
+        seed=config.seed,
+        store=config.store,
+    ).decision
+    return evaluation, decision
 
 
 @contextmanager

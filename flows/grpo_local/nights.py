@@ -1,4 +1,8 @@
-"""Retraining runs of the last days as Prefect's server records them, and days on which no run was scheduled."""
+"""Retraining runs of the last days as Prefect's server records them, for `grpo runs --nights`.
+
+A day without a run has a row too, because a schedule that is paused or a worker that is missing would otherwise not be
+noticed. What a retraining read and decided is not read here: it is in its own report, `retraining.json`.
+"""
 
 from __future__ import annotations
 

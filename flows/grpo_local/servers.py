@@ -1,6 +1,9 @@
-"""Prefect's and MLflow's servers on this machine, shared by their runs and stopped by the last run.
+"""Prefect's and MLflow's servers of one home: how they are started, and how runs share them.
 
-Prefect's server is a process of its own, because an ephemeral one loses task records when its process exits.
+Commands that run flows enter `prefect_server`. It uses the server that `PREFECT_API_URL` names or that already runs in
+this home, and otherwise starts one, which the last of the commands that share it stops. `grpo up` keeps the servers
+running instead (`grpo_local.stack`). Prefect's server is a process of its own, because an ephemeral one loses task
+records when its process exits.
 """
 
 from __future__ import annotations

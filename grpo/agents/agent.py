@@ -1,4 +1,9 @@
-"""Agent interface: messages in, text out."""
+"""Agent interface for programs: messages in OpenAI's chat format in, text out.
+
+`MultiTurnAgent` implements it. Notebooks and programs have dicts instead of the messages of this package, and
+`to_messages` converts them. Rollouts and `grpo serve` call `MultiTurnAgent.respond` instead, which calls
+`generate_response` as well and keeps the tokens of the reply.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from grpo.policy.scripted import ScriptedPolicy
 from grpo.renderers.chat_template import Renderer
 
 
-def open_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
-    """Open the policy of an agent config. Raises `ConfigError` if it has no model, `PolicyError` if that is missing."""
+def make_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
+    """Make the policy of an agent config. Raises `ConfigError` if it has no model, `PolicyError` if that is missing."""
     if config.is_stub:
         return stub(config.stub_responses)
     if config.model_name is None:

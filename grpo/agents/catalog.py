@@ -5,14 +5,14 @@ from __future__ import annotations
 from grpo.agents.multi_turn import MultiTurnAgent
 from grpo.config.agent import AgentConfig, AgentSettings, AnyAgentSettings, PythonAgentSettings
 from grpo.config.pipeline import PipelineConfig
-from grpo.user_objects import create
+from grpo.user_objects import make_object
 
 
 def make_agent(settings: AnyAgentSettings) -> MultiTurnAgent:
     """Create the agent of these settings, without a policy. Raises `ConfigError` for a class that cannot be made."""
     config = AgentConfig(**{name: getattr(settings, name) for name in AgentSettings.model_fields})
     if isinstance(settings, PythonAgentSettings):
-        return create(settings.reference, settings.options, MultiTurnAgent, config)
+        return make_object(settings.reference, settings.options, MultiTurnAgent, config)
     return MultiTurnAgent(config)
 
 

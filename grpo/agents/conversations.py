@@ -1,4 +1,8 @@
-"""Concurrent conversations with one agent, each with its own user, history and strategy."""
+"""Concurrent conversations with one agent in one process, each with its own user, history and strategy.
+
+A `ConversationManager` is for programs and notebooks that talk to an agent directly, and for the chat of `grpo
+evaluate`. It knows no keys, limits or versions: `grpo serve` has its own conversations in `grpo.serving.requests`.
+"""
 
 from __future__ import annotations
 

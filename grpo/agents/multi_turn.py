@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Self
 
 from grpo.agents.agent import Agent, ChatMessage, Context, to_messages
-from grpo.agents.backend import open_backend, stub
+from grpo.agents.backend import make_backend, stub
 from grpo.agents.compression import compress, window
 from grpo.agents.memory import ConversationMemory
 from grpo.agents.reasoning import stable_prefix
@@ -72,7 +72,7 @@ class MultiTurnAgent(Agent):
 
     async def initialize(self) -> None:
         """Open the policy. Raises `ConfigError` if no model is set, `PolicyError` if the model is missing."""
-        self.set_policy(self.policy or open_backend(self.config, self.renderer))
+        self.set_policy(self.policy or make_backend(self.config, self.renderer))
 
     def set_policy(self, policy: Policy) -> None:
         """Use this policy from now on."""

@@ -84,7 +84,7 @@ ALGORITHMS = {
 }
 
 
-def get_algorithm(
+def make_algorithm(
     name: str,
     *,
     baseline: Baseline | None = None,
@@ -92,7 +92,7 @@ def get_algorithm(
     clip_low: float | None = None,
     clip_high: float | None = None,
 ) -> Algorithm:
-    """An algorithm by name. Arguments other than None replace its own values."""
+    """Make an algorithm by its name. Arguments other than None replace its own values."""
     own = ALGORITHMS[name]
     return replace(
         own,

@@ -1,4 +1,11 @@
-"""Settings of retraining: triggers, curation of conversations and the training mixture."""
+"""Settings of `grpo retrain`: when it trains, on which conversations, and from which run.
+
+triggers        one class per kind of trigger, checked by `grpo.retraining.triggers`
+curation        which conversations may be trained on, applied by `grpo.retraining.curation`
+mixture         shares of conversations and base scenarios in both splits, see `grpo.retraining.mixture`
+corrections     training on corrected replies before GRPO, by SFT or DPO
+pipeline        the config of `grpo train` that a retraining runs with the new data
+"""
 
 from __future__ import annotations
 

@@ -211,10 +211,10 @@ CHECKS = (
 
 def _scales_by_std(evidence: RunEvidence) -> bool:
     """True if the advantages of the run are divided by the standard deviation of their group."""
-    from grpo.algorithms.catalog import get_algorithm  # imports torch, which other checks do not need
+    from grpo.algorithms.catalog import make_algorithm  # imports torch, which other checks do not need
 
     scaled = evidence.setting("training.scale_by_std")
-    return get_algorithm(evidence.setting("training.algorithm", "grpo"), scale_by_std=scaled).scale_by_std
+    return make_algorithm(evidence.setting("training.algorithm", "grpo"), scale_by_std=scaled).scale_by_std
 
 
 def _spread(rewards: Sequence[float | None]) -> float:

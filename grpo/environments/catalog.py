@@ -36,7 +36,7 @@ from grpo.environments.users.user_model import open_user_model
 from grpo.environments.world import World
 from grpo.errors import BudgetError, DataError
 from grpo.scenario import Scenario
-from grpo.user_objects import create
+from grpo.user_objects import make_object
 
 WORLDS = (
     "file_system",
@@ -62,11 +62,11 @@ def load_worlds() -> tuple[World, ...]:
 def make_environment(settings: EnvironmentSettings) -> Environment:
     """Create the environment of these settings. Raises `ConfigError` for one of the user's that cannot be made."""
     if isinstance(settings, PythonEnvironmentSettings):
-        return create(settings.reference, settings.options, Environment)  # type: ignore[type-abstract]
+        return make_object(settings.reference, settings.options, Environment)  # type: ignore[type-abstract]
     if isinstance(settings, TRLEnvironmentSettings | GymEnvironmentSettings):
         adapter = GymEnvironment if isinstance(settings, GymEnvironmentSettings) else TRLEnvironment
         return adapter(
-            lambda: create(settings.reference, settings.options, object),
+            lambda: make_object(settings.reference, settings.options, object),
             system_prompt=settings.system_prompt,
             max_turns=settings.max_turns,
             success_reward=settings.success_reward,
@@ -116,9 +116,9 @@ def make_environment_without_model(settings: EnvironmentSettings) -> Environment
 
 def _verifiers(settings: VerifiersSettings) -> Environment:
     from grpo.environments.verifiers import VerifiersEnvironment  # the package is an extra
-    from grpo.scenarios.readers.verifiers import load_taskset
+    from grpo.scenarios.readers.verifiers import make_taskset
 
-    taskset = load_taskset(settings.id, settings.args)
+    taskset = make_taskset(settings.id, settings.args)
     return VerifiersEnvironment(taskset, max_turns=settings.max_turns, success_reward=settings.success_reward)
 
 

@@ -18,7 +18,7 @@ from grpo.algorithms.advantages import (
     state_advantages,
     turn_advantages,
 )
-from grpo.algorithms.catalog import Algorithm, get_algorithm
+from grpo.algorithms.catalog import Algorithm, make_algorithm
 from grpo.config.training import TrainingSettings
 from grpo.errors import DataError
 from grpo.trajectories import Trajectory, TrajectoryGroup
@@ -74,7 +74,7 @@ def token_advantages(
 
     Raises `DataError` if a trajectory does not have one turn reward, or one state, per turn.
     """
-    algorithm = get_algorithm(settings.algorithm, baseline=settings.baseline, scale_by_std=settings.scale_by_std)
+    algorithm = make_algorithm(settings.algorithm, baseline=settings.baseline, scale_by_std=settings.scale_by_std)
     rewards = _rewards(groups, settings)
     if settings.credit_assignment != "trajectory":
         return [

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from grpo.algorithms.catalog import get_algorithm
+from grpo.algorithms.catalog import make_algorithm
 from grpo.algorithms.kl import k3, kl_loss
 from grpo.algorithms.losses import (
     ClipRange,
@@ -66,7 +66,7 @@ class Learner:
         self.teacher = teacher
         self.settings = settings
         self.process_group = process_group or ProcessGroup()
-        self.algorithm = get_algorithm(settings.algorithm, clip_low=settings.clip_low, clip_high=settings.clip_high)
+        self.algorithm = make_algorithm(settings.algorithm, clip_low=settings.clip_low, clip_high=settings.clip_high)
         self.clip_range = ClipRange(low=self.algorithm.clip_low, high=self.algorithm.clip_high, dual=settings.dual_clip)
         self.microbatch_tokens = settings.microbatch_tokens
         """Maximum number of tokens in a forward pass. It is halved when memory runs out."""

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from grpo.algorithms.catalog import get_algorithm
+from grpo.algorithms.catalog import make_algorithm
 from grpo.artifacts import Artifact
 from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.errors import NoEffect, NoLearningSignal
 from grpo.learner.batch import build_batch, to_samples
-from grpo.learner.checkpoints import read_state, resume, save
+from grpo.learner.checkpoints import CheckpointState, read_state, resume, save
 from grpo.learner.critic import Critic
 from grpo.learner.distillation import Teacher
 from grpo.learner.distributed import ProcessGroup, UpdateRequest
@@ -143,7 +143,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         renderer_hash=renderer.hash,
         teacher=prompts,
     )
-    algorithm = get_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
+    algorithm = make_algorithm(settings.algorithm, scale_by_std=settings.scale_by_std)
     learner_class = TrustRegionLearner if algorithm.update == "trust_region" else Learner
     learner = learner_class(
         held.model,
@@ -177,19 +177,7 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
     policy.hash = weights_hash(policy.model)
     if policy.hash == before:
         raise _unchanged_error(request, steps[-1], is_trust_region=algorithm.update == "trust_region")
-    request.target.mkdir(parents=True, exist_ok=True)
-    adapter_base = request.base_artifact if has_adapters(policy.model) else None
-    save(
-        policy,
-        learner,
-        request.target,
-        parent=state.policy_hash,
-        dtype=state.dtype,
-        base=adapter_base,
-        source=request.parent if settings.sharding == "sharded" and settings.lora is None else None,
-    )
-    if critic is not None and process_group.rank == 0:
-        critic.save(request.target)
+    _write_checkpoint(request, learner, policy, state, critic if process_group.rank == 0 else None)
     model_cache.put(policy)
     tokens_per_s = sum(metrics["processed_tokens"] for metrics in steps) / seconds
     return UpdateMetrics(
@@ -207,6 +195,29 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
             policy.model, tokens_per_s=tokens_per_s / process_group.size, precision=settings.precision
         ),
     )
+
+
+def _write_checkpoint(
+    request: UpdateRequest,
+    learner: Learner,
+    policy: TransformersPolicy,
+    parent: CheckpointState,
+    critic: Critic | None,
+) -> None:
+    """Write the policy and the optimizer into the folder of the target, and the critic if it is given."""
+    settings = request.settings
+    request.target.mkdir(parents=True, exist_ok=True)
+    save(
+        policy,
+        learner,
+        request.target,
+        parent=parent.policy_hash,
+        dtype=parent.dtype,
+        base=request.base_artifact if has_adapters(policy.model) else None,
+        source=request.parent if settings.sharding == "sharded" and settings.lora is None else None,
+    )
+    if critic is not None:
+        critic.save(request.target)
 
 
 def _earlier_policies(parent: str | None, request: UpdateRequest) -> tuple[str, ...]:

@@ -128,8 +128,8 @@ class MLflowReporter(Reporter):
             self._mlflow.end_run()
 
 
-def reporters(folder: Path, config: TrainingConfig) -> list[Reporter]:
-    """Reporters that `report_to` names. Raises `ConfigError` if a package is not installed."""
+def make_reporters(folder: Path, config: TrainingConfig) -> list[Reporter]:
+    """Make the reporters that `report_to` names. Raises `ConfigError` if a package is not installed."""
     kinds: dict[str, type[TensorBoardReporter | WandbReporter | MLflowReporter]] = {
         "tensorboard": TensorBoardReporter,
         "wandb": WandbReporter,

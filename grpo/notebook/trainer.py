@@ -29,7 +29,7 @@ from grpo.notebook.callbacks import EVENTS, Callback, Event, TrainingControl
 from grpo.notebook.config import TrainingConfig
 from grpo.notebook.diagnostics import DiagnosticsMonitor, IterationRecord
 from grpo.notebook.live import LiveView, in_notebook
-from grpo.notebook.reporters import reporters
+from grpo.notebook.reporters import make_reporters
 from grpo.policy.catalog import load_merged
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.model import TransformersPolicy
@@ -325,7 +325,7 @@ class MultiTurnGRPOTrainer:
         return every is not None and (index + 1) % every == 0
 
     def _reporters(self) -> list[Callback]:
-        active: list[Callback] = [*reporters(self.folder, self.config)]
+        active: list[Callback] = [*make_reporters(self.folder, self.config)]
         if self.live and in_notebook():
             active.append(LiveView(self.monitor.records, self.evaluations, self.config.iterations))
         return active

@@ -21,7 +21,7 @@ from grpo.messages import Tool
 from grpo.renderers.byte_renderer import ByteRenderer
 from grpo.renderers.chat_template import Renderer
 from grpo.storage.files import file_digest
-from grpo.user_objects import check_options, create
+from grpo.user_objects import check_options, make_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +47,7 @@ def make_renderer(
         raise ConfigError(
             f"renderer {settings.reference} writes token ids, and this policy reads messages. Leave the renderer out"
         )
-    renderer = create(settings.reference, settings.options, Renderer, tokenizer, tools=tuple(tools))
+    renderer = make_object(settings.reference, settings.options, Renderer, tokenizer, tools=tuple(tools))
     if missing := [name for name in _NEEDED if not hasattr(renderer, name)]:
         raise ConfigError(
             f"{settings.reference} makes a renderer without {missing[0]}. Call super().__init__(tokenizer, tools=tools)"

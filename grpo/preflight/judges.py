@@ -16,7 +16,7 @@ from grpo.http_client import ReplyRefused, get
 from grpo.policy.catalog import CHAT, STUB, is_weights, open_policy
 from grpo.policy.weights.sources import model_description, model_plan
 from grpo.preflight.facts import Facts
-from grpo.rewards.catalog import make_component
+from grpo.rewards.catalog import make_reward
 from grpo.rewards.judge.ruler import RulerReward
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def servers(facts: Facts) -> Iterator[Exception]:
     for component in config.reward:
         if component.kind == RulerReward.name:
             try:
-                reward = make_component(component)
+                reward = make_reward(component)
             except GRPOError:  # named by the check of rewards
                 continue
             assert isinstance(reward, RulerReward)

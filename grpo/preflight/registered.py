@@ -1,4 +1,9 @@
-"""Checks of the registry: the experiment exists or can be made, and the champion can be compared with."""
+"""Checks of the registry before a run starts.
+
+A run uses the registry only at its end: it compares the candidate with the champion, and registers the result. If the
+experiment cannot be made, or the champion's checkpoint is missing or in a dtype that the rollout servers do not have,
+all training would be in vain. `grpo.preflight.check` calls these checks with the facts of the config.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, GRPOError, RewardError, Unscored
 from grpo.preflight.facts import Facts
-from grpo.rewards.catalog import make_component, make_reward
+from grpo.rewards.catalog import make_composite_reward, make_reward
 from grpo.rewards.hacking.check import check_rewards
 from grpo.rewards.judge.ruler import RulerReward
 from grpo.rewards.reward import Episode, RewardFunction, check_columns, checked_results, errors_at, reward_code
@@ -27,7 +27,7 @@ def made(facts: Facts) -> Iterator[Exception]:
 
 def composed(facts: Facts) -> Iterator[Exception]:
     """Put the components together, with their floors."""
-    make_reward(facts.given.reward)
+    make_composite_reward(facts.given.reward)
     yield from ()
 
 
@@ -35,7 +35,7 @@ def columns(facts: Facts) -> Iterator[Exception]:
     """Look in every scenario for the columns that the user's own rewards take."""
     for component in facts.given.reward:
         try:
-            check_columns(make_component(component), facts.playable())
+            check_columns(make_reward(component), facts.playable())
         except RewardError as error:
             yield ConfigError(str(error))
 
@@ -48,7 +48,7 @@ def scored(facts: Facts) -> Iterator[Exception]:
         return
     with asyncio.Runner() as runner:
         for component in facts.given.reward:
-            reward = make_component(component)
+            reward = make_reward(component)
             if isinstance(reward, RulerReward):
                 continue
             trajectory = played[0]

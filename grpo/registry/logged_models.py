@@ -20,6 +20,7 @@ import yaml
 
 from grpo.errors import AddressError, ArtifactError, SignatureError
 from grpo.policy.weights.registered import MLMODEL_DIGEST, MODEL_DIGEST, ModelVersion
+from grpo.policy.weights.registry_pages import all_pages, all_versions
 from grpo.registry.provenance import PROVENANCE, Provenance
 from grpo.storage.databases import is_database
 from grpo.storage.fetched import user_temp_folder
@@ -137,8 +138,9 @@ def sweep_abandoned(client: MlflowClient, run_id: str) -> None:
     the model's lock.
     """
     experiment = client.get_run(run_id).info.experiment_id
-    registered = {version.model_id for version in client.search_model_versions(f"run_id = '{run_id}'")}
-    for model in client.search_logged_models([experiment], f"source_run_id = '{run_id}' and name = '{NAME}'"):
+    registered = {version.model_id for version in all_versions(client, f"run_id = '{run_id}'")}
+    condition = f"source_run_id = '{run_id}' and name = '{NAME}'"
+    for model in list(all_pages(client.search_logged_models, [experiment], condition)):
         own = model.tags.get(HOST) == socket.gethostname()
         old = time.time() * 1000 - model.creation_timestamp > _ABANDONED_MS
         in_place = model.artifact_location.endswith(f"/models/{model.model_id}/artifacts")  # where MLflow puts it

@@ -26,6 +26,7 @@ from grpo import progress
 from grpo.errors import ConfigError, SignatureError, StorageError
 from grpo.policy.weights.promotion_records import promotion_state
 from grpo.policy.weights.registered import fault_of
+from grpo.policy.weights.registry_pages import all_models, all_versions
 from grpo.storage.credentials import masked
 from grpo.storage.databases import exclusive, upgrade_tracking
 from grpo.storage.documents import Document
@@ -282,8 +283,6 @@ def _signatures(uri: str) -> tuple[dict[str, int | None], dict[str, str | None]]
     from mlflow import MlflowClient
 
     client = MlflowClient(uri)
-    champions = {
-        model.name: promotion_state(client, model.name).champion for model in client.search_registered_models()
-    }
-    versions = client.search_model_versions(max_results=10_000)
-    return champions, {f"models:/{version.name}/{version.version}": fault_of(version) for version in versions}
+    champions = {model.name: promotion_state(client, model.name).champion for model in all_models(client)}
+    faults = {f"models:/{version.name}/{version.version}": fault_of(version) for version in all_versions(client)}
+    return champions, faults

@@ -39,6 +39,7 @@ from grpo.policy.weights.promotion_records import (
     write_record,
 )
 from grpo.policy.weights.registered import ModelVersion, as_promoted, version_by_number
+from grpo.policy.weights.registry_pages import all_versions
 from grpo.storage.documents import Document
 
 if TYPE_CHECKING:
@@ -255,8 +256,7 @@ class PromotionLog:
         return verified
 
     def _existing_versions(self) -> set[int]:
-        versions = self._client.search_model_versions(f"name = '{self._model}'")
-        return {int(version.version) for version in versions}
+        return {int(version.version) for version in all_versions(self._client, f"name = '{self._model}'")}
 
     def _read(self, *, follow_alias: bool = False) -> tuple[PromotionState, bool]:
         """State, and True if the aliases differ from the last change, because it was interrupted or they were moved.

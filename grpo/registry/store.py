@@ -26,6 +26,7 @@ from grpo.policy.weights.registered import (
     signed_tags,
     version_by_number,
 )
+from grpo.policy.weights.registry_pages import all_versions
 from grpo.registry.logged_models import (
     MLMODEL,
     fetched,
@@ -123,8 +124,7 @@ class Registry:
 
     def find(self, model: str, run_key: str) -> ModelVersion | None:
         """Return the version that the run with this key registered, if any."""
-        versions = self.client.search_model_versions(f"name = '{model}' and tags.run_key = '{run_key}'")
-        return next(verified(versions), None)
+        return next(verified(all_versions(self.client, f"name = '{model}' and tags.run_key = '{run_key}'")), None)
 
     def versions(self, model: str) -> list[ModelVersion]:
         """Versions of a model that are believed, oldest first."""
@@ -132,14 +132,14 @@ class Registry:
 
     def listed(self, model: str) -> list[MlflowVersion]:
         """All versions of a model as MLflow lists them. Nothing about them is verified."""
-        return list(self.client.search_model_versions(f"name = '{model}'", max_results=10_000))
+        return list(all_versions(self.client, f"name = '{model}'"))
 
     def checkpoints(self, store: str) -> list[Artifact]:
         """Checkpoints in a store that registered versions reference, for themselves and for their champions."""
         pairs = [("checkpoint_uri", "checkpoint_sha256"), ("champion_uri", "champion_sha256")]
         referenced = {
             (version.tags[uri], version.tags[digest])
-            for version in verified(self.client.search_model_versions(max_results=10_000))
+            for version in verified(all_versions(self.client))
             for uri, digest in pairs
             if uri in version.tags and digest in version.tags
         }

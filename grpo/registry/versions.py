@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from grpo.errors import AddressError, SignatureError
 from grpo.policy.weights.promotion_records import CHAMPION, is_absent, state_of
 from grpo.policy.weights.registered import HELDOUT, REGISTERED, as_version
+from grpo.policy.weights.registry_pages import all_models
 from grpo.registry.provenance import HeldOut
 from grpo.registry.store import Registry
 from grpo.storage.documents import Document
@@ -17,8 +18,6 @@ from grpo.storage.documents import Document
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
     from mlflow.entities.model_registry import RegisteredModel
-
-_PAGE = 1000
 
 
 class VersionSummary(Document):
@@ -103,13 +102,7 @@ def _summary(
 
 
 def _models(registry: Registry) -> dict[str, RegisteredModel]:
-    models: dict[str, RegisteredModel] = {}
-    token = None
-    while True:
-        page = registry.client.search_registered_models(max_results=_PAGE, page_token=token)
-        models |= {model.name: model for model in page}
-        if not (token := page.token):
-            return models
+    return {model.name: model for model in all_models(registry.client)}
 
 
 def _run_name(registry: Registry, run_id: str) -> str | None:

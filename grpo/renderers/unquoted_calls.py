@@ -1,4 +1,9 @@
-"""Calls with keys without quotes, as Gemma 4's models write them: `call:f{x:<|"|>a<|"|>}`."""
+"""Tool calls whose keys have no quotes, as Gemma 4's models write them: `call:f{x:<|"|>a<|"|>}`.
+
+One of the tool formats that `grpo.renderers.reply_format` chooses by the chat template. Replies are parsed with it in
+rollouts and in service. transformers' own parser reads the object. This module finds where a call ends, because a text
+in it may contain the marks of a call.
+"""
 
 from __future__ import annotations
 

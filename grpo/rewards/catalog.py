@@ -33,7 +33,7 @@ from grpo.rewards.text.quality import (
     TechnicalSupportReward,
 )
 from grpo.rewards.trl import TRLReward
-from grpo.user_objects import create, load_object
+from grpo.user_objects import load_object, make_object
 
 REWARDS: dict[str, type[RewardFunction]] = {
     reward.name: reward
@@ -66,8 +66,8 @@ REWARDS: dict[str, type[RewardFunction]] = {
 }
 
 
-def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFunction:
-    """The reward of this name, of this package or of a plugin, or the user's own `module:name`.
+def make_named_reward(name: str, *, weight: float = 1.0, **options: Any) -> RewardFunction:
+    """Make the reward of this name, of this package or of a plugin, or the user's own `module:name`.
 
     Raises `ConfigError` for unknown names and options.
     """
@@ -76,14 +76,14 @@ def reward_named(name: str, *, weight: float = 1.0, **options: Any) -> RewardFun
         component = RewardComponent.model_validate({**named, "weight": 1.0, "options": options})
     except ValidationError as error:
         raise ConfigError("; ".join(describe_errors(error, RewardComponent, named))) from error
-    reward = make_component(component)
+    reward = make_reward(component)
     reward.weight = checked_weight(weight, reward.name)
     return reward
 
 
-def make_reward(components: Sequence[RewardComponent]) -> CompositeReward:
-    """The reward that the config asks for."""
-    rewards = [make_component(part) for part in components]
+def make_composite_reward(components: Sequence[RewardComponent]) -> CompositeReward:
+    """Make the reward of a config, which combines the scores of all its components."""
+    rewards = [make_reward(part) for part in components]
     named = list(zip(components, (reward.name for reward in rewards), strict=True))
     return CompositeReward(
         rewards,
@@ -92,8 +92,8 @@ def make_reward(components: Sequence[RewardComponent]) -> CompositeReward:
     )
 
 
-def make_component(component: RewardComponent) -> RewardFunction:
-    """One reward of a config. Raises `ConfigError` for options that it does not take."""
+def make_reward(component: RewardComponent) -> RewardFunction:
+    """Make one reward of a config. Raises `ConfigError` for options that it does not take."""
     options, reference = component.options, component.reference
     if reference is not None and component.kind == TRL:
         reward: RewardFunction = TRLReward(reference, options)
@@ -102,7 +102,7 @@ def make_component(component: RewardComponent) -> RewardFunction:
     if reference is not None:
         target = load_object(reference)
         if isinstance(target, type):
-            reward = create(reference, options, RewardFunction)  # type: ignore[type-abstract]
+            reward = make_object(reference, options, RewardFunction)  # type: ignore[type-abstract]
         elif options:
             raise ConfigError(f"{reference} takes no options {options}. Write a subclass of RewardFunction that does")
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grpo.errors import ConfigError
-from grpo.rewards.catalog import reward_named
+from grpo.rewards.catalog import make_named_reward
 from grpo.rewards.composite import CompositeReward, MultiObjectiveReward
 from grpo.rewards.text.correctness import SimilarityReward
 
@@ -24,10 +24,10 @@ def create_customer_service_reward(
     if expected_responses:
         return MultiObjectiveReward(
             [
-                (reward_named("empathy"), 0.25),
-                (reward_named("action"), 0.25),
-                (reward_named("professionalism"), 0.25),
-                (reward_named("conciseness"), 0.10),
+                (make_named_reward("empathy"), 0.25),
+                (make_named_reward("action"), 0.25),
+                (make_named_reward("professionalism"), 0.25),
+                (make_named_reward("conciseness"), 0.10),
                 (SimilarityReward(expected=expected_responses), 0.15),
             ],
             aggregation=aggregation,
@@ -35,7 +35,7 @@ def create_customer_service_reward(
         )
     shares = {"helpfulness": 0.35, "safety": 0.25, "engagement": 0.20, "conciseness": 0.20}
     return MultiObjectiveReward(
-        [(reward_named(name), share) for name, share in shares.items()], aggregation=aggregation, weight=weight
+        [(make_named_reward(name), share) for name, share in shares.items()], aggregation=aggregation, weight=weight
     )
 
 
@@ -44,6 +44,6 @@ def create_domain_reward(domain: str, *, weight: float = 1.0) -> CompositeReward
     if domain not in DOMAINS:
         raise ConfigError(f"domain {domain!r} has no reward of its own. Known are {', '.join(DOMAINS)}")
     if domain == "creative_writing":
-        return CompositeReward([(reward_named(domain), 1.0)], weight=weight)
+        return CompositeReward([(make_named_reward(domain), 1.0)], weight=weight)
     shares = {domain: 0.6, "helpfulness": 0.3, "engagement": 0.1}
-    return CompositeReward([(reward_named(name), share) for name, share in shares.items()], weight=weight)
+    return CompositeReward([(make_named_reward(name), share) for name, share in shares.items()], weight=weight)

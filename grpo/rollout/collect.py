@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -147,83 +148,118 @@ def collect(
     """
     agent = agent or MultiTurnAgent()
     check_agent(agent, renderer)
-    total, done = len(scenarios) * group_size, 0
-
-    trajectories: list[Trajectory] = []
-    failed: list[Trajectory] = []
-
-    async def run() -> None:
-        slots = asyncio.Semaphore(settings.concurrency)
-        concurrency = min(settings.concurrency, total)
-        async with (
-            served(environment, concurrency=concurrency),
-            policy.sampler(concurrency=concurrency, renderer=renderer) as sampler,
-        ):
-            copies = [ScenarioCopies(scenario) for scenario in scenarios]
-            await check_scenarios(environment, copies)
-            timeouts = Timeouts.start(settings)
-
-            def seed(copies: ScenarioCopies, sample: int) -> int:
-                return sample_seed(run_seed, iteration, copies.scenario.id, sample)
-
-            async def play(
-                copies: ScenarioCopies,
-                sample: int,
-                session: Session,
-                *,
-                start: BranchPoint | None = None,
-                points: list[BranchPoint] | None = None,
-            ) -> Trajectory:
-                nonlocal done
-                trajectory = await run_episode(
-                    agent,
-                    environment,
-                    copies,
-                    session,
-                    renderer,
-                    Sampling(
-                        temperature=temperature,
-                        max_new_tokens=settings.max_new_tokens,
-                        seed=seed(copies, sample),
-                    ),
-                    sample=sample,
-                    policy_hash=policy.hash,
-                    max_context=min(settings.max_context, policy.max_context),
-                    on_truncation=settings.on_truncation,
-                    timeouts=timeouts,
-                    start=start,
-                    points=points,
-                )
-                if trajectory.stop == "failed":
-                    failed.append(trajectory)
-                if len(failed) > settings.error_budget * total:
-                    raise BudgetError(
-                        f"{len(failed)} of {total} episodes have failed, more than rollout.error_budget "
-                        f"{settings.error_budget:.0%}. The others were ended. The first at {failed[0].place}: "
-                        f"{failed[0].error}"
-                    )
-                done += 1
-                progress.report("rollout", done, total)
-                return trajectory
-
-            async def tree(copies: ScenarioCopies, samples: Sequence[int]) -> list[Trajectory]:
-                seeds = [seed(copies, sample) for sample in samples]
-                return await play_tree(samples, partial(play, copies), sampler, slots, seeds=seeds)
-
-            parts = trees_of(group_size, trees or group_size)  # without branches, each episode is a root
-            async with asyncio.TaskGroup() as group:
-                groups = [[group.create_task(tree(c, samples)) for samples in parts] for c in copies]
-        for tasks in groups:  # not returned, because asyncio.run would print what a coroutine returns
-            episodes = [trajectory for task in tasks for trajectory in task.result()]
-            trajectories.extend(sorted(episodes, key=lambda trajectory: trajectory.sample))
-
+    collection = _Collection(
+        policy=policy,
+        environment=environment,
+        renderer=renderer,
+        agent=agent,
+        settings=settings,
+        temperature=temperature,
+        run_seed=run_seed,
+        iteration=iteration,
+        total=len(scenarios) * group_size,
+    )
+    parts = trees_of(group_size, trees or group_size)  # without branches, each episode is a root
     try:
         with user_code("an episode", remedy=REMEDY, passes=is_exception):
-            asyncio.run(run())
+            asyncio.run(collection.run(scenarios, parts))
     except BaseExceptionGroup as failures:
         raise first_failure(failures) from None
-    warn_of_overridden(trajectories)
-    return trajectories
+    warn_of_overridden(collection.trajectories)
+    return collection.trajectories
+
+
+@dataclass(slots=True, kw_only=True)
+class _Collection:
+    """One call of `collect`: what all its episodes share, and the episodes that have ended.
+
+    `run` starts a task for each tree, which plays its episodes by `_play`. Without branches, a tree is one episode.
+    """
+
+    policy: Policy
+    environment: Environment
+    renderer: Renderer
+    agent: MultiTurnAgent
+    settings: EpisodeSettings
+    temperature: float
+    run_seed: int
+    iteration: int | str
+    total: int
+    """Number of episodes."""
+    done: int = 0
+    failed: list[Trajectory] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list)
+    """All episodes, by scenario and then by sample, after the end of `run`."""
+
+    async def run(self, scenarios: Sequence[Scenario], parts: Sequence[tuple[int, ...]]) -> None:
+        """Play all episodes. `parts` are the samples of each tree of a group.
+
+        Sets `trajectories` instead of returning them, because `asyncio.run` would print what a coroutine returns.
+        """
+        slots = asyncio.Semaphore(self.settings.concurrency)
+        concurrency = min(self.settings.concurrency, self.total)
+        async with (
+            served(self.environment, concurrency=concurrency),
+            self.policy.sampler(concurrency=concurrency, renderer=self.renderer) as sampler,
+        ):
+            copies = [ScenarioCopies(scenario) for scenario in scenarios]
+            await check_scenarios(self.environment, copies)
+            timeouts = Timeouts.start(self.settings)
+
+            async def tree(copies: ScenarioCopies, samples: Sequence[int]) -> list[Trajectory]:
+                seeds = [self._seed(copies, sample) for sample in samples]
+                return await play_tree(samples, partial(self._play, timeouts, copies), sampler, slots, seeds=seeds)
+
+            async with asyncio.TaskGroup() as group:
+                groups = [[group.create_task(tree(c, samples)) for samples in parts] for c in copies]
+        for tasks in groups:
+            episodes = [trajectory for task in tasks for trajectory in task.result()]
+            self.trajectories.extend(sorted(episodes, key=lambda trajectory: trajectory.sample))
+
+    def _seed(self, copies: ScenarioCopies, sample: int) -> int:
+        return sample_seed(self.run_seed, self.iteration, copies.scenario.id, sample)
+
+    async def _play(
+        self,
+        timeouts: Timeouts,
+        copies: ScenarioCopies,
+        sample: int,
+        session: Session,
+        *,
+        start: BranchPoint | None = None,
+        points: list[BranchPoint] | None = None,
+    ) -> Trajectory:
+        """Play one episode and count it. Raises `BudgetError` if too many have failed."""
+        trajectory = await run_episode(
+            self.agent,
+            self.environment,
+            copies,
+            session,
+            self.renderer,
+            Sampling(
+                temperature=self.temperature,
+                max_new_tokens=self.settings.max_new_tokens,
+                seed=self._seed(copies, sample),
+            ),
+            sample=sample,
+            policy_hash=self.policy.hash,
+            max_context=min(self.settings.max_context, self.policy.max_context),
+            on_truncation=self.settings.on_truncation,
+            timeouts=timeouts,
+            start=start,
+            points=points,
+        )
+        if trajectory.stop == "failed":
+            self.failed.append(trajectory)
+        if len(self.failed) > self.settings.error_budget * self.total:
+            first = self.failed[0]
+            raise BudgetError(
+                f"{len(self.failed)} of {self.total} episodes have failed, more than rollout.error_budget "
+                f"{self.settings.error_budget:.0%}. The others were ended. The first at {first.place}: {first.error}"
+            )
+        self.done += 1
+        progress.report("rollout", self.done, self.total)
+        return trajectory
 
 
 def check_agent(agent: MultiTurnAgent, renderer: Renderer) -> None:

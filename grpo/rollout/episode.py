@@ -1,14 +1,15 @@
 """One episode: agent and environment take turns until one of them ends it.
 
-An episode can also go on from a turn of another one (`BranchPoint`), as branching rollouts do.
+    reset ─→ first messages ─→ the agent replies ─→ the environment steps ─→ new messages ─→ … ─→ conclude ─→ Trajectory
+
+An episode can also go on from a turn of another one (`BranchPoint`), as branching rollouts do. `run_episode` is called
+for each episode of a rollout. It fails the episode, and not the rollout, if code of the user fails. What this code
+returns is checked in `grpo.rollout.returned`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import NoneType
 from typing import Literal
 
 import numpy as np
@@ -18,13 +19,20 @@ from grpo.agents.transcript import ContextLengthExceeded, Reply, TokenTranscript
 from grpo.copies import ScenarioCopies
 from grpo.environments.environment import Environment, EnvironmentState, StepResult
 from grpo.errors import ConfigError, OutcomeError
-from grpo.messages import Message, ToolCall
+from grpo.messages import Message
 from grpo.policy.policy import Sampling, Session
 from grpo.renderers.chat_template import Renderer
+from grpo.rollout.returned import (
+    check_message,
+    check_optional_text,
+    check_outcome,
+    check_texts,
+    check_type,
+    finite_reward,
+)
 from grpo.rollout.timeouts import RolloutTimeout, Timeouts
-from grpo.strict_json import encode
 from grpo.trajectories import Branch, Outcome, Stop, Trajectory
-from grpo.user_failures import UserCodeError, current_scenario, shown, user_code
+from grpo.user_failures import UserCodeError, current_scenario, user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,91 +83,26 @@ async def run_episode(
         transcript = TokenTranscript(session, renderer, sampling, max_context=max_context)
     else:
         transcript = start.transcript.resume(session, sampling, read=start.transcript.read)
-    rewards: list[float] = [] if start is None else list(start.rewards)
-    states: list[str | None] = [] if start is None else list(start.states)
+    episode = _Episode(
+        agent=agent,
+        environment=environment,
+        copies=copies,
+        transcript=transcript,
+        sampling=sampling,
+        sample=sample,
+        on_truncation=on_truncation,
+        timeouts=timeouts,
+        start=start,
+        points=points,
+        rewards=[] if start is None else list(start.rewards),
+        states=[] if start is None else list(start.states),
+    )
     stop: Stop = "failed"
     outcome: Outcome | None = None
     error: str | None = None
-
-    def environment_code() -> user_code:
-        return user_code("", passes=lambda error: isinstance(error, RolloutTimeout))
-
-    def agent_code() -> user_code:
-        return user_code(
-            "the agent", passes=lambda error: isinstance(error, RolloutTimeout) or transcript.caused(error)
-        )
-
-    async def begin() -> tuple[EnvironmentState, tuple[Message, ...]]:
-        with environment_code():
-            if start is not None:
-                return _forked(environment, start.state), start.new_messages
-            state = await timeouts.step(environment.reset(copies.copy(), seed=sampling.seed), 0)
-            _check(state, EnvironmentState, "what reset returned")
-            _check(state.turn_count, int, "a state's turn_count")
-            for message in state.history:
-                _check_message(message, "a state's history")
-            _check_texts(environment.system_prompt, state.context)
-        system_prompt = "\n\n".join(filter(None, (environment.system_prompt, state.context)))
-        opening = (Message(role="system", content=system_prompt),) if system_prompt else ()
-        return state, (*opening, *state.history)
-
-    async def converse() -> tuple[Stop, Outcome | None]:
-        state, new_messages = await begin()
-        stop: Stop
-        cut_off: Message | None = None
-        while True:
-            number = state.turn_count + 1
-            with environment_code():
-                digest = environment.state_digest(state)
-                _check_optional_text(digest, "what state_digest returned")
-            try:
-                with agent_code():
-                    reply = await timeouts.turn(agent.respond(transcript, new_messages), number)
-                    _check(reply, Reply, "what respond returned")
-            except ContextLengthExceeded:
-                stop = "truncated"
-                break
-            states.append(digest)
-            if reply.length_limited and on_truncation == "end":
-                stop, cut_off = "truncated", reply.message
-                break
-            with environment_code():
-                result = await timeouts.step(environment.step(state, reply.message), number)
-                _check(result, StepResult, "what step returned")
-                state = result.state
-                _check(state, EnvironmentState, "a step's state")
-                _check(state.turn_count, int, "a state's turn_count")
-                if result.reward is not None:
-                    rewards.append(_finite(result.reward))
-                ended = bool(result.terminated or result.truncated)
-                if not ended:
-                    assert result.response is not None, "step returned neither a response nor an end"
-                    _check_message(result.response, "a step's response")
-                    new_messages = (result.response,)
-                    if points is not None:
-                        points.append(
-                            BranchPoint(
-                                sample=sample,
-                                transcript=transcript.resume(None, sampling, read=transcript.read),
-                                state=_forked(environment, state),
-                                new_messages=new_messages,
-                                rewards=tuple(rewards),
-                                states=tuple(states),
-                            )
-                        )
-            if ended:
-                stop = "terminated" if result.terminated else "turn_limit"
-                break
-        with environment_code():
-            outcome = await timeouts.step(environment.conclude(state, cut_off), state.turn_count)
-            if outcome is not None:
-                _check_outcome(outcome)
-                outcome = outcome.copied()
-        return stop, outcome
-
     played = current_scenario.set(scenario.id)
     try:
-        stop, outcome = await timeouts.episode(converse)
+        stop, outcome = await timeouts.episode(episode.converse)
     except RolloutTimeout as timeout:
         error = f"TimeoutError: {timeout}"
     except (UserCodeError, OutcomeError) as failure:
@@ -183,75 +126,136 @@ async def run_episode(
         stop=stop,
         error=error,
         outcome=outcome,
-        turn_rewards=tuple(rewards),
-        turn_states=() if None in states else tuple(filter(None, states)),
+        turn_rewards=tuple(episode.rewards),
+        turn_states=() if None in episode.states else tuple(filter(None, episode.states)),
         branch=None if start is None else Branch(sample=start.sample, tokens=len(start.transcript.ids)),
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Episode:
+    """Episode that is played: its fixed parts, and what its turns have added so far.
+
+    `converse` calls the other methods in their order. If one of them raises, `transcript`, `rewards` and `states` still
+    have all turns before, and the trajectory of the failed episode shows them.
+    """
+
+    agent: MultiTurnAgent
+    environment: Environment
+    copies: ScenarioCopies
+    transcript: TokenTranscript
+    sampling: Sampling
+    sample: int
+    on_truncation: Literal["end", "continue"]
+    timeouts: Timeouts
+    start: BranchPoint | None
+    points: list[BranchPoint] | None
+    rewards: list[float]
+    """Rewards of the environment's steps so far."""
+    states: list[str | None]
+    """Digest of the state before each turn of the agent so far."""
+
+    async def converse(self) -> tuple[Stop, Outcome | None]:
+        """Play from the first messages to the end. Returns why the episode ended, and its outcome."""
+        state, new_messages = await self._begin()
+        while True:
+            reply = await self._reply(state, new_messages)
+            if reply is None:
+                return "truncated", await self._conclude(state)
+            if reply.length_limited and self.on_truncation == "end":
+                return "truncated", await self._conclude(state, cut_off=reply.message)
+            state, new_messages, stop = await self._step(state, reply.message)
+            if stop is not None:
+                return stop, await self._conclude(state)
+            if self.points is not None:
+                self.points.append(self._branch_point(state, new_messages))
+
+    async def _begin(self) -> tuple[EnvironmentState, tuple[Message, ...]]:
+        """State and messages before the agent's first turn: from the environment's reset, or from `start`."""
+        with self._environment_code():
+            if self.start is not None:
+                return _forked(self.environment, self.start.state), self.start.new_messages
+            state = await self.timeouts.step(self.environment.reset(self.copies.copy(), seed=self.sampling.seed), 0)
+            check_type(state, EnvironmentState, "what reset returned")
+            check_type(state.turn_count, int, "a state's turn_count")
+            for message in state.history:
+                check_message(message, "a state's history")
+            check_texts(self.environment.system_prompt, state.context)
+        system_prompt = "\n\n".join(filter(None, (self.environment.system_prompt, state.context)))
+        opening = (Message(role="system", content=system_prompt),) if system_prompt else ()
+        return state, (*opening, *state.history)
+
+    async def _reply(self, state: EnvironmentState, new_messages: tuple[Message, ...]) -> Reply | None:
+        """The agent's reply to new messages. None if the context has no room for another turn."""
+        with self._environment_code():
+            digest = self.environment.state_digest(state)
+            check_optional_text(digest, "what state_digest returned")
+        try:
+            with self._agent_code():
+                reply = await self.timeouts.turn(
+                    self.agent.respond(self.transcript, new_messages), state.turn_count + 1
+                )
+                check_type(reply, Reply, "what respond returned")
+        except ContextLengthExceeded:
+            return None
+        self.states.append(digest)
+        return reply
+
+    async def _step(
+        self, state: EnvironmentState, action: Message
+    ) -> tuple[EnvironmentState, tuple[Message, ...], Stop | None]:
+        """State after the environment's answer to a reply, its new messages, and why the episode ends if it does."""
+        with self._environment_code():
+            result = await self.timeouts.step(self.environment.step(state, action), state.turn_count + 1)
+            check_type(result, StepResult, "what step returned")
+            check_type(result.state, EnvironmentState, "a step's state")
+            check_type(result.state.turn_count, int, "a state's turn_count")
+            if result.reward is not None:
+                self.rewards.append(finite_reward(result.reward))
+            if result.terminated or result.truncated:
+                return result.state, (), "terminated" if result.terminated else "turn_limit"
+            assert result.response is not None, "step returned neither a response nor an end"
+            check_message(result.response, "a step's response")
+            return result.state, (result.response,), None
+
+    def _branch_point(self, state: EnvironmentState, new_messages: tuple[Message, ...]) -> BranchPoint:
+        """Copy of the episode as it is now, from which another episode can go on."""
+        with self._environment_code():
+            return BranchPoint(
+                sample=self.sample,
+                transcript=self.transcript.resume(None, self.sampling, read=self.transcript.read),
+                state=_forked(self.environment, state),
+                new_messages=new_messages,
+                rewards=tuple(self.rewards),
+                states=tuple(self.states),
+            )
+
+    async def _conclude(self, state: EnvironmentState, cut_off: Message | None = None) -> Outcome | None:
+        """The environment's outcome, as a copy. `cut_off` is the last reply if it reached its limit of tokens."""
+        with self._environment_code():
+            outcome = await self.timeouts.step(self.environment.conclude(state, cut_off), state.turn_count)
+            if outcome is None:
+                return None
+            check_outcome(outcome)
+            return outcome.copied()
+
+    def _environment_code(self) -> user_code:
+        return user_code("", passes=lambda error: isinstance(error, RolloutTimeout))
+
+    def _agent_code(self) -> user_code:
+        return user_code(
+            "the agent", passes=lambda error: isinstance(error, RolloutTimeout) or self.transcript.caused(error)
+        )
 
 
 def _forked(environment: Environment, state: EnvironmentState) -> EnvironmentState:
     """Copy of a state. Raises `ConfigError` if the environment cannot copy it, because no branch could be played."""
     try:
         copied = environment.fork(state)
-        _check(copied, EnvironmentState, "what fork returned")
+        check_type(copied, EnvironmentState, "what fork returned")
         return copied
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"rollout.trees: {type(environment).__name__}.fork cannot copy a state: {error}. Write a fork that can, or "
             "leave trees out"
         ) from error
-
-
-def _check(value: object, kind: type | tuple[type, ...], what: str) -> None:
-    """Raise `TypeError` if the user's code returned a value of another type as `what`."""
-    if not isinstance(value, kind):
-        expected = (kind[0] if isinstance(kind, tuple) else kind).__name__
-        raise TypeError(f"{what} is {shown(value)}. Return a value of type {expected}")
-
-
-def _check_message(message: Message, what: str) -> None:
-    """Raise `TypeError`, `UnicodeEncodeError` or `NotStrictJSON` if a message or a part of it cannot be stored."""
-    _check(message, Message, what)
-    _check_texts(message.content)
-    for part in (message.malformed, message.reasoning):
-        _check_optional_text(part, f"a part of {what}")
-    for call in message.tool_calls:
-        _check(call, ToolCall, f"a call of {what}")
-        _check_texts(call.name)
-        encode(dict(call.arguments))
-
-
-def _check_outcome(outcome: Outcome) -> None:
-    """Raise `TypeError`, `UnicodeEncodeError` or `NotStrictJSON` if a part of an outcome cannot be stored."""
-    _check(outcome, Outcome, "the outcome")
-    _check(outcome.checks, Mapping, "the checks of an outcome")
-    if outcome.success is not None:
-        _check(outcome.success, (bool, np.bool_), "the success of an outcome")
-    _check_texts(*outcome.checks, *outcome.unjudged)
-    for name, value in outcome.checks.items():
-        _check(value, (bool, np.bool_), f"the check {name}")
-    if outcome.reward is not None:
-        _finite(outcome.reward)
-    encode(dict(outcome.state))
-
-
-def _finite(reward: object) -> float:
-    """The number of a reward. Raises `TypeError` or `ValueError` if no learning could use it."""
-    if isinstance(reward, str):
-        raise TypeError("the reward of a step is a text. Return a finite number, or None")
-    number = float(reward)  # type: ignore[arg-type]
-    if not math.isfinite(number):
-        raise ValueError(f"the reward of a step is {number}. Return a finite number, or None")
-    return number
-
-
-def _check_texts(*texts: str) -> None:
-    """Raise `UnicodeEncodeError` for a text that has half of a surrogate pair, which no tokenizer reads."""
-    for text in texts:
-        _check(text, str, "a text")
-        text.encode()
-
-
-def _check_optional_text(text: str | None, what: str) -> None:
-    _check(text, (str, NoneType), what)
-    _check_texts(text or "")

@@ -98,7 +98,7 @@ def run_server(
     version if it cannot be loaded.
     """
     sys.setswitchinterval(_SWITCH_S)
-    connections = open_book(settings)
+    connections = make_connections(settings)
     app, service = build_app(settings, places, next_version, authenticate, orchestrator, connections=connections)
     try:
         ChatServer(uvicorn_config(app, settings, connections), service).run()
@@ -111,7 +111,7 @@ def run_server(
         raise service.failure
 
 
-def open_book(settings: ServerSettings) -> Connections:
+def make_connections(settings: ServerSettings) -> Connections:
     """Create the book that counts connections and enforces their bounds."""
     most = settings.connections or default_connections()
     per_address = settings.connections_per_address or max(1, most // 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grpo.artifacts import Artifact, ArtifactStore
 from grpo.config.environments import EnvironmentSettings
 from grpo.config.rewards import JudgeSettings, RewardComponent
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.judge.assertions import AssertionJudge
 from grpo.rewards.rollout_summary import RolloutSummary, summarize
 from grpo.rewards.score import score_rollout
@@ -49,7 +49,7 @@ def score(
     known = {s.id: s for s in read_scenarios(artifacts.path(scenarios) / SCENARIOS_FILE, ids=ids)}
     asked = None if judge is None else AssertionJudge(judge)
     scored = score_rollout(
-        played, make_reward(reward), known, judge=asked, error_budget=error_budget, timeout_s=timeout_s
+        played, make_composite_reward(reward), known, judge=asked, error_budget=error_budget, timeout_s=timeout_s
     )
     with artifacts.new_file("scored", ".parquet") as new:
         write_trajectories(new.path, scored, provenance={"rollouts": " ".join(a.sha256 for a in rollouts)})

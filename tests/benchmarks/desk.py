@@ -11,7 +11,7 @@ from grpo.environments.catalog import make_environment
 from grpo.learner.batch import Sample, build_batch, make_minibatches
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
@@ -39,7 +39,7 @@ def desk_policy() -> TransformersPolicy:
 def step_samples(policy: TransformersPolicy, config: PipelineConfig) -> list[Sample]:
     """Batch of the first optimizer step of a run: informative groups of eight samples."""
     played = play_desk(policy, config, scenarios=SCENARIOS, group_size=SIBLINGS)
-    scored = list(score(played, make_reward(config.reward)))
+    scored = list(score(played, make_composite_reward(config.reward)))
     batch = build_batch(group(scored), config.training, policy_hash=policy.hash)
     return make_minibatches(
         batch.groups, groups_per_step=config.training.groups_per_step, rng=np.random.default_rng(0)

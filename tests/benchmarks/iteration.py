@@ -14,7 +14,7 @@ from grpo.learner.batch import Sample, build_batch, make_minibatches
 from grpo.learner.learner import Learner
 from grpo.policy.policy import Policy
 from grpo.policy.transformers.model import TransformersPolicy
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.score import score
 from grpo.trajectories import Trajectory, group
 from tests.benchmarks.against_trl import make_trainer, plain_model, trl_inputs, trl_step
@@ -103,7 +103,7 @@ def _batches(
     config: PipelineConfig, policy: TransformersPolicy, played: Sequence[Trajectory]
 ) -> list[tuple[Sample, ...]]:
     batch = build_batch(
-        group(list(score(played, make_reward(config.reward)))), config.training, policy_hash=policy.hash
+        group(list(score(played, make_composite_reward(config.reward)))), config.training, policy_hash=policy.hash
     )
     steps = make_minibatches(
         batch.groups, groups_per_step=config.training.groups_per_step, rng=np.random.default_rng(0)

@@ -30,7 +30,7 @@ from grpo.learner.checkpoints import STATE, read_state
 from grpo.learner.trl.loop import restored_after, run_trainer, training_arguments
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
@@ -182,7 +182,7 @@ class _Rollout:
         self._conversations = race.conversations
         self._scenarios = {scenario.id: scenario for scenario in scenarios}
         self._desk = make_environment(config.environment)
-        self._reward = make_reward(config.reward)
+        self._reward = make_composite_reward(config.reward)
 
     def __call__(self, prompts: list[str], trainer: Trainer) -> dict[str, list[Any]]:
         """Prompts are scenario ids, each as often as it has siblings, one after the other."""

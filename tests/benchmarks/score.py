@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import yaml
 
 from grpo.messages import Message
-from grpo.rewards.catalog import reward_named
+from grpo.rewards.catalog import make_named_reward
 from grpo.rewards.composite import CompositeReward
 from grpo.rewards.score import score
 from grpo.trajectories import Trajectory, Turn
@@ -47,7 +47,7 @@ def measure() -> Findings:
     spoken = sum(len(turn.message.content.split()) for one in played for turn in one.turns) / len(played)
     rows = []
     for names in REWARDS:
-        reward = CompositeReward([(reward_named(name), 1 / len(names)) for name in names])
+        reward = CompositeReward([(make_named_reward(name), 1 / len(names)) for name in names])
         began = time.process_time()
         for _ in score(iter(played), reward):
             pass

@@ -20,7 +20,7 @@ from grpo.config.serving import EngineSettings, ServeConfig, ServerSettings
 from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.server import ServerPlaces, build_app, open_book
+from grpo.serving.server import ServerPlaces, build_app, make_connections
 from grpo_cli.serve import serve_config
 from tests.grpo.serving.chat_servers import clerk
 from tests.grpo.serving.metric_families import families
@@ -127,7 +127,11 @@ def loading(tmp_path: Path) -> Iterator[tuple[str, threading.Event, Any]]:
     settings = ServerSettings(watch_s=0.05)
     places = ServerPlaces(log=tmp_path / "log", budgets=tmp_path / "budgets.db")
     application, service = build_app(
-        settings, places, next_version, Authenticator(KeyStore(tmp_path / "keys.json")), connections=open_book(settings)
+        settings,
+        places,
+        next_version,
+        Authenticator(KeyStore(tmp_path / "keys.json")),
+        connections=make_connections(settings),
     )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

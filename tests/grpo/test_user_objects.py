@@ -18,8 +18,8 @@ from grpo.errors import ConfigError
 from grpo.identity import user_code
 from grpo.identity.cache_identity import run_settings
 from grpo.identity.code import executed_code, external_digests
-from grpo.rewards.catalog import make_reward, reward_named
-from grpo.user_objects import create, load_object
+from grpo.rewards.catalog import make_composite_reward, make_named_reward
+from grpo.user_objects import load_object, make_object
 from tests.grpo.rewards.scoring import scored
 
 ENVIRONMENT = '''
@@ -126,7 +126,7 @@ def test_a_config_names_modules_beside_it(folder: Path):
     made = make_environment(config.environment)
     assert (made.system_prompt, made.tools[0].name) == ("7 loaves of ", "price_of")
     assert "import_from" not in run_settings(config)
-    reward = make_reward(config.reward)
+    reward = make_composite_reward(config.reward)
     assert list(reward.weights.items()) == [("length", 0.5), ("loud", 0.5)]
     assert [scored(reward, "Hi", text).score for text in ("HELLO", "HELLO!", "hello")] == [1.0, 0.5, 0.0]
 
@@ -134,9 +134,9 @@ def test_a_config_names_modules_beside_it(folder: Path):
 def test_a_function_of_a_class_is_named_with_a_dot(folder: Path):
     """A static method is a reward as any function is, and a misspelt one is named."""
     load_config(folder / "bakery.yaml")
-    assert scored(reward_named("bakery_rewards:Checks.polite"), "Hi", "hello").score == 0.25
+    assert scored(make_named_reward("bakery_rewards:Checks.polite"), "Hi", "hello").score == 0.25
     with pytest.raises(ConfigError, match=r"module bakery_rewards has no Checks\.kind\. It has loud, "):
-        reward_named("bakery_rewards:Checks.kind")
+        make_named_reward("bakery_rewards:Checks.kind")
 
 
 def test_a_folder_without_the_module_is_not_imported_from(folder: Path):
@@ -212,13 +212,13 @@ def test_a_module_that_cannot_be_imported_is_refused(folder: Path):
 def test_functions_and_decorated_functions_are_rewards(folder: Path):
     """By name and weight; they take no options, and a class that is not a reward is refused."""
     load_config(folder / "bakery.yaml")
-    quiet = reward_named("bakery_rewards:quiet", weight=0.25)
+    quiet = make_named_reward("bakery_rewards:quiet", weight=0.25)
     assert (quiet.name, quiet.weight, scored(quiet, "Hi", "low").score) == ("quiet", 0.25, 1.0)
     assert load_object("bakery_rewards:quiet").weight == 1.0
     with pytest.raises(ConfigError, match="bakery_rewards:loud takes no options"):
-        reward_named("bakery_rewards:loud", volume=3)
+        make_named_reward("bakery_rewards:loud", volume=3)
     with pytest.raises(ConfigError, match=r"bakery_rewards:Plain makes Plain\. Derive it from RewardFunction"):
-        reward_named("bakery_rewards:Plain")
+        make_named_reward("bakery_rewards:Plain")
     with pytest.raises(ConfigError, match="kind python needs object: module:name"):
         load_config(folder / "bakery.yaml", ("reward.0.object=null",))
 
@@ -245,6 +245,6 @@ def test_an_entry_point_names_an_object(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.syspath_prepend(tmp_path)
     settings = PythonEnvironmentSettings(kind="python", object="bakery")
     assert settings.reference == "bakery_installed:oven"
-    assert create(settings.reference, {}, dict) == {"loaves": 3}
+    assert make_object(settings.reference, {}, dict) == {"loaves": 3}
     with pytest.raises(ConfigError, match=r"'kiosk' is not of the form module:name.*known entry points: bakery"):
         _ = PythonEnvironmentSettings(kind="python", object="kiosk").reference

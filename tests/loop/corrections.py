@@ -33,7 +33,7 @@ from grpo.learner.update import update
 from grpo.messages import Message
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.renderers.chat_template import Renderer
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.score import score
 from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
@@ -98,7 +98,7 @@ class Trial:
             chosen = [cases[k] for k in rng.permutation(len(cases))[: self.config.rollout.scenarios]]
             played = self.play(load(parent), chosen, samples=self.config.rollout.group_size, part=iteration)
             path, target = place / f"{iteration}.parquet", place / str(iteration)
-            write_trajectories(path, list(score(played, make_reward(self.config.reward))), provenance={})
+            write_trajectories(path, list(score(played, make_composite_reward(self.config.reward))), provenance={})
             if update([path], parent, base, target, settings, seed=self.seed, iteration=iteration).changed:
                 parent = target
         return load(parent)

@@ -101,8 +101,8 @@ class ReasoningGymEnvironment(Environment):
         await call_on_thread(_entry, scenario)
 
 
-def load_task(name: str, options: Mapping[str, Any]) -> ProceduralDataset:
-    """Generator of questions by its name in reasoning-gym. Raises `DataError` if name or options are invalid."""
+def make_task(name: str, options: Mapping[str, Any]) -> ProceduralDataset:
+    """Make a generator of questions by its name in reasoning-gym. Raises `DataError` if name or options are invalid."""
     return _load_task(name, json.dumps(options, sort_keys=True))
 
 
@@ -135,7 +135,7 @@ def _entry(scenario: Scenario) -> dict[str, Any]:
             f'scenario {scenario.id}: world needs a task and an index, {{"task": "chain_sum", "options": {{"seed": 0, '
             f'"size": 12000}}, "index": 17}}, got {str(dict(world))[:100]}'
         )
-    entry: dict[str, Any] = load_task(world["task"], world.get("options", {}))[world["index"]]
+    entry: dict[str, Any] = make_task(world["task"], world.get("options", {}))[world["index"]]
     if scenario.user_responses != (entry["question"],):
         raise DataError(
             f"scenario {scenario.id} asks another question than its world makes now, {entry['question']!r:.200}, "
@@ -146,7 +146,7 @@ def _entry(scenario: Scenario) -> dict[str, Any]:
 
 def _score(scenario: Scenario, answer: str) -> tuple[float, str | None]:
     """Score of an answer, and the exception if the verifier cannot read it, so that the score is 0."""
-    task, entry = load_task(scenario.world["task"], scenario.world.get("options", {})), _entry(scenario)
+    task, entry = make_task(scenario.world["task"], scenario.world.get("options", {})), _entry(scenario)
     try:
         score = float(task.score_answer(answer, entry))
     except Exception as error:  # noqa: BLE001 - verifiers raise what parsing the model's text raises

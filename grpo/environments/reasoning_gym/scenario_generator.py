@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from grpo.environments.levels import NamedLevel, draw_splits
-from grpo.environments.reasoning_gym.environment import load_task
+from grpo.environments.reasoning_gym.environment import make_task
 from grpo.errors import DataError
 from grpo.scenarios.split import HELDOUT_SHARE, assign_split
 
@@ -71,7 +71,7 @@ def _draw(task: ReasoningTask, part: str, number: int, seed: int, drawn: set[str
 def _different(task: ReasoningTask, part: str, seed: int, drawn: set[str]) -> Iterator[dict[str, Any]]:
     """Yield scenarios with questions that were not drawn before."""
     options = {**task.options, "seed": seed, "size": _SIZE}
-    generator = load_task(task.task, options)
+    generator = make_task(task.task, options)
     side = "heldout" if part == "heldout" else "train"
     for index in _INDICES[part]:
         entry = generator[index]

@@ -24,7 +24,7 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import add_fused_lm_head
 
-from grpo.algorithms.catalog import get_algorithm
+from grpo.algorithms.catalog import make_algorithm
 from grpo.algorithms.losses import importance_ratio
 from grpo.config.training import TrainingSettings
 from grpo.errors import ConfigError, DataError
@@ -146,7 +146,7 @@ def _arguments(
     seed: int,
 ) -> GRPOConfig:
     """TRL's configuration from the settings."""
-    algorithm = get_algorithm(
+    algorithm = make_algorithm(
         settings.algorithm,
         scale_by_std=settings.scale_by_std,
         clip_low=settings.clip_low,

@@ -10,7 +10,7 @@ from statistics import fmean
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
-from grpo.rewards.catalog import make_component
+from grpo.rewards.catalog import make_reward
 from grpo.rewards.hacking.probes import CASES, PROBES, Probe, ProbeCase
 from grpo.rewards.reward import (
     Episode,
@@ -65,7 +65,7 @@ def check_rewards(components: Sequence[RewardComponent]) -> None:
     for component in components:
         if unknown := {*component.accepted_exploits} - {*names}:
             raise ConfigError(f"reward {component.kind}: accepted_exploits names {sorted(unknown)}. Probes are {names}")
-        reward = make_component(component)
+        reward = make_reward(component)
         if not reward.probed:
             continue
         accepted = component.accepted_exploits

@@ -31,8 +31,8 @@ except ModuleNotFoundError as error:
 _ROLES = ("system", "user", "assistant")
 
 
-def load_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
-    """Load a taskset by its id, with its settings.
+def make_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
+    """Make a taskset from its id and its settings.
 
     Raises `ConfigError` if the taskset is missing, has a program of its own, or does not take these settings.
     """
@@ -59,7 +59,7 @@ def load_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
 
 def read_taskset(id: str, args: Mapping[str, Any]) -> Iterator[SourceRecord]:
     """Read the tasks of a taskset in its order. Raises `ConfigError` if it is endless."""
-    for number, task in enumerate(bounded(load_taskset(id, args)), start=1):
+    for number, task in enumerate(bounded(make_taskset(id, args)), start=1):
         try:
             data, problem = task_scenario(task).model_dump(mode="json", exclude_defaults=True), None
         except DataError as error:

@@ -112,7 +112,7 @@ class TokenVerifier:
         )
 
 
-def token_verifier(settings: TokenSettings) -> TokenVerifier:
+def make_token_verifier(settings: TokenSettings) -> TokenVerifier:
     """Create the verifier from a server's settings. Raises `ConfigError` when `TokenVerifier` and `read_key` do."""
     return TokenVerifier(
         read_key(settings),

@@ -17,6 +17,7 @@ from grpo.errors import DataError, RegistryError
 from grpo.http_client import get
 from grpo.log.copies import ErasedCopy, Mentions
 from grpo.policy.weights.registered import fault_of
+from grpo.policy.weights.registry_pages import all_pages, all_versions
 from grpo.registry.erased_data import is_tuned_on
 from grpo.registry.store import Registry, verified
 from grpo.serving.mirror.trace_store import TraceStore
@@ -27,9 +28,8 @@ from grpo.storage.home import home
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
+    from mlflow.entities import Run
 
-_PAGE = 1000
 _PROBE_S = 5.0
 _FILES = ("report.json", "report.html", "report.png", "retraining.json", "data_docs")
 
@@ -60,14 +60,16 @@ def erase_from_mlflow(tracking_uri: str, mentions: Mentions, conversations: Coll
 
     Errors of MLflow propagate.
     """
+    from mlflow.entities import ViewType
+
     client = Registry(tracking_uri).client
-    for experiment in _experiments(client):
+    for experiment in all_pages(client.search_experiments, view_type=ViewType.ALL):
         traces = TraceStore(tracking_uri, experiment.name)
         traces.experiment_id = experiment.experiment_id  # also a deleted experiment, because it can be restored
         for digest in conversations:
             count = traces.delete(f"tag.`{CONVERSATION_TAG}` = '{digest}'")
             yield from [ErasedCopy(place="mlflow/trace")] * count
-        for run in _runs(client, experiment):
+        for run in all_pages(client.search_runs, [experiment.experiment_id], run_view_type=ViewType.ALL):
             yield from _erase_from_run(client, run, mentions)
 
 
@@ -82,7 +84,7 @@ def registered_stores(tracking_uri: str) -> tuple[set[str], list[str]]:
             get(f"{tracking_uri.rstrip('/')}/health", seconds=_PROBE_S).raise_for_status()
         except httpx.HTTPError as error:
             raise ConnectionError(f"MLflow at {masked(tracking_uri)} does not answer: {error}") from error
-    versions = Registry(tracking_uri).client.search_model_versions(max_results=10_000)
+    versions = list(all_versions(Registry(tracking_uri).client))
     uris = [version.tags["checkpoint_uri"] for version in verified(versions) if "checkpoint_uri" in version.tags]
     skipped = sorted(f"{item.name}/{item.version}" for item in versions if fault_of(item) is not None)
     return {uri.rsplit("/", 2)[0] for uri in uris if uri.count("/") > 2}, skipped
@@ -93,7 +95,7 @@ def versions_trained_on(tracking_uri: str, artifacts: Collection[str]) -> list[s
 
     An artifact is a table of scenarios, or a file of demonstrations or pairs.
     """
-    versions = verified(Registry(tracking_uri).client.search_model_versions(max_results=10_000))
+    versions = verified(all_versions(Registry(tracking_uri).client))
     return sorted(
         f"{item.name}/{item.version}"
         for item in versions
@@ -136,25 +138,3 @@ def _is_named(path: Path, mentions: Mentions) -> bool:
         return mentions.in_artifact(path)
     except DataError:
         return True
-
-
-def _experiments(client: MlflowClient) -> Iterator[Experiment]:
-    from mlflow.entities import ViewType
-
-    token = None
-    while True:
-        page = client.search_experiments(view_type=ViewType.ALL, max_results=_PAGE, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return
-
-
-def _runs(client: MlflowClient, experiment: Experiment) -> Iterator[Run]:
-    from mlflow.entities import ViewType
-
-    token = None
-    while True:
-        page = client.search_runs([experiment.experiment_id], "", ViewType.ALL, _PAGE, page_token=token)
-        yield from page
-        if not (token := page.token):
-            return

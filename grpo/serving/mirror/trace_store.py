@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.errors import ConfigError
 from grpo.http_client import get
+from grpo.policy.weights.registry_pages import all_pages
 from grpo.registry.store import Registry
 from grpo.serving.mirror.traces import TURN_TAG
 from grpo.storage.databases import is_database
@@ -72,7 +73,7 @@ class TraceStore:
 
     def has(self, trace_id: str) -> bool:
         """True if the experiment has the trace."""
-        return bool(self._search(f"trace.request_id = '{trace_id}'", most=1))
+        return bool(self._search(f"trace.request_id = '{trace_id}'", max_results=1))
 
     def assessed(self, names: Sequence[str]) -> Iterator[tuple[TraceInfo, Assessment]]:
         """Assessments with these names, each with the info of its trace."""
@@ -86,31 +87,26 @@ class TraceStore:
         Other traces of the experiment stay.
         """
         count = 0
-        while traces := self._search(f"{condition} AND tag.`{TURN_TAG}` IS NOT NULL", most=_PAGE):
+        while traces := self._search(f"{condition} AND tag.`{TURN_TAG}` IS NOT NULL", max_results=_PAGE):
             ids = [trace.info.trace_id for trace in traces]
             self._traces.delete_traces(self.experiment_id, trace_ids=ids)
             count += len(ids)
         return count
 
     def _pages(self, condition: str) -> Iterator[TraceInfo]:
-        token = None
-        while True:
-            page = self._search(condition, most=_PAGE, page_token=token)
-            yield from (trace.info for trace in page)
-            if not (token := page.token):
-                return
+        return (trace.info for trace in all_pages(self._search, condition, page=_PAGE))
 
-    def _search(self, condition: str, *, most: int, page_token: str | None = None) -> Any:
+    def _search(self, condition: str, *, max_results: int, page_token: str | None = None) -> Any:
         return self._traces.search_traces(
             locations=[self.experiment_id],
             filter_string=condition,
-            max_results=most,
+            max_results=max_results,
             page_token=page_token,
             include_spans=False,
         )
 
     def _is_assessed(self, trace_id: str, assessment_id: str | None) -> bool:
-        traces = self._search(f"trace.request_id = '{trace_id}'", most=1)
+        traces = self._search(f"trace.request_id = '{trace_id}'", max_results=1)
         return any(item.assessment_id == assessment_id for trace in traces for item in trace.info.assessments)
 
     @cached_property

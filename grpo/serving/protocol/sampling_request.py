@@ -1,4 +1,8 @@
-"""Parameters of sampling that the requests for chats and for completions share."""
+"""Parameters of sampling that chat completions and raw completions share: their bounds, and the `Sampling` they mean.
+
+Both requests inherit from `SamplingRequest`, so that a parameter has the same bounds and the same error on both routes.
+What only one route has, e.g. messages or a prompt, is in the module of this route.
+"""
 
 from __future__ import annotations
 

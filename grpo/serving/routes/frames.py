@@ -11,9 +11,12 @@ import math
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from fastapi import WebSocket
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
@@ -90,78 +93,117 @@ async def answer_frames(
     frames that come too fast wait in the connection. Without it the connection is closed, because it would otherwise
     only notice after a long reply that the client has gone.
     """
-    authorize: Callable[[], Caller] = socket.state.authorize
     waiting = WaitingFrames(characters, socket.state.caller.key_hash, socket.state.charge)
     frames, requests = anyio.create_memory_object_stream[str | None](WAITING_REQUESTS)
-    answering = anyio.CancelScope()
-    refusal: tuple[int, str] | None = None
     async with frames, requests, anyio.create_task_group() as group:
-
-        async def listen() -> None:
-            nonlocal refusal
-            while (message := await socket.receive())["type"] != "websocket.disconnect":
-                text = message.get("text")
-                if not waiting.add(len(text or message.get("bytes") or "")):
-                    refusal = (TOO_MANY, f"more than {WAITING_CHARACTERS} characters of this key's requests wait")
-                    break
-                try:
-                    if push is None:
-                        frames.send_nowait(text)
-                    else:
-                        await frames.send(text)
-                except anyio.BrokenResourceError:
-                    continue  # the client is gone, so that its frame is only charged
-                except anyio.WouldBlock:
-                    refusal = (TOO_MANY, f"more than {WAITING_REQUESTS} requests wait")
-                    break
-            if message.get("code") == _MESSAGE_TOO_BIG:
-                socket.state.charge(0, status=413)
-            group.cancel_scope.cancel()
-
-        async def push_until_gone(push: Callable[[], Awaitable[None]]) -> None:
-            nonlocal refusal
-            try:
-                await push()
-            except WebSocketDisconnect:
-                answering.cancel()
-            except APIError:
-                refusal = _NOT_AUTHORIZED
-                group.cancel_scope.cancel()
-
+        connection = _Connection(
+            socket=socket,
+            waiting=waiting,
+            frames=frames,
+            requests=requests,
+            end=group.cancel_scope.cancel,
+        )
         if push is not None:
-            group.start_soon(push_until_gone, push)
-        group.start_soon(listen)
+            group.start_soon(connection.push_until_gone, push)
+        group.start_soon(partial(connection.listen, may_wait=push is not None))
         try:
-            with answering, suppress(WebSocketDisconnect):
-                while refusal is None:
-                    with anyio.move_on_after(idle_s) as idle:
-                        frame = await requests.receive()
-                    if idle.cancelled_caught:
-                        refusal = (GOING_AWAY, f"no request for {idle_s:g} s")
-                        break
-                    closing = _NOT_AUTHORIZED
-                    try:
-                        caller = authorize()
-                        closing = (TOO_MANY, "too many requests were refused")
-                        check_refused(caller)
-                    except APIError as error:
-                        waiting.end_first(error.status)
-                        await socket.send_text(error_text(error))
-                        refusal = closing
-                        break
-                    texts = answer(frame, caller, waiting)
-                    frame = None  # the request has what its reply needs
-                    async with aclosing(texts):
-                        async for text in texts:
-                            await socket.send_text(text)
-            if refusal is None:  # the client is gone
+            await connection.answer_until_refused(answer, check_refused, idle_s)
+            if connection.refusal is None:  # the client is gone
                 requests.close()
                 await anyio.sleep_forever()  # `listen` cancels it after the last frame that arrived
         finally:
             waiting.close()
         group.cancel_scope.cancel()
-    if refusal is not None and socket.application_state is WebSocketState.CONNECTED:
-        await socket.close(*refusal)
+    if connection.refusal is not None and socket.application_state is WebSocketState.CONNECTED:
+        await socket.close(*connection.refusal)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Connection:
+    """One connection while its frames are answered.
+
+    Three tasks share it. `listen` receives frames, `answer_until_refused` answers them in order, and `push_until_gone`
+    sends other frames. Whichever notices that the connection has to be closed sets `refusal`.
+    """
+
+    socket: WebSocket
+    waiting: WaitingFrames
+    frames: MemoryObjectSendStream[str | None]
+    requests: MemoryObjectReceiveStream[str | None]
+    """Other end of `frames`."""
+    end: Callable[[], None]
+    """Cancels all three tasks."""
+    answering: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    refusal: tuple[int, str] | None = None
+    """Code and reason with which the server closes the connection. None if the client closes it."""
+
+    async def listen(self, *, may_wait: bool) -> None:
+        """Receive frames until the client closes the connection, or too many frames wait.
+
+        If `may_wait` is True, a frame that comes too fast waits in the connection instead.
+        """
+        while (message := await self.socket.receive())["type"] != "websocket.disconnect":
+            text = message.get("text")
+            if not self.waiting.add(len(text or message.get("bytes") or "")):
+                self.refusal = (TOO_MANY, f"more than {WAITING_CHARACTERS} characters of this key's requests wait")
+                break
+            try:
+                if may_wait:
+                    await self.frames.send(text)
+                else:
+                    self.frames.send_nowait(text)
+            except anyio.BrokenResourceError:
+                continue  # the client is gone, so that its frame is only charged
+            except anyio.WouldBlock:
+                self.refusal = (TOO_MANY, f"more than {WAITING_REQUESTS} requests wait")
+                break
+        if message.get("code") == _MESSAGE_TOO_BIG:
+            self.socket.state.charge(0, status=413)
+        self.end()
+
+    async def push_until_gone(self, push: Callable[[], Awaitable[None]]) -> None:
+        """Send the frames of `push` until the client is gone or not authorized any more."""
+        try:
+            await push()
+        except WebSocketDisconnect:
+            self.answering.cancel()
+        except APIError:
+            self.refusal = _NOT_AUTHORIZED
+            self.end()
+
+    async def answer_until_refused(
+        self, answer: Answer, check_refused: Callable[[Caller], None], idle_s: float
+    ) -> None:
+        """Answer one frame after another until the client is gone, or until `refusal` is set."""
+        with self.answering, suppress(WebSocketDisconnect):
+            while self.refusal is None:
+                with anyio.move_on_after(idle_s) as idle:
+                    frame = await self.requests.receive()
+                if idle.cancelled_caught:
+                    self.refusal = (GOING_AWAY, f"no request for {idle_s:g} s")
+                    break
+                caller = await self._authorize(check_refused)
+                if caller is None:
+                    break
+                texts = answer(frame, caller, self.waiting)
+                frame = None  # the request has what its reply needs
+                async with aclosing(texts):
+                    async for text in texts:
+                        await self.socket.send_text(text)
+
+    async def _authorize(self, check_refused: Callable[[Caller], None]) -> Caller | None:
+        """Caller of the oldest frame. If it may not send requests any more, charge the frame and set `refusal`."""
+        closing = _NOT_AUTHORIZED
+        try:
+            caller: Caller = self.socket.state.authorize()
+            closing = (TOO_MANY, "too many requests were refused")
+            check_refused(caller)
+        except APIError as error:
+            self.waiting.end_first(error.status)
+            await self.socket.send_text(error_text(error))
+            self.refusal = closing
+            return None
+        return caller
 
 
 def parse_frame(frame: str | None) -> dict[str, Any]:

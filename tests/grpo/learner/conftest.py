@@ -15,7 +15,7 @@ from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig, load_config
 from grpo.learner.checkpoints import save_base
 from grpo.policy.transformers.model import TransformersPolicy, load
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.score import score
 from grpo.tables import write_trajectories
 from grpo.trajectories import Trajectory
@@ -84,6 +84,8 @@ def desk_rollout(tmp_path_factory: pytest.TempPathFactory) -> DeskRollout:
     policy = load(DESK_MODEL)
     (folder / "base").mkdir()
     save_base(policy, folder / "base")
-    trajectories = tuple(score(play_desk(policy, config, scenarios=6, group_size=4), make_reward(config.reward)))
+    trajectories = tuple(
+        score(play_desk(policy, config, scenarios=6, group_size=4), make_composite_reward(config.reward))
+    )
     write_trajectories(folder / "scored.parquet", trajectories, provenance={})
     return DeskRollout(folder / "base", folder / "scored.parquet", trajectories, config)

@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from grpo.errors import ConfigError
+from grpo.policy.weights import registry_pages
 from grpo.policy.weights.registered import open_client
 from grpo.registry import Registry, move
 from grpo.registry.move import move_registry
@@ -102,6 +103,18 @@ def test_versions_promotions_and_files_are_the_same_in_the_new_place(
     assert [metric.value for metric in new.client.get_metric_history(run.info.run_id, "reward")] == [0.1, 1e-300]
     numbers = {int(experiment.experiment_id) for experiment in new.client.search_experiments()}
     assert int(new.client.create_experiment("later")) == max(numbers) + 1
+
+
+def test_all_pages_of_a_registry_are_compared(
+    models: Registry, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """3 models and 5 versions, two for each request: every champion, and every version that is not trusted."""
+    monkeypatch.setattr(registry_pages, "PAGE", 2)
+    for name in ("shop", "zoo"):
+        put_into_service(models, name, put_version(models, name, name, against="base"))
+    moved = move_registry(database, str(tmp_path / "files"))
+    assert moved.champions == {"desk": 2, "shop": 1, "zoo": 1}
+    assert (moved.versions, moved.unsigned) == (4, ("models:/desk/3",))
 
 
 def test_the_old_registry_is_refused_until_its_record_is_removed(models: Registry, database: str, tmp_path: Path):

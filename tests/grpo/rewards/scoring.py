@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from grpo.config.rewards import RewardComponent
 from grpo.messages import Message
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.reward import RewardContext, RewardFunction, RewardResult
 from grpo.scenario import Expected, Scenario
 from grpo.trajectories import Outcome
@@ -50,6 +50,6 @@ def tool(text: str) -> Message:
 
 def judge(kind: str, turns: Sequence[Message], *, outcome: Outcome | None = None, **options: object) -> float:
     """Score that a reward of the config gives to these messages."""
-    reward = make_reward([RewardComponent(kind=kind, weight=1.0, options=options)])  # type: ignore[arg-type]
+    reward = make_composite_reward([RewardComponent(kind=kind, weight=1.0, options=options)])  # type: ignore[arg-type]
     context = RewardContext(scenario_id="s", category="c", stop="terminated", outcome=outcome)
     return asyncio.run(reward.compute_reward(turns, context)).score

@@ -9,7 +9,7 @@ import pytest
 from grpo.config.rewards import RewardComponent
 from grpo.errors import RewardError, Unscored
 from grpo.messages import Message
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.composite import CompositeReward
 from grpo.rewards.reward import Episode, FunctionReward, RewardContext, RewardFunction, RewardResult
 from grpo.rewards.rollout_summary import summarize
@@ -29,7 +29,9 @@ def _judged(**changes: object) -> Trajectory:
 
 def test_a_failed_episode_keeps_no_reward():
     """None is not 0."""
-    (scored,) = score([_judged(stop="failed", outcome=None)], make_reward([RewardComponent(kind="constant", weight=1)]))
+    (scored,) = score(
+        [_judged(stop="failed", outcome=None)], make_composite_reward([RewardComponent(kind="constant", weight=1)])
+    )
     assert scored.terminal_reward is None
 
 
@@ -158,7 +160,7 @@ def test_a_scored_episode_has_the_metadata_of_its_components():
 
 def test_a_composite_is_the_weighted_sum_and_shows_its_parts():
     """.7·1 + .3·.5 = .85"""
-    reward = make_reward(
+    reward = make_composite_reward(
         [RewardComponent(kind="task_completion", weight=0.7), RewardComponent(kind="checks", weight=0.3)]
     )
     (scored,) = score([_judged()], reward)
@@ -169,7 +171,7 @@ def test_a_composite_is_the_weighted_sum_and_shows_its_parts():
 def test_a_negative_weight_inverts_a_reward():
     """It warns, as any weight outside [0, 1] does."""
     with pytest.warns(UserWarning, match=r"reward task_completion has weight -1\.0, outside \[0, 1\]"):
-        reward = make_reward([RewardComponent(kind="task_completion", weight=-1.0)])
+        reward = make_composite_reward([RewardComponent(kind="task_completion", weight=-1.0)])
     (scored,) = score([_judged()], reward)
     assert scored.total_reward == -1.0
 

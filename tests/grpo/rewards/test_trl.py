@@ -12,7 +12,7 @@ import pytest
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.hacking.check import check_rewards
 from grpo.rewards.reward import Episode, RewardContext, RewardResult
 from grpo.scenario import Metadata, Scenario
@@ -143,7 +143,7 @@ def score(
         )
         for index, reply in enumerate(replies)
     ]
-    return asyncio.run(make_reward(components).compute_group(episodes))
+    return asyncio.run(make_composite_reward(components).compute_group(episodes))
 
 
 def numbers(results: list[RewardResult | Unscored]) -> list[float | None]:
@@ -190,9 +190,9 @@ def test_async_functions_columns_and_options():
     assert numbers(score([component("accuracy", options={"scale": 0.5})], "2", "3")) == [0.5, 0.0]
     assert numbers(score([component("Scaled", options={"by": 0.25})], "2")) == [0.25]
     with pytest.raises(ConfigError, match=r"trl_rewards:accuracy has no option 'scael'\. It takes completions, answer"):
-        make_reward([component("accuracy", options={"scael": 1})])
+        make_composite_reward([component("accuracy", options={"scael": 1})])
     with pytest.raises(ConfigError, match="trl_rewards:format_reward has no option 'length'"):
-        make_reward([component("format_reward", options={"length": 1})])
+        make_composite_reward([component("format_reward", options={"length": 1})])
 
 
 def test_none_leaves_the_component_out_of_the_sum():
@@ -245,19 +245,19 @@ def test_another_result_is_an_error_with_the_function_and_its_file(name: str, re
         context=RewardContext(scenario_id="s", category="c", stop="terminated", scenario=world),
     )
     with pytest.raises(RewardError, match=reason):
-        asyncio.run(make_reward([component(name)]).compute_group([episode, episode]))
+        asyncio.run(make_composite_reward([component(name)]).compute_group([episode, episode]))
 
 
 def test_a_function_that_needs_the_trainer_is_refused():
     """Before a run: rewards are computed without one."""
     with pytest.raises(ConfigError, match=r"trl_rewards:scheduled \(.*\) needs trainer_state"):
-        make_reward([component("scheduled")])
+        make_composite_reward([component("scheduled")])
 
 
 def test_a_function_of_the_turns_is_told_its_kind():
     """Turns are not a column that a scenario could have."""
     with pytest.raises(ConfigError, match=r"trl_rewards:native \(.*\) takes turns, .* Set kind: python"):
-        make_reward([component("native")])
+        make_composite_reward([component("native")])
 
 
 def test_a_function_is_probed_where_it_asks_for_it(monkeypatch: pytest.MonkeyPatch):

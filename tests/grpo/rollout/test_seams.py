@@ -33,7 +33,7 @@ from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
 from grpo.serving.engine.served_model import ServedModel
 from grpo.trajectories import Outcome, Trajectory
-from grpo.user_objects import create
+from grpo.user_objects import make_object
 from tests.grpo.serving.chat_servers import chat_server
 
 CALL = '<tool_call>{"name": "look_up", "arguments": {"order": "12"}}</tool_call>'
@@ -312,7 +312,7 @@ class TrappedObject(Environment):
 def test_an_object_that_cannot_be_made_is_refused(kind: str):
     """With its name, its options, and the file and line."""
     with pytest.raises(ConfigError, match=r"cannot be made with options .*test_seams\.py:") as refused:
-        create(f"{__name__}:TrappedObject", {"kind": kind}, Environment)
+        make_object(f"{__name__}:TrappedObject", {"kind": kind}, Environment)
     assert _is_one_line(str(refused.value))
 
 

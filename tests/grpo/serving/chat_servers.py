@@ -27,7 +27,7 @@ from grpo.serving.engine.served_model import ServedModel
 from grpo.serving.requests.service import Service
 from grpo.serving.routes.operations import Orchestrator
 from grpo.serving.server import ChatServer as Uvicorn
-from grpo.serving.server import ServerPlaces, build_app, open_book, uvicorn_config
+from grpo.serving.server import ServerPlaces, build_app, make_connections, uvicorn_config
 
 CLERK = Path("data/models/desk_clerk")
 
@@ -127,7 +127,7 @@ def chat_server(
         tls=None if tls is None else TLSSettings(certificate=str(tls[0]), private_key=str(tls[1])),
         **edge,
     )
-    book = open_book(settings)
+    book = make_connections(settings)
     app, running = build_app(settings, places, next_version, Authenticator(keys), orchestrator, connections=book)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

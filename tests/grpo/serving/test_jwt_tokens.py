@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from grpo.config.serving import CallerLimits, TokenSettings
 from grpo.errors import ConfigError
-from grpo.serving.access.jwt_tokens import TokenError, TokenVerifier, read_key, token_verifier
+from grpo.serving.access.jwt_tokens import TokenError, TokenVerifier, make_token_verifier, read_key
 
 SECRET = "0123456789abcdef0123456789abcdef"
 PRIVATE = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -178,7 +178,7 @@ TOKENS: dict[str, Any] = {
 def test_a_server_takes_tokens_with_all_settings_or_none(monkeypatch: pytest.MonkeyPatch, absent: str):
     """One that is missing is an error, and not a server that takes any issuer."""
     monkeypatch.setenv("DESK_JWT", SECRET)
-    verifier = token_verifier(TokenSettings(**TOKENS, limits={"parallel": 3}))
+    verifier = make_token_verifier(TokenSettings(**TOKENS, limits={"parallel": 3}))
     caller = verifier.caller(jwt.encode(_claims(), SECRET, algorithm="HS256"))
     assert (caller.name, caller.limits) == ("ann", CallerLimits(parallel=3))
     with pytest.raises(ValidationError):

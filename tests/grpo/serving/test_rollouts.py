@@ -23,7 +23,7 @@ from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.weight_files import WeightFiles
 from grpo.serving.protocol.api_errors import APIError
-from grpo.serving.server import ServerPlaces, build_app, open_book
+from grpo.serving.server import ServerPlaces, build_app, make_connections
 from tests.grpo.serving.chat_servers import CLERK, ChatServer, chat_server, load_clerk
 from tests.grpo.serving.servers import request as send_raw
 
@@ -193,7 +193,9 @@ def test_a_server_takes_no_rollouts_unless_it_is_told_to(tmp_path: Path):
     settings = ServerSettings()
     places = ServerPlaces(log=tmp_path / "log", budgets=tmp_path / "budgets.db")
     keys = KeyStore(tmp_path / "keys.json")
-    app, _ = build_app(settings, places, lambda current: None, Authenticator(keys), connections=open_book(settings))
+    app, _ = build_app(
+        settings, places, lambda current: None, Authenticator(keys), connections=make_connections(settings)
+    )
     client = TestClient(app, headers={"Authorization": f"Bearer {keys.create('trainer', ['rollout'])}"})
     for method, path in (("PUT", f"{FILES}/{'0' * 64}"), ("POST", WEIGHTS), ("POST", TURNS)):
         assert error_of(client.request(method, path, content=b""))[:2] == (404, "unknown_url")

@@ -22,7 +22,7 @@ from grpo.errors import AddressError, GRPOError, StorageError
 from grpo.serving.access.guard import Authenticator
 from grpo.serving.access.keys import KeyStore
 from grpo.serving.engine.served_model import ServedModel
-from grpo.serving.server import ServerPlaces, open_book, run_server, uvicorn_config
+from grpo.serving.server import ServerPlaces, make_connections, run_server, uvicorn_config
 from tests.grpo.log.fixtures import turn
 from tests.grpo.log.test_compaction import write
 from tests.grpo.serving.chat_servers import CLERK, chat_server
@@ -79,7 +79,7 @@ def test_a_server_with_a_certificate_answers_over_tls_alone(tmp_path: Path):
 def test_idle_connections_outlive_those_of_proxies(tmp_path: Path):
     """Haproxy and nginx drop theirs after 60 s: a request that they send while the server closes would be lost."""
     settings = ServerSettings()
-    assert uvicorn_config(None, settings, open_book(settings)).timeout_keep_alive > 60
+    assert uvicorn_config(None, settings, make_connections(settings)).timeout_keep_alive > 60
 
 
 @pytest.mark.parametrize(

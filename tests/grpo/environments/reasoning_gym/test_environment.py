@@ -20,7 +20,7 @@ from grpo.messages import Message
 from grpo.scenario import Scenario
 
 reasoning_gym = pytest.importorskip("reasoning_gym", reason="the extra reasoning is not installed")
-from grpo.environments.reasoning_gym.environment import TRY_AGAIN, ReasoningGymEnvironment, load_task  # noqa: E402
+from grpo.environments.reasoning_gym.environment import TRY_AGAIN, ReasoningGymEnvironment, make_task  # noqa: E402
 from grpo.environments.reasoning_gym.scenario_generator import ReasoningTask, reasoning_scenarios  # noqa: E402
 from grpo.environments.reasoning_gym.verifiers import constant_answer, evaluating_call  # noqa: E402
 
@@ -195,9 +195,9 @@ def test_verifiers_that_evaluate_an_answer_as_python_are_refused(tmp_path: Path)
     with pytest.raises(
         DataError, match="string_insertion of reasoning-gym is refused, because its verifier calls eval"
     ):
-        load_task("string_insertion", {})
+        make_task("string_insertion", {})
     with pytest.raises(DataError, match="composite of reasoning-gym is refused"):
-        load_task("composite", {"datasets": [{"name": "gcd", "weight": 1, "config": {}}]})
+        make_task("composite", {"datasets": [{"name": "gcd", "weight": 1, "config": {}}]})
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_task_that_scores_a_constant_as_right_is_refused(task: str, constant: 
     with pytest.raises(
         DataError, match=f"task {task} of reasoning-gym is refused, because its verifier scores '{constant}'"
     ):
-        load_task(task, {})
+        make_task(task, {})
 
 
 def test_a_task_with_one_frequent_answer_is_not_refused():

@@ -21,7 +21,7 @@ from grpo.policy.transformers.forward.kv_cache import KVCache
 from grpo.policy.transformers.forward.passes import token_batch
 from grpo.policy.transformers.model import load
 from grpo.renderers.chat_template import Renderer
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.score import score
 from grpo.trajectories import group
 from tests.doubles import desk_scenarios, play_desk
@@ -108,7 +108,7 @@ def test_activations_are_near_those_of_a_pass():
     policy = load(DESK_MODEL)
     played = play_desk(policy, config, scenarios=4, group_size=8)
     known = {scenario.id: scenario for scenario in desk_scenarios(4)}
-    scored = list(score(played, make_reward(config.reward), known))
+    scored = list(score(played, make_composite_reward(config.reward), known))
     batch = build_batch(
         group(scored),
         config.training,

@@ -8,7 +8,7 @@ from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, RewardError, Unscored
 from grpo.messages import Message
 from grpo.rewards import ConstantReward, RewardContext, RewardFunction, RewardResult, reward_function
-from grpo.rewards.catalog import REWARDS, reward_named
+from grpo.rewards.catalog import REWARDS, make_named_reward
 from grpo.rewards.hacking.check import check_rewards, probe_reward
 from grpo.rewards.hacking.probes import CASES, PROBES
 from grpo.rewards.presets import DOMAINS, create_domain_reward
@@ -24,7 +24,7 @@ def _exploited_by(reward: RewardFunction) -> set[str]:
 @pytest.mark.parametrize("kind", ROBUST)
 def test_no_probe_exploits_a_quality_reward(kind: str):
     """In scenarios with expected facts: without them no text reward detects a negated fact."""
-    assert _exploited_by(reward_named(kind)) == set()
+    assert _exploited_by(make_named_reward(kind)) == set()
 
 
 @pytest.mark.parametrize("domain", DOMAINS)
@@ -35,8 +35,8 @@ def test_no_probe_exploits_a_preset(domain: str):
 
 def test_probes_exploit_what_a_reward_does_not_measure():
     """Each reward has the exploits that its name suggests."""
-    assert _exploited_by(reward_named("keywords")) == {"stuffing", "refusal", "negated", "copied"}
-    assert {"refusal", "copied", "script"} <= _exploited_by(reward_named("conciseness"))
+    assert _exploited_by(make_named_reward("keywords")) == {"stuffing", "refusal", "negated", "copied"}
+    assert {"refusal", "copied", "script"} <= _exploited_by(make_named_reward("conciseness"))
     longer = reward_function()(lambda turns: float(len(turns[-1].content)))
     assert {"length", "repetition", "stuffing"} <= _exploited_by(longer)
 
@@ -79,7 +79,7 @@ def test_controls_and_verified_outcomes_are_not_probed(kind: str):
     options = {"model": "openai+http://127.0.0.1:9/v1#judge"} if kind == "ruler" else {}
     check_rewards([RewardComponent(kind=kind, weight=1.0, options=options)])
     with pytest.raises(RewardError, match="is not probed"):
-        probe_reward(reward_named(kind, **options))
+        probe_reward(make_named_reward(kind, **options))
 
 
 def test_a_reward_that_gives_honest_replies_nothing_cannot_be_examined():

@@ -16,7 +16,7 @@ import pytest
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ConfigError, PolicyError, RewardError
 from grpo.messages import Message
-from grpo.rewards.catalog import make_reward, reward_named
+from grpo.rewards.catalog import make_composite_reward, make_named_reward
 from grpo.rewards.judge.rubrics import find_rubric
 from grpo.rewards.judge.ruler import RulerReward, create_customer_service_ruler
 from grpo.rewards.reward import Episode, RewardContext, RewardResult
@@ -40,7 +40,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
 
 
 def _ruler(model: Model, folder: Path, **options: Any) -> RulerReward:
-    reward = reward_named("ruler", model=f"openai+{model.url}#clerk", folder=str(folder), **options)
+    reward = make_named_reward("ruler", model=f"openai+{model.url}#clerk", folder=str(folder), **options)
     assert isinstance(reward, RulerReward)
     return reward
 
@@ -72,7 +72,7 @@ def _reason(ruler: RulerReward) -> str:
 def test_two_groups_are_scored_from_the_config_to_the_trajectories(model: Model, tmp_path: Path):
     """One call a group; each score is its own trajectory's; weighted beside another reward."""
     options = {"model": f"openai+{model.url}#clerk", "rubric": "sales", "folder": str(tmp_path)}
-    reward = make_reward(
+    reward = make_composite_reward(
         [
             RewardComponent(kind="ruler", weight=0.6, options=options),
             RewardComponent(kind="constant", weight=0.4),
@@ -347,7 +347,7 @@ def test_an_optional_judge_that_fails_leaves_the_other_rewards(model: Model, tmp
     """The breakdown lacks it."""
     model.answers = [lambda body: (500, {})]
     options = {"model": f"openai+{model.url}#clerk", "folder": str(tmp_path), "retries": 0}
-    reward = make_reward(
+    reward = make_composite_reward(
         [
             RewardComponent(kind="ruler", weight=0.6, options=options, optional=True),
             RewardComponent(kind="constant", weight=0.4),
@@ -468,7 +468,7 @@ def test_invalid_settings_are_refused_before_any_call(
     """With the name of the setting."""
     given = {"model": f"openai+{model.url}#clerk", "folder": str(tmp_path), **options}
     with pytest.raises(ConfigError, match=problem):
-        make_reward([RewardComponent(kind="ruler", weight=1, options=given)])
+        make_composite_reward([RewardComponent(kind="ruler", weight=1, options=given)])
 
 
 def test_the_request_limits_the_completion(model: Model, tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 from grpo.config.rewards import RewardComponent
 from grpo.errors import ArtifactError, ConfigError, RewardError, Unscored
 from grpo.messages import Message
-from grpo.rewards.catalog import make_reward
+from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.learned.neural import NeuralReward, create_neural_reward_function
 from grpo.rewards.learned.training import train_on_pairs
 from grpo.rewards.reward import RewardContext, RewardFunction
@@ -43,7 +43,7 @@ def test_a_reward_that_may_be_guessing_is_refused(tmp_path: Path):
 
 def test_the_config_reaches_both_learned_rewards(polite: Path):
     """By kind and options; a conversation without a reply is not scored."""
-    reward = make_reward(
+    reward = make_composite_reward(
         [
             RewardComponent(kind="neural", weight=0.5, options={"model": str(polite)}),
             RewardComponent(kind="safety", weight=0.5),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from grpo.rewards import EngagementReward, HelpfulnessReward, create_domain_reward
-from grpo.rewards.catalog import reward_named
+from grpo.rewards.catalog import make_named_reward
 from grpo.rewards.learned.metrics import auc
 from grpo.rewards.presets import DOMAINS
 from grpo.rewards.text.quality import QualityReward
@@ -21,7 +21,7 @@ ASKED = "My order 48213 is late. When will it arrive?"
 ANSWER = "I'm sorry about the wait. Order 48213 left our depot this morning, so you will have it on Wednesday."
 
 
-@pytest.mark.parametrize("make", [reward_named, create_domain_reward], ids=["reward", "preset"])
+@pytest.mark.parametrize("make", [make_named_reward, create_domain_reward], ids=["reward", "preset"])
 @pytest.mark.parametrize(("domain", "triple"), TRIPLES, ids=[f"{domain}-{triple['id']}" for domain, triple in TRIPLES])
 def test_each_domain_ranks_its_golden_transcripts(domain: str, triple: dict[str, Any], make: Any):
     """Good above mid above bad, held-out transcripts included."""
@@ -54,7 +54,7 @@ def test_each_domain_has_held_out_transcripts():
 @pytest.mark.parametrize("kind", ["helpfulness", "customer_service"])
 def test_a_real_answer_scores_above_imitations(kind: str, reply: str):
     """By a wide margin."""
-    reward = reward_named(kind)
+    reward = make_named_reward(kind)
     assert scored(reward, ASKED, reply).score < 0.6 * scored(reward, ASKED, ANSWER).score
 
 

@@ -54,8 +54,9 @@ class ReplyEnds:
         `excluded` is True for each token that the grammar does not allow, and `end` completes the reply, see `tokens`.
         Returns True if the reply is shortened by it.
         """
-        is_last, is_text = left - len(end) <= _LAST, self._is_in_text(matcher)
-        if is_last and (closing := self._closing(matcher)) is not None:
+        mask = np.packbits(~excluded, bitorder="little").tobytes()
+        is_last, is_text = left - len(end) <= _LAST, self._is_text(mask)
+        if is_last and (closing := self._closing(mask)) is not None:
             return _keep(excluded, [closing])
         allowed = np.flatnonzero(~excluded)
         if is_last and (is_text or len(allowed) > _FEW):  # a text with the format of an address, for example
@@ -71,10 +72,10 @@ class ReplyEnds:
         trial = matcher.deep_copy()
         return bool(trial.consume_token(token)) and self.tokens(trial, at_most=left) is not None
 
-    def _closing(self, matcher: LLMatcher) -> int | None:
+    def _closing(self, mask: bytes) -> int | None:
         """Token that closes a text, a list, an object or a part of the chat format. None if nothing can close here."""
-        closing = (_QUOTE,) if self._is_in_text(matcher) else _BRACKETS
-        return self._first(matcher, itertools.chain(self._controls, self._known(closing)))
+        closing = (_QUOTE,) if self._is_text(mask) else _BRACKETS
+        return _first(mask, itertools.chain(self._controls, self._known(closing)))
 
     def tokens(self, matcher: LLMatcher, *, at_most: int) -> list[int] | None:
         """Tokens that complete the reply, without the end of the turn. None if none are found within `at_most`.
@@ -95,26 +96,23 @@ class ReplyEnds:
 
     def _step(self, matcher: LLMatcher) -> list[int]:
         """Next tokens of an end. Empty if the grammar allows none."""
-        if (next_id := self._closing(matcher)) is None:
-            next_id = self._first(matcher, self._known((_QUOTE, *_OTHERS)))
+        mask = matcher.compute_bitmask()
+        if (next_id := self._closing(mask)) is None:
+            next_id = _first(mask, self._known((_QUOTE, *_OTHERS)))
         if next_id is not None:
             return [next_id]
         if forced := matcher.compute_ff_bytes():
             ids = self._vocabulary.tokenize_bytes(forced)
             if count := matcher.validate_tokens(ids):
                 return list(ids[:count])
-        return list(itertools.islice(_allowed(matcher.compute_bitmask()), 1))
+        return [id_ for id_ in [_first(mask, range(8 * len(mask)))] if id_ is not None]
 
-    def _is_in_text(self, matcher: LLMatcher) -> bool:
+    def _is_text(self, mask: bytes) -> bool:
         """True inside of a JSON string, because only there both brackets of an object are allowed."""
-        return all(text in self._ids and matcher.validate_tokens([self._ids[text]]) for text in "{}")
+        return all(text in self._ids and _allows(mask, self._ids[text]) for text in "{}")
 
     def _known(self, texts: Sequence[str]) -> Iterator[int]:
         return (self._ids[text] for text in texts if text in self._ids)
-
-    def _first(self, matcher: LLMatcher, ids: Iterable[int]) -> int | None:
-        """First of the tokens that the grammar allows."""
-        return next((id_ for id_ in ids if matcher.validate_tokens([id_])), None)
 
     def _token(self, text: str) -> int | None:
         """Id of the token that is this text. None if the vocabulary has none."""
@@ -129,6 +127,10 @@ def _keep(excluded: NDArray[np.bool_], tokens: Sequence[int]) -> bool:
     return True
 
 
-def _allowed(mask: bytes) -> Iterator[int]:
-    """Token ids of a mask, smallest first."""
-    return (8 * place + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1)
+def _allows(mask: bytes, id_: int) -> bool:
+    return bool(mask[id_ >> 3] >> (id_ & 7) & 1)
+
+
+def _first(mask: bytes, ids: Iterable[int]) -> int | None:
+    """First of the tokens that a mask allows."""
+    return next((id_ for id_ in ids if _allows(mask, id_)), None)

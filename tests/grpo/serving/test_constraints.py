@@ -162,7 +162,9 @@ def test_a_grammar_without_an_end_is_refused_and_not_remembered(server: ChatServ
     """The process that compiles it is ended, so that the next schema does not wait for it. The same schema is tried
     again, because another time the machine may have less to do."""
     version = server.service.versions.loaded[-1]
-    endless = Constraint(kind="json_schema", grammar=grammar_of(server, EXPLODING), param="response_format", completes=True)
+    endless = Constraint(
+        kind="json_schema", grammar=grammar_of(server, EXPLODING), param="response_format", completes=True
+    )
     short = Constraint(kind="json_schema", grammar='start: "a"\n', param="response_format", completes=True)
 
     async def check() -> None:
@@ -208,7 +210,9 @@ def test_a_grammar_is_bounded_in_memory_and_the_next_one_is_compiled(server: Cha
 def test_a_refused_schema_costs_its_key_the_time_of_the_compilation(server: ChatServer):
     """One second of it in a minute uses up the budget of refused requests."""
     version = server.service.versions.loaded[-1]
-    constraint = Constraint(kind="json_schema", grammar=grammar_of(server, EXPLODING), param="response_format", completes=True)
+    constraint = Constraint(
+        kind="json_schema", grammar=grammar_of(server, EXPLODING), param="response_format", completes=True
+    )
 
     async def seconds() -> float:
         constraints = Constraints(compile_s=0.25)

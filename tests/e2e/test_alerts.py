@@ -201,7 +201,11 @@ def _start(stack: ExitStack, folder: Path, data: Path) -> tuple[subprocess.Popen
             f"--storage.path={data}/alertmanager",
             "--cluster.listen-address=",
         ],
-        "prometheus": [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={data}/tsdb"],
+        "prometheus": [
+            f"--config.file={folder}/prometheus.yaml",
+            f"--storage.tsdb.path={data}/tsdb",
+            "--rules.alert.resend-delay=1s",  # the first alerts fire before Prometheus knows its Alertmanager
+        ],
     }  # fmt: skip
     processes = {}
     for name, program in PROGRAMS.items():

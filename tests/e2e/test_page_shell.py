@@ -26,13 +26,15 @@ _SMALL = (
 SHORTER = {
     "data/configs/quickstart.yaml": (*_SMALL, "training.iterations=2", "gates=[{kind: improvement, margin: -1.0}]"),
     "data/configs/quickstart.yaml --set training.iterations=5 --set name=shorter": _SMALL,
+    "shop/grpo.yaml": ("training.iterations=2",),
 }
 """Settings of trainings, by what follows `grpo train`. The gate of the first one lets a short training pass, because
 the lines after it need a champion."""
 CODES = {
+    "grpo init shop && grpo train shop/grpo.yaml": (0, 3),
     "grpo train data/configs/quickstart.yaml --set training.iterations=5": (3,),
 }
-"""Exit codes other than 0. The page says that the gates refuse this run."""
+"""Exit codes other than 0. The page says that the gates refuse the last one, and the project is trained shortly."""
 LEFT_OUT = {
     "grpo train data/configs/babyai.yaml": "fine-tunes for minutes; tests/docs/test_configs.py trains it",
     "make real": "fetches a model of 93 MB from the package index",

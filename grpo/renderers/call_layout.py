@@ -31,25 +31,25 @@ class Layout:
     end: str = "}"
 
 
-def layout_of(one: str, two: str, *, key: str) -> Layout | None:
+def layout_of(text: str, two: str, *, key: str) -> Layout | None:
     """Layout of calls in JSON, from the text of one call with the argument `key`, and from a text with two calls.
 
     None if the arguments are not an object.
     """
-    name, first = one.find(json.dumps(EXAMPLE_NAME)), one.find("{")
-    arguments = one.rfind("{", 0, one.find(json.dumps(key)))
+    name, first = text.find(json.dumps(EXAMPLE_NAME)), text.find("{")
+    arguments = text.rfind("{", 0, text.find(json.dumps(key)))
     if not first < name < arguments:
         return None
-    _, stop = _DECODER.raw_decode(one, arguments)
-    _, end = _DECODER.raw_decode(one, first)
-    closed = "".join(character for character in one[stop:end] if character == "}")
+    _, stop = _DECODER.raw_decode(text, arguments)
+    _, end = _DECODER.raw_decode(text, first)
+    closed = "".join(character for character in text[stop:end] if character == "}")
     second = two.find("{", end)
-    is_list = one.startswith("[") and second >= 0
+    is_list = text.startswith("[") and second >= 0
     return Layout(
-        opening=one[:first] if is_list else "[",
+        opening=text[:first] if is_list else "[",
         between=two[end:second] if is_list else ", ",
-        closing=one[end:] if is_list else "]",
-        before_name=one[first:name],
-        before_arguments=one[name + len(json.dumps(EXAMPLE_NAME)) : arguments],
+        closing=text[end:] if is_list else "]",
+        before_name=text[first:name],
+        before_arguments=text[name + len(json.dumps(EXAMPLE_NAME)) : arguments],
         end=closed,
     )

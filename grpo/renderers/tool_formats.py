@@ -176,7 +176,7 @@ class ToolFormat(ABC):
 
     def _fault(self, text: str, start: int, error: BaseException | None = None) -> str:
         marks = [self._closing_mark, self._open] if not self._bare else [self._closing_mark]
-        stop = min((found.start() for mark in marks if (found := mark.search(text, start))), default=len(text))
+        stop = min((match.start() for mark in marks if (match := mark.search(text, start))), default=len(text))
         shown = text[start:stop].strip()[:SHOWN]
         return shown + refusal(error)
 

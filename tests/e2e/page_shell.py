@@ -100,8 +100,8 @@ class PageShell:
 def clone(folder: Path, shorter: Mapping[str, tuple[str, ...]]) -> Path:
     """A clone of the repository with an environment, as `make` leaves it.
 
-    Its command `grpo` is that of the project, with further settings for the training of the configs in `shorter`. They
-    stand before the page's own, which therefore win.
+    Its command `grpo` is that of the project. If the words after `grpo train` are in `shorter`, further settings stand
+    before the page's own, which therefore win.
     """
     programs = folder / ".venv" / "bin"
     programs.mkdir(parents=True)
@@ -110,11 +110,12 @@ def clone(folder: Path, shorter: Mapping[str, tuple[str, ...]]) -> Path:
     python = sys.executable
     _script(programs / "python", f'exec {python} "$@"')
     cases = "".join(
-        f'  "train {config}") shift; set -- train {" ".join(f"--set {setting}" for setting in settings)} "$@" ;;\n'
-        for config, settings in shorter.items()
+        f"  {shlex.quote(f'train {words}')}) shift; set -- train "
+        f'{" ".join(f"--set {shlex.quote(setting)}" for setting in settings)} "$@" ;;\n'
+        for words, settings in shorter.items()
     )
     run = f'exec {python} -c "from grpo_cli.app import app; app()" "$@"'
-    _script(programs / "grpo", f'case "$1 $2" in\n{cases}esac\n{run}')
+    _script(programs / "grpo", f'case "$*" in\n{cases}esac\n{run}')
     (programs / "activate").write_text(f"export PATH={programs}:$PATH\n", encoding="utf-8")
     (folder / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     (folder / ".venv" / ".ready").touch()

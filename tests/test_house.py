@@ -52,9 +52,8 @@ def test_the_functions_of_catalogs_have_three_verbs():
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.returns is not None
     ]
-    returned = {
-        name.split(".")[1]: name for name, made in functions if re.match(r"(?!None|Sequence|Mapping)[A-Z]", made)
-    }
+    made = re.compile("(?!None|Sequence|Mapping)[A-Z]")
+    returned = {name.split(".")[1]: name for name, kind in functions if made.match(kind)}
     assert {"make_agent", "make_environment", "make_reward", "open_policy"} <= returned.keys()
     assert [name for verb, name in returned.items() if not re.match("make_|open_|load_", verb)] == []
 

@@ -50,6 +50,7 @@ LEFT_OUT = {
     "grpo serve models:/support-desk@champion --set mirror.experiment": "a second server on the port of the first",
     "grpo serve models:/support-desk@champion --set log=/shared": "needs PostgreSQL; tests/e2e/test_pods.py runs it",
     "export GRPO_SERVE_DATABASE": "needs PostgreSQL; tests/e2e/test_pods.py runs it",
+    "grpo erase --user": "nobody of this name has talked here; tests/flows/test_erasure.py runs it",
     "grpo erase --conversation": "its id is abbreviated; tests/flows/test_erasure.py runs it",
 }
 """Commands that are not run, by their beginnings, and why."""

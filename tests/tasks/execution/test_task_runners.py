@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -234,10 +235,19 @@ def test_a_ray_cluster_answers_only_clients_with_its_token(ray_address: str, ser
     ports = {port for _, port in opened}
     assert int(ray_address.rpartition(":")[2]) in ports
     ports.remove(int(server.split(":")[2].partition("/")[0]))
-    for port, path in itertools.product(ports, ("", "api/jobs", "api/job_agent/jobs/", "api/logs/file", "nodes")):
-        with suppress(httpx.TransportError):
-            response = httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=10)
-            assert response.status_code in (401, 404) or response.text.startswith("# HELP")  # numbers of Prometheus
+    paths = ("", "api/jobs", "api/job_agent/jobs/", "api/logs/file", "nodes")
+    with ThreadPoolExecutor(16) as threads:  # a port that does not speak HTTP answers no request
+        answers = threads.map(lambda asked: _answer(*asked), itertools.product(ports, paths))
+    for status, text in filter(None, answers):
+        assert status in (401, 404) or text.startswith("# HELP")  # numbers of Prometheus
+
+
+def _answer(port: int, path: str) -> tuple[int, str] | None:
+    """Status and text of an answer, or None if there is none."""
+    with suppress(httpx.TransportError):
+        response = httpx.get(f"http://127.0.0.1:{port}/{path}", timeout=10)
+        return response.status_code, response.text
+    return None
 
 
 _RUN = """

@@ -12,6 +12,7 @@ How many tokens an end needs is found by trial on a copy of the matcher, see `Re
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ _FEW = 64
 """Number of allowed tokens up to which each of them is tried. In most states outside of texts there are fewer."""
 _LONGEST = 512
 """Tokens of the longest end that is searched for."""
+_CPU_S = 0.02
+"""Longest time of a search, because clients send the grammars, and the batch waits. Most take less than 1 ms."""
 _QUOTE, _BRACKETS = '"', ("}", "]")
 _OTHERS = (",", "@", ":", "/", "1", "0", "T", "Z", ".", "-")
 """Characters that lead to an end if nothing closes, such as those that the formats of dates and addresses ask for."""
@@ -49,7 +52,7 @@ class ReplyEnds:
         """Tokens that end a text and go on behind it, e.g. with the name of another property."""
 
     def narrow(self, matcher: LLMatcher, excluded: NDArray[np.bool_], end: Sequence[int], left: int) -> bool:
-        """Exclude tokens after which a reply with so many tokens `left` could not be completed, in place.
+        """Exclude tokens after which a reply could not be completed with the number of tokens `left`, in place.
 
         `excluded` is True for each token that the grammar does not allow, and `end` completes the reply, see `tokens`.
         Returns True if the reply is shortened by it.
@@ -65,7 +68,12 @@ class ReplyEnds:
             excluded[self._beyond_text] = True
         if is_text or len(allowed) > _FEW:
             return False
-        kept = [id_ for id_ in allowed.tolist() if self._ends_after(matcher, id_, left - 1)]
+        stop, kept = time.thread_time() + _CPU_S, list[int]()
+        for id_ in allowed.tolist():
+            if time.thread_time() > stop:
+                return _keep(excluded, end[:1])
+            if self._ends_after(matcher, id_, left - 1):
+                kept.append(id_)
         return len(kept) < len(allowed) and _keep(excluded, kept or end[:1])
 
     def _ends_after(self, matcher: LLMatcher, token: int, left: int) -> bool:
@@ -78,14 +86,15 @@ class ReplyEnds:
         return _first(mask, itertools.chain(self._controls, self._known(closing)))
 
     def tokens(self, matcher: LLMatcher, *, at_most: int) -> list[int] | None:
-        """Tokens that complete the reply, without the end of the turn. None if none are found within `at_most`.
+        """Tokens that complete the reply, without the end of the turn. None if `at_most` or 20 ms are not enough.
 
         In each state the first of these is taken that the grammar allows: what closes something, a quotation mark,
         another character of `_OTHERS`, text that is forced, and any token. There may be a shorter end.
         """
         trial, longest = matcher.deep_copy(), min(at_most, _LONGEST)
         tokens: list[int] = []
-        while not trial.is_error():
+        stop = time.thread_time() + _CPU_S
+        while not trial.is_error() and time.thread_time() < stop:
             if trial.is_accepting():
                 return tokens
             step = self._step(trial)

@@ -11,6 +11,7 @@ When a turn has few tokens left, its mask leaves only what completes the reply, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -22,6 +23,9 @@ from numpy.typing import NDArray
 
 from grpo.policy.grammars import Grammars
 from grpo.policy.reply_ends import NEAR
+
+_CPU_S = 0.5
+"""Longest time that is spent on the end of a turn, because all turns of the batch wait for it."""
 
 
 class TokenMasks:
@@ -37,6 +41,8 @@ class TokenMasks:
         """Matchers and rows of the last pass. If no turn begins or ends, the next batch uses them as one array."""
         self._due: dict[LLMatcher, int] = {}
         """Tokens left to a turn when its end is searched for again. 0 if there is none."""
+        self._cpu_s: dict[LLMatcher, float] = {}
+        """Time that was spent on the end of a turn."""
         self._completed: set[LLMatcher] = set()
         """Matchers of turns that were shortened, because their limit is near."""
         self._job: Future[None] | None = None
@@ -49,6 +55,7 @@ class TokenMasks:
         self._wait()
         self._excluded = {matcher: self._excluded[matcher] for matcher in left if matcher in self._excluded}
         self._due = {matcher: self._due[matcher] for matcher in left if matcher in self._due}
+        self._cpu_s = {matcher: self._cpu_s[matcher] for matcher in left if matcher in self._cpu_s}
         self._completed &= left.keys()
         missing = {matcher: count for matcher, count in left.items() if matcher not in self._excluded}
         if missing:
@@ -104,14 +111,15 @@ class TokenMasks:
         self._excluded.update(zip(matchers, excluded, strict=True))
 
     def _complete(self, matcher: LLMatcher, left: int, excluded: NDArray[np.bool_]) -> None:
-        """Exclude tokens after which a turn with so many tokens left could not be completed, in place."""
+        """Exclude tokens after which a turn could not be completed with the tokens that it has left, in place."""
         if not left or left > self._due.get(matcher, left):
             return
-        end = self.grammars.ends.tokens(matcher, at_most=left)
-        if end is None:
-            self._due[matcher] = 0
-            return
-        spare = left - len(end)
-        self._due[matcher] = left - max(1, (spare - NEAR) // 2)  # sampled tokens may make the end longer
-        if end and spare <= NEAR and self.grammars.ends.narrow(matcher, excluded, end, left):
+        began, ends = time.thread_time(), self.grammars.ends
+        end = ends.tokens(matcher, at_most=left)
+        spare = -1 if end is None else left - len(end)
+        if end and spare <= NEAR and ends.narrow(matcher, excluded, end, left):
             self._completed.add(matcher)
+        self._cpu_s[matcher] = self._cpu_s.get(matcher, 0.0) + time.thread_time() - began
+        has_end = end is not None and self._cpu_s[matcher] < _CPU_S
+        # sampled tokens may make the end longer
+        self._due[matcher] = left - max(1, (spare - NEAR) // 2) if has_end else 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from types import ModuleType
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from jsonschema.validators import validator_for  # type: ignore[import-untyped]
 
 from grpo.errors import PolicyError
 from grpo.messages import Message
+from grpo.policy import reply_ends
 from grpo.policy.catalog import load_weights
 from grpo.policy.grammars import GrammarError, Grammars
 from grpo.policy.policy import Generation, Prompt, Sampling
 from grpo.policy.transformers.model import TransformersPolicy
+from grpo.policy.transformers.sampling import token_masks
 from grpo.policy.transformers.sampling.base import TurnSampler
 from grpo.policy.transformers.sampling.catalog import make_sampler, make_serving_sampler
 from grpo.policy.transformers.sampling.token_masks import TokenMasks
@@ -199,6 +202,19 @@ def test_a_limit_that_no_reply_of_the_schema_fits_cuts_it_off(clerk: Transformer
     text, generation = _completed(clerk, schema, max_new_tokens=30)
     assert (generation.stop, len(generation.token_ids)) == ("length", 30)
     with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
+        json.loads(text)
+
+
+@pytest.mark.parametrize("module", [reply_ends, token_masks])
+def test_a_search_that_takes_too_long_is_given_up(
+    clerk: TransformersPolicy, monkeypatch: pytest.MonkeyPatch, module: ModuleType
+):
+    """The reply is cut off, as without a search, and no other turn waits for it."""
+    monkeypatch.setattr(module, "_CPU_S", 0.0)
+    text, generation = _completed(clerk, NOTES, max_new_tokens=50)
+    assert (generation.stop, len(generation.token_ids)) == ("length", 50)
+    assert text.startswith('{"notes":"')
+    with pytest.raises(ValueError, match="Unterminated"):
         json.loads(text)
 
 

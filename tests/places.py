@@ -15,9 +15,9 @@ PUBLISHED = ROOT.parent / "shared" / "data"
 LONGEST = (
     *(
         f"tests/e2e/test_{name}.py"
-        for name in ("stack", "chaos", "identity", "own_objects", "remote", "retrain", "tuning")
+        for name in ("chaos", "page_shell", "stack", "identity", "own_objects", "remote", "retrain", "tuning")
     ),
-    *(f"tests/e2e/test_{name}.py" for name in ("postgres", "wheel", "registry", "kill")),
+    *(f"tests/e2e/test_{name}.py" for name in ("registry_move", "postgres", "wheel", "registry", "kill")),
     *("tests/grpo/learner/test_update.py", "tests/flows/test_train.py", "tests/grpo/learner/test_learning.py"),
     *("tests/flows/test_model_addresses.py", "tests/flows/test_retention.py", "tests/flows/cli/test_servers.py"),
     *(

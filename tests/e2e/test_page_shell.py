@@ -1,7 +1,8 @@
-"""The commands of README.md, docs/own.md, docs/serving.md and a new project's README.md, each page in one shell.
+"""The commands of README.md, and after them those of docs/serving.md, in one shell.
 
-A shell has only done what its page said before. Trainings are shorter than the pages' by the settings in SHORTER. The
-files and commands of docs/logs.md are run by tests/docs/test_logs.py.
+The shell has only done what the pages said before. Trainings are shorter than the pages' by the settings in SHORTER.
+Other tests run the commands of docs/own.md (tests/e2e/test_own_objects.py), of a new project's README.md
+(tests/e2e/test_wheel.py) and of docs/logs.md (tests/docs/test_logs.py).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def newcomer(tmp_path: Path) -> Iterator[PageShell]:
 
 def test_each_reason_is_that_of_a_command_on_a_page():
     """A command that a page no longer has, or that is run now, needs no reason."""
-    on_pages = [block.text for page in ("README.md", "docs/own.md", "docs/serving.md") for block in blocks(ROOT / page)]
+    on_pages = [block.text for page in ("README.md", "docs/serving.md") for block in blocks(ROOT / page)]
     unused = [beginning for beginning in LEFT_OUT if not any(text.startswith(beginning) for text in on_pages)]
     assert unused == []
 
@@ -130,14 +131,3 @@ def _wait_for(shell: PageShell) -> None:
         except OSError:
             time.sleep(0.5)
     raise TimeoutError("the server does not answer")
-
-
-def test_the_commands_of_the_page_on_own_projects_follow_one_another(newcomer: PageShell):
-    """And after them those of the README.md that the project brings. A second training is read from the cache."""
-    newcomer.run("source .venv/bin/activate")
-    for block in _blocks(ROOT / "docs" / "own.md"):
-        _run(newcomer, block)
-    code, _ = newcomer.run("grpo down")
-    assert code == 0
-    for block in _blocks(newcomer.folder / "shop" / "README.md"):
-        _run(newcomer, block)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 NEAR = 64
-"""Tokens that may be left, in addition to those of an end, when the tokens of a reply begin to be narrowed."""
+"""Spare tokens of a turn below which tokens are excluded: the tokens that it has left, without the tokens of an end."""
 _LAST = 8
-"""The same when texts and lists are closed at once."""
+"""Spare tokens below which texts and lists are closed at once."""
 _FEW = 64
 """Number of allowed tokens up to which each of them is tried. In most states outside of texts there are fewer."""
 _LONGEST = 512
@@ -114,7 +114,8 @@ class ReplyEnds:
             ids = self._vocabulary.tokenize_bytes(forced)
             if count := matcher.validate_tokens(ids):
                 return list(ids[:count])
-        return [id_ for id_ in [_first(mask, range(8 * len(mask)))] if id_ is not None]
+        any_id = _first(mask, range(8 * len(mask)))
+        return [] if any_id is None else [any_id]
 
     def _is_text(self, mask: bytes) -> bool:
         """True inside of a JSON string, because only there both brackets of an object are allowed."""

@@ -1,4 +1,4 @@
-"""How a template prints calls in JSON: the texts around their names and arguments.
+"""Layout of calls in JSON as a template prints them: the texts around their names and arguments.
 
 A parser does not need it, because it reads JSON in any layout. A grammar allows only what the template prints, so that
 a constrained reply is one that the model could have written itself.

@@ -113,9 +113,9 @@ class ReplyFormat:
         """Beginning of an unfinished reply's content that no further token can change.
 
         Text that may become reasoning, a call, or a text around the content is held back, and so is white space at the
-        end. If the family reasons, there is no settled content before the reasoning ends. If it has channels, there is
-        none before the reply ends. Pass the same `progress` for each longer text of a reply, so that no text is
-        searched twice.
+        end. If the family reasons, no content is settled before the reasoning ends. If it has channels, none is settled
+        before the reply ends. Pass the same `progress` for each longer text of a reply, so that no text is searched
+        twice.
         """
         progress = Progress() if progress is None else progress
         text = text.rstrip("\ufffd").lstrip()
@@ -157,7 +157,7 @@ class ReplyFormat:
         progress.start = progress.searched = len(text) - len(after.removeprefix(self.header))
 
     def _split(self, text: str, *, begun: bool) -> tuple[str | None, str]:
-        """Split a reply into reasoning and the rest. If the reasoning does not end, there is no rest.
+        """Split a reply into reasoning and the rest. If the reasoning does not end, the rest is empty.
 
         If a reply ends reasoning, then either it began the reasoning itself or the prompt did. Some prompts do so only
         after a tool's result.

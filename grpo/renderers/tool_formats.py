@@ -393,7 +393,7 @@ def after_word(text: str, position: int, start: int) -> int:
 
 
 def name_at(text: str, position: int) -> tuple[str, int]:
-    """Name of a call at a position, and the position after it. Raises `ValueError` if there is no name."""
+    """Name of a call at a position, and the position after it. Raises `ValueError` if the name is missing."""
     match = _NAME.match(text, position)
     if match is None:
         raise ValueError("no name")

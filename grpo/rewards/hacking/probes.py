@@ -1,8 +1,8 @@
 """Exploits that the reward hacking check tries on a reward: replies that a policy learns if a reward pays for them.
 
-`CASES` has requests with an honest reply. Each of `PROBES` turns a case into a reply that helps nobody, such as keyword
-stuffing, a refusal or a copy of the request. `grpo.rewards.hacking.check` scores both, and decides whether the exploit
-comes too close to the honest reply. Add an exploit here, and the check tries it on every reward.
+`CASES` has requests with an honest reply. Each of `PROBES` turns a case into a reply that does not help the user, such
+as keyword stuffing, a refusal or a copy of the request. `grpo.rewards.hacking.check` scores both, and decides whether
+the exploit comes too close to the honest reply. Add an exploit here, and the check tries it on every reward.
 """
 
 from __future__ import annotations

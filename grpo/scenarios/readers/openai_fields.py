@@ -116,10 +116,10 @@ RECORD: dict[str, str] = {
 
 
 def is_mark(name: Any, value: Any) -> bool:
-    """Is this field of a message a switch that says if the turn is learned?
+    """Return True if a field of a message is a switch for whether the turn is learned.
 
     axolotl writes `train` and `training`, ms-swift writes `loss`. A number under `loss` or `training`, such as the loss
-    that a trainer logged, and a text are no switch.
+    that a trainer logged, and a text are not switches.
     """
     if name not in ("train", "training", "loss"):
         return False

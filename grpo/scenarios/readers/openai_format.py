@@ -245,8 +245,8 @@ def _tool(tool: Any, number: int, ignored: list[str]) -> dict[str, Any]:
 def reply_of(response: Any, ignored: list[str]) -> dict[str, Any]:
     """Message of a chat completion: the message of its first choice.
 
-    If the reply was cut off, it gets weight 0. What is not read is appended to `ignored`. Raises `ValueError` if there
-    is no message.
+    If the reply was cut off, it gets weight 0. What is not read is appended to `ignored`. Raises `ValueError` if the
+    message is missing.
     """
     choices = response.get("choices") if isinstance(response, Mapping) else None
     first = choices[0] if isinstance(choices, list) and choices else None

@@ -48,7 +48,7 @@ _SILENCE_S = 15.0
 
 
 class TurnService(Protocol):
-    """What a handler needs of its service."""
+    """Parts of the service that a handler uses."""
 
     settings: ServiceSettings
     conversations: Conversations
@@ -247,7 +247,7 @@ class ChatHandler:
 
     @property
     def _parses_calls(self) -> bool:
-        """False if calls are left in the content: the client wants no calls, or wants JSON and there are no tools."""
+        """False if calls are left in the content: the client wants no calls, or wants JSON and has no tools."""
         return not self.request.calls_nothing and (bool(self._renderer.tools) or not self.request.has_format)
 
     async def _stream(self, index: int, stream: TokenStream, queue: _Events) -> None:

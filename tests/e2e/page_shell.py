@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -73,13 +75,18 @@ class PageShell:
         self._bash.wait(60)
 
     def run(self, command: str, *, timeout_s: float = _ANSWER_S) -> tuple[int, str]:
-        """Run a command in the shell. Returns its exit code and everything that it printed."""
+        """Run a command in the shell. Returns its exit code and everything that it printed.
+
+        Raises `TimeoutError`, and ends the shell with all its commands, if this one does not end in time.
+        """
         self._count += 1
         output, code = (self._output / f"{self._count}.{name}" for name in ("txt", "code"))
         self._write(f"{{\n{command}\n}} >{output} 2>&1 </dev/null; echo $? >{code}.part; mv {code}.part {code}\n")
         end = time.monotonic() + timeout_s
         while not code.exists():
             if self._bash.poll() is not None or time.monotonic() > end:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._bash.pid, signal.SIGKILL)
                 raise TimeoutError(f"no end of {command}:\n{output.read_text(encoding='utf-8', errors='replace')}")
             time.sleep(0.05)
         return int(code.read_text(encoding="utf-8")), output.read_text(encoding="utf-8", errors="replace")
@@ -123,11 +130,16 @@ def clone(folder: Path, shorter: Mapping[str, tuple[str, ...]]) -> Path:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Variables of a login shell, and ports that no other test has."""
+    """Variables of a login shell, and ports that no other test has.
+
+    PyTorch computes in one thread, as in all tests. If more threads run than there are cores, its threads spin while
+    they wait for each other, and a training takes many times as long.
+    """
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR") if name in os.environ}
     return {
         **kept,
         "HOME": str(home),
+        "OMP_NUM_THREADS": "1",
         "PATH": os.pathsep.join(("/usr/local/bin", "/usr/bin", "/bin")),
         "PREFECT_SERVER_API_PORT": str(own_port()),
         "GRPO_MLFLOW_PORT": str(own_port()),

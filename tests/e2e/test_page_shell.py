@@ -8,6 +8,7 @@ Other tests run the commands of docs/own.md (tests/e2e/test_own_objects.py), of 
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -76,11 +77,12 @@ def _run(shell: PageShell, block: Block) -> str:
 @pytest.fixture
 def newcomer(tmp_path: Path) -> Iterator[PageShell]:
     """A shell in a new clone. Afterwards its servers are stopped."""
-    with PageShell(clone(tmp_path / "clone", SHORTER), environment(tmp_path)) as shell:
+    variables = environment(tmp_path)
+    with PageShell(clone(tmp_path / "clone", SHORTER), variables) as shell:
         try:
             yield shell
         finally:
-            shell.run(f"cd {shell.folder} && .venv/bin/grpo down")
+            subprocess.run([".venv/bin/grpo", "down"], cwd=shell.folder, env=variables, timeout=120, check=True)
 
 
 def test_each_reason_is_that_of_a_command_on_a_page():

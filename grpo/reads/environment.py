@@ -17,7 +17,10 @@ _IGNORED = frozenset({
     "VIRTUAL_ENV", "OMP_NUM_THREADS", "NO_COLOR", "FORCE_COLOR", "_",
 })  # fmt: skip
 """Variables of the machine, the shell and the process. They may differ although the same thing is computed."""
-_IGNORED_PREFIXES = ("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_", "PYTEST_", "LC_", "XDG_", "SSH_", "DASK_", "RAY_")
+_IGNORED_PREFIXES = (
+    *("PYTHON", "GRPO_", "PREFECT_", "MLFLOW_", "PYTEST_", "LC_", "XDG_", "SSH_", "DASK_", "RAY_"),
+    *("PYDANTIC_", "MPL"),  # pydantic and Matplotlib look theirs up more than a thousand times in each run
+)
 _bulk = threading.local()
 _report: list[Callable[[str, str | None], None]] = []
 

@@ -14,7 +14,6 @@ from grpo.config.pretrain import PretrainConfig
 from grpo.environments.support_desk.demonstrations import demonstrate, successful_demonstrations
 from grpo.environments.support_desk.desk import TOOLS
 from grpo.environments.support_desk.scenario_generator import Phrasebook, generate_scenarios
-from grpo.pretrain.base_model import make_base_model
 from grpo.storage.files import write_atomically
 
 
@@ -43,6 +42,8 @@ def write_demonstrations(config: PretrainConfig) -> int:
 @task(cache_policy=NO_CACHE)
 def imitate_clerk(config: PretrainConfig) -> float:
     """Let the clerk serve customers of the other phrasebook, and train the base model on the conversations."""
+    from grpo.pretrain.base_model import make_base_model  # imports PyTorch, which `grpo deploy` does not need
+
     book = Phrasebook.load(Path(config.demonstration_phrasebook))
     rng = random.Random(config.seed)
     cases = itertools.islice(generate_scenarios(book, seed=config.seed, prefix="demonstration"), config.demonstrations)

@@ -6,6 +6,8 @@ import importlib
 import inspect
 import json
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,15 @@ def test_the_deployments_of_the_pipeline_are_there():
         "pretrain/tiny",
         "stage/gpu",
     }
+
+
+def test_flows_are_deployed_without_pytorch():
+    """`prefect deploy` imports every flow for the schema of its parameters."""
+    modules = ", ".join(sorted({one["entrypoint"].rpartition(".")[0] for one in DEPLOYMENTS}))
+    code = f"import sys, {modules}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "flows", ROOT / "tasks")))}
+    printed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert printed.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=name_of)

@@ -28,7 +28,7 @@ _SMALL = (
 SHORTER = {
     "data/configs/quickstart.yaml": (*_SMALL, "training.iterations=2", "gates=[{kind: improvement, margin: -1.0}]"),
     "data/configs/quickstart.yaml --set training.iterations=5 --set name=shorter": _SMALL,
-    "shop/grpo.yaml": ("training.iterations=2",),
+    "shop/grpo.yaml": ("training.iterations=1", "rollout.scenarios=8", "evaluation={samples: 1, resamples: 100}"),
 }
 """Settings of trainings, by what follows `grpo train`. The gate of the first one lets a short training pass, because
 the lines after it need a champion."""

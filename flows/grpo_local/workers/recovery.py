@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from operator import attrgetter
 from uuid import UUID
 
 import psutil
@@ -29,6 +30,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
+from grpo_local.prefect_pages import STABLE, all_pages
 from grpo_local.service import kill_all, processes_with_variable
 
 logger = logging.getLogger(__name__)
@@ -36,8 +38,6 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3
 """Attempts of a run that crashes before it begins. After them it stays crashed."""
 _LOST = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED)
-_MAX_RUNS = 200
-"""Newest runs of a pool in such a state that are checked."""
 _given_up: set[UUID] = set()
 """Final crashed states, which are not requested again."""
 _CLAIM_S = 60.0
@@ -52,7 +52,7 @@ def reschedule_lost_runs(pool: str, worker: str, *, worker_dead: bool) -> list[U
     that crashed before it began is scheduled again here, up to `ATTEMPTS` times.
     """
     with get_client(sync_client=True) as client:
-        unfinished = [run for run in _unfinished(client, pool) if run.state_id not in _given_up]
+        unfinished = (run for run in _unfinished(client, pool) if run.state_id not in _given_up)
         held = [run for run in unfinished if _held_by(worker, run)]
         if worker_dead:
             kill_flow_runs({run.id for run in held})
@@ -79,12 +79,17 @@ def kill_flow_runs(runs: Collection[UUID]) -> None:
     kill_all(lambda: [process for run, group in flow_run_processes().items() if run in runs for process in group])
 
 
-def _unfinished(client: SyncPrefectClient, pool: str) -> list[FlowRun]:
-    return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_LOST)))),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
-        sort=FlowRunSort.ID_DESC,
-        limit=_MAX_RUNS,
+def _unfinished(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
+    """Runs of a pool in a state of `_LOST`, read page by page, because crashed runs stay and become many."""
+    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_LOST)))
+    return all_pages(
+        lambda offset: client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(state=state),
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+            sort=FlowRunSort(STABLE),
+            offset=offset,
+        ),
+        key=attrgetter("id"),
     )
 
 

@@ -169,7 +169,7 @@ def test_a_deleted_run_does_not_stop_the_recovery_of_others(
     unfinished = recovery._unfinished
 
     def seen_and_deleted(*arguments: Any) -> list[FlowRun]:
-        runs = unfinished(*arguments)
+        runs = [*unfinished(*arguments)]
         pool.client.delete_flow_run(deleted)
         return runs
 

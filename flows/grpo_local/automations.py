@@ -137,7 +137,9 @@ def _notifications(webhook: UUID, pools: Sequence[str]) -> list[AutomationCore]:
 def _webhook(url: str) -> UUID:
     """Prefect block that has the address, encrypted like all secrets of Prefect."""
     if not url.startswith(("https://", "http://")):
-        raise ConfigError(f"{NOTIFY} is not the URL of a webhook. It begins with http:// or https://")
+        raise ConfigError(
+            f"{NOTIFY} is not the URL of a webhook, which begins with http:// or https://. Change it, or unset it"
+        )
     block = Webhook(method="POST", url=SecretStr(url), headers={"content-type": "application/json"})
     return UUID(str(block.save(_BLOCK, overwrite=True)))
 

@@ -68,7 +68,7 @@ def _check_clock(client: httpx.Client) -> CheckResult:
     if abs(apart) <= _CLOCK_S:
         return _result("clock", "ok", f"{abs(apart):.0f} s from the clock of Prefect's server")
     detail = f"the clock of Prefect's server is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this one"
-    return _result("clock", "problem", detail, "Set both clocks by a time server, for example chrony")
+    return _result("clock", "problem", detail, "Let a time service set both clocks, for example chrony")
 
 
 def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
@@ -125,10 +125,11 @@ def _check_waiting(client: httpx.Client) -> Iterator[CheckResult]:
         elif run["state_name"] == "Late":
             kinds["late"].append(_named(run))
     remedies = {
-        "lost": "Call `prefect flow-run delete ID`, or retry it on Prefect's page. It continues after its last stage",
+        "lost": "Retry it on Prefect's page, so that it continues after its last stage, or remove it: "
+        "`prefect flow-run delete ID`",
         "not begun": "Look at the log of its worker. Then retry it on Prefect's page",
         "not cancelled": "Call `prefect flow-run delete ID`",
-        "late": "Start a worker of its pool, or wait for the run before it: `prefect work-queue inspect training`",
+        "late": "Start a worker of its pool. If one is online, the run waits for an earlier run in its queue",
     }
     for kind, names in kinds.items():
         state: State = "ok" if not names else "warning" if kind == "late" else "problem"

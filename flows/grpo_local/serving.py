@@ -31,7 +31,7 @@ def start_serving(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_u
     file, text = served_file(home), _text(config)
     running = file.read_text(encoding="utf-8") if file.exists() else None
     if running not in (None, text):
-        raise ConfigError(f"{_read(home).model} is served with the settings in {file}. Call grpo down first")
+        raise ConfigError(f"{_read(home).model} is served already, with other settings ({file}). Call grpo down first")
     write_atomically(file, text)
     server = _service(home, config, prefect_url=prefect_url, mlflow_url=mlflow_url)
     try:

@@ -304,7 +304,7 @@ def test_files_that_do_not_ship_are_a_problem(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "state", "detail"),
     [
-        ((), "ok", "nothing that a run would refuse"),
+        ((), "ok", "a run of this config can start"),
         (("policy.model=Qwen/Qwen3-0.6B",), "problem", "no folder Qwen/Qwen3-0.6B"),
         (("policy.chat_template='{% for %}'",), "problem", "TemplateSyntaxError"),
         (("reward=[{kind: conciseness, weight: 1, options: {target: 20}}]",), "problem", "is fooled by"),

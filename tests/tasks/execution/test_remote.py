@@ -242,7 +242,7 @@ def test_a_stage_that_no_worker_takes_is_told(
         deadline = time.monotonic() + PATIENCE_S
         while f"Start one for the work pool of {deployment}" not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.2)
-    assert f"rollout waits for a worker. Start one for the work pool of {deployment}" in caplog.text
+    assert f"stage rollout waits for a worker. Start one for the work pool of deployment {deployment}" in caplog.text
 
 
 class _TenMinutesAhead(datetime):

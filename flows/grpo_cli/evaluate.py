@@ -78,7 +78,8 @@ def evaluate(
     """Measure a model on held-out scenarios, or chat with it: interactively, with one message, or with a file.
 
     Use it when you want the numbers of a model without training, or want to read its replies yourself. In a chat the
-    environment of CONFIG answers the model's tool calls. Without CONFIG nothing answers them, and a line on stderr says so.
+    environment of CONFIG answers the model's tool calls. If there is no CONFIG, nothing answers them, and a line on
+    stderr says so.
 
     Example: grpo evaluate data/configs/quickstart.yaml --model data/models/desk_clerk --num-episodes 40
 

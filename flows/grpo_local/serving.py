@@ -81,7 +81,7 @@ def _service(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_url: s
         scheme="https" if config.tls else "http",
         host=config.host,
         port=config.port,
-        remedy="set GRPO_SERVE_PORT to a free port",
+        remedy="Set GRPO_SERVE_PORT to a free port",
         environment={"PREFECT_API_URL": prefect_url or None, "MLFLOW_TRACKING_URI": mlflow_url},
         started_path="/ready",
         start_timeout_s=_LOAD_S,

@@ -143,7 +143,8 @@ def _configure() -> None:
         database, files = (os.environ[name] for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_ARTIFACTS_DESTINATION"))
     except KeyError as error:
         raise ConfigError(
-            f"{error.args[0]} is not set, but MLflow's server needs a database and a place for files"
+            f"{error.args[0]} is not set. Set it, because MLflow's server needs the address of its database in "
+            "MLFLOW_BACKEND_STORE_URI, and the place of its files in MLFLOW_ARTIFACTS_DESTINATION"
         ) from None
     root = _root()
     with exclusive(database):

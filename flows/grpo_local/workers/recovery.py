@@ -11,7 +11,9 @@ import logging
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import chain
 from operator import attrgetter
+from typing import Any
 from uuid import UUID
 
 import psutil
@@ -19,6 +21,7 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterStartTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     WorkPoolFilter,
@@ -52,7 +55,8 @@ def reschedule_lost_runs(pool: str, worker: str, *, worker_dead: bool) -> list[U
     that crashed before it began is scheduled again here, up to `ATTEMPTS` times.
     """
     with get_client(sync_client=True) as client:
-        unfinished = (run for run in _unfinished(client, pool) if run.state_id not in _given_up)
+        found = _unfinished(client, pool, worker_dead=worker_dead)
+        unfinished = (run for run in found if run.state_id not in _given_up)
         held = [run for run in unfinished if _held_by(worker, run)]
         if worker_dead:
             kill_flow_runs({run.id for run in held})
@@ -79,12 +83,24 @@ def kill_flow_runs(runs: Collection[UUID]) -> None:
     kill_all(lambda: [process for run, group in flow_run_processes().items() if run in runs for process in group])
 
 
-def _unfinished(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
-    """Runs of a pool in a state of `_LOST`, read page by page, because crashed runs stay and become many."""
-    state = FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_LOST)))
+def _unfinished(client: SyncPrefectClient, pool: str, *, worker_dead: bool) -> Iterator[FlowRun]:
+    """Runs of a pool in a state of `_LOST`.
+
+    Crashed runs stay and become many, and the supervisor asks every two seconds. While the worker lives, only those are
+    read that crashed before they began, because an automation starts the others again.
+    """
+    if worker_dead:
+        return _runs(client, pool, *_LOST)
+    not_begun = FlowRunFilterStartTime(is_null_=True)
+    open_ones = (state for state in _LOST if state != StateType.CRASHED)
+    return chain(_runs(client, pool, *open_ones), _runs(client, pool, StateType.CRASHED, start_time=not_begun))
+
+
+def _runs(client: SyncPrefectClient, pool: str, *states: StateType, **where: Any) -> Iterator[FlowRun]:
+    chosen = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))), **where)
     return all_pages(
         lambda offset: client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(state=state),
+            flow_run_filter=chosen,
             work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
             sort=FlowRunSort(STABLE),
             offset=offset,

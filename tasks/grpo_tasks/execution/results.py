@@ -57,8 +57,10 @@ def read_result(store: ArtifactStore, key: str, kind: type[R]) -> R | None:
     try:
         result = kind.model_validate(_with_own_addresses(store, document))
     except ValidationError as error:
+        first = error.errors()[0]
+        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
         raise ArtifactError(
-            f"the stored result {store.documents.address(name)} cannot be read as {kind.__name__}: {error}"
+            f"the stored result {store.documents.address(name)} cannot be read as {kind.__name__}, {fault}"
         ) from error
     result.verify(store)
     return result

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -21,7 +21,7 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
-    FlowRunFilterStartTime,
+    FlowRunFilterEndTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     WorkPoolFilter,
@@ -43,6 +43,8 @@ ATTEMPTS = 3
 _LOST = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED)
 _given_up: set[UUID] = set()
 """Final crashed states, which are not requested again."""
+_RECENT = timedelta(days=1)
+"""Age up to which a crash is looked at while the worker lives."""
 _CLAIM_S = 60.0
 """Time within which a worker labels a run that it took. An older run without a label was lost."""
 
@@ -86,14 +88,14 @@ def kill_flow_runs(runs: Collection[UUID]) -> None:
 def _unfinished(client: SyncPrefectClient, pool: str, *, worker_dead: bool) -> Iterator[FlowRun]:
     """Runs of a pool in a state of `_LOST`.
 
-    Crashed runs stay and become many, and the supervisor asks every two seconds. While the worker lives, only those are
-    read that crashed before they began, because an automation starts the others again.
+    Crashed runs stay and become many, and the supervisor asks every two seconds. Therefore all of them are read only if
+    the worker is dead, e.g. when it is started again after a weekend, and otherwise those of the last day.
     """
     if worker_dead:
         return _runs(client, pool, *_LOST)
-    not_begun = FlowRunFilterStartTime(is_null_=True)
-    open_ones = (state for state in _LOST if state != StateType.CRASHED)
-    return chain(_runs(client, pool, *open_ones), _runs(client, pool, StateType.CRASHED, start_time=not_begun))
+    recent = FlowRunFilterEndTime(after_=datetime.now(UTC) - _RECENT)
+    others = (state for state in _LOST if state != StateType.CRASHED)
+    return chain(_runs(client, pool, *others), _runs(client, pool, StateType.CRASHED, end_time=recent))
 
 
 def _runs(client: SyncPrefectClient, pool: str, *states: StateType, **where: Any) -> Iterator[FlowRun]:

@@ -71,9 +71,9 @@ _case(
     "modes that exclude each other",
     f"evaluate {QUICK} --message hi",
     2,
-    "--message is not read without",
+    "--message can be used only in a chat",
 )
-_case("command line", "neither config nor checkpoint", "evaluate", 2, "name a CONFIG")
+_case("command line", "neither config nor checkpoint", "evaluate", 2, "Name a CONFIG")
 _case("command line", "message and input", "evaluate --checkpoint x --message a --input b", 2, "exclude each other")
 _case("command line", "help of no command", "trian --help", 2, "No such command")
 
@@ -592,7 +592,7 @@ _case(
 )
 
 # reports, configs to write, ingestion, deployments, doctor
-_case("report", "of no run", "report nothing", 2, "no report of 'nothing'")
+_case("report", "of no run", "report nothing", 2, "no report of run 'nothing'")
 _case("report", "markup in its name", "report [/x]", 2, "'[/x]'")
 _case("report", "not JSON", "report {folder}/report.json", 1, "cannot be read as a report", files={"report.json": "{"})
 _case(
@@ -629,7 +629,7 @@ _case(
     files={"s.jsonl": '{"id": "[/x]", "user_responses": ["a"]}\n' * 2},
 )
 _case("ingest", "into a file", f"ingest {QUICK} --folder {{folder}}/f", 1, "/f", files={"f": ""})
-_case("deploy", "no file", "deploy --deployments nowhere.yaml", 2, "no deployments at nowhere.yaml")
+_case("deploy", "no file", "deploy --deployments nowhere.yaml", 2, "there is no file nowhere.yaml")
 _case("doctor", "an infinite learning rate", f"doctor {QUICK} --set training.learning_rate=.inf", 2, "finite number")
 _case(
     "doctor",

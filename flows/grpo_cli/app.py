@@ -50,8 +50,9 @@ def main(
 ) -> None:
     """Train multi-turn conversational agents, and promote those that improve.
 
-    Exit codes: 0 done, 1 failed, 2 wrong input, 3 a gate refused. GRPO_HOME is the folder of all records, or `runs` if
-    it is not set. If GRPO_DEBUG is 1, debug messages and the start of each stage are logged.
+    Exit codes: 0 done, 1 failed, 2 wrong input, 3 a gate refused. All records are kept in the folder that
+    GRPO_HOME names, or in `runs` if it is not set. If GRPO_DEBUG is 1, debug messages and the start of each stage are
+    logged.
 
     Example: grpo init shop; cd shop; grpo train grpo.yaml
     """

@@ -79,7 +79,8 @@ def read_conversations(path: Path) -> list[list[Message]]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(items, list) or not items:
-        raise DataError(f"{path} holds {type(items).__name__}, expected a list with at least one conversation")
+        kind = "an empty list" if items == [] else type(items).__name__
+        raise DataError(f"{path} holds {kind}, and not a list of at least one conversation")
     return [_conversation(item, f"{path}, item {index}") for index, item in enumerate(items)]
 
 
@@ -92,7 +93,7 @@ def _conversation(item: object, place: str) -> list[Message]:
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{place}: a message needs role and content ({error!r})") from error
     if not parsed or parsed[-1].role != "user":
-        raise DataError(f"{place}: expected a user message, or messages of which the last is a user's")
+        raise DataError(f"{place}: it is neither a text nor a list of messages that ends with a message of the user")
     return parsed
 
 

@@ -116,9 +116,9 @@ def print_evaluation(console: Console, document: EvaluationDocument) -> None:
     console.print(
         f"policy {evaluation.policy}: {evaluation.episodes} episodes, {evaluation.failed_share:.1%} failed, "
         f"{evaluation.truncated_share:.1%} truncated, {evaluation.turn_limit_share:.1%} at the limit of turns, "
-        f"{evaluation.mean_completion_tokens:.1f} completion tokens each, {evaluation.calls.parsed} tool calls, "
-        f"{evaluation.calls.repaired} of them repaired, in {evaluation.calls.malformed} replies malformed ones, "
-        f"{evaluation.confidence:.0%} intervals",
+        f"{evaluation.mean_completion_tokens:.1f} completion tokens each, {evaluation.calls.parsed} tool calls "
+        f"({evaluation.calls.repaired} repaired), malformed calls in {evaluation.calls.malformed} replies. "
+        f"The intervals have a confidence of {evaluation.confidence:.0%}",
         soft_wrap=True,
     )
 
@@ -286,7 +286,7 @@ def print_facts(console: Console, title: str, facts: Mapping[str, str]) -> None:
 def print_change(console: Console, model: str, change: ChampionChange | None) -> None:
     """Print the version that is champion now."""
     if change is None:
-        console.print(f"{model}: this version is champion already, and the aliases name it")
+        console.print(f"{model}: this version is champion already. Nothing was changed")
         return
     replaced = f" in place of version {change.replaced}" if change.replaced is not None else ""
     forced = ", forced" if change.forced else ""
@@ -349,7 +349,7 @@ def print_reproduction(console: Console, result: Reproduction) -> None:
     if result.equal:
         console.print(f"{result.model}: equal weights, policy {result.reproduced[-1]}", soft_wrap=True)
         return
-    first = next(iter(result.differences), "nothing that was recorded")
+    first = next(iter(result.differences), "none in what was recorded")
     console.print(
         f"{result.model}: different weights from iteration {result.first_iteration} on. Policy {result.expected[-1]} "
         f"was registered, this run gave {result.reproduced[-1]}. First difference: {first}",

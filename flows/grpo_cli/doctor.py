@@ -79,7 +79,7 @@ def _check_config(config: PipelineConfig | None) -> Iterator[CheckResult]:
                 chat_format = str(facts.renderer().chat_format)
             yield CheckResult(area="config", name="chat format", state="ok", detail=chat_format)
             yield CheckResult(area="config", name="context", state="ok", detail=_context(config))
-            yield CheckResult(area="config", name=config.name, state="ok", detail="nothing that a run would refuse")
+            yield CheckResult(area="config", name=config.name, state="ok", detail="a run of this config can start")
     except (GRPOError, ConnectionError, TimeoutError) as failure:
         errors.append(failure)
     for error in errors:
@@ -143,7 +143,7 @@ def _check_package(requirement: Requirement, *, area: str, missing: State, extra
         return CheckResult(area=area, name=name, state=missing, detail="not installed", remedy=remedy)
     if requirement.specifier.contains(version, prereleases=True):
         return CheckResult(area=area, name=name, state="ok", detail=version)
-    detail = f"{version}, which is not {requirement.specifier}"
+    detail = f"{version} is installed, and {requirement.specifier} is needed"
     return CheckResult(area=area, name=name, state="problem", detail=detail, remedy=remedy)
 
 
@@ -165,7 +165,7 @@ def _check_gpus() -> Iterator[CheckResult]:
     if torch is None:
         return
     if not torch.cuda.is_available():
-        detail = "none that PyTorch sees: models run on the CPU"
+        detail = "PyTorch sees none, so that models run on the CPU"
         yield CheckResult(area="machine", name="gpu", state="absent", detail=detail)
         return
     for index in range(torch.cuda.device_count()):
@@ -193,7 +193,9 @@ def _check_disks(home: Path, store: str) -> Iterator[CheckResult]:
     for name, folder in folders.items():
         free = shutil.disk_usage(nearest_existing(folder)).free
         state: State = "problem" if free < _NO_DISK else "warning" if free < _LITTLE_DISK else "ok"
-        remedy = "" if state == "ok" else f"Free space, or set {'GRPO_HOME' if name == 'home' else 'store'} elsewhere"
+        remedy = (
+            "" if state == "ok" else f"Free space, or set {'GRPO_HOME' if name == 'home' else 'store'} to a larger disk"
+        )
         detail = f"{free / _GIB:.1f} GiB free"
         yield CheckResult(area="machine", name=f"disk of {name}", state=state, detail=detail, remedy=remedy)
 

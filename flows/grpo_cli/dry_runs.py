@@ -67,7 +67,11 @@ def print_planned_change(console: Console, model: str, plan: PlannedChange, *, f
         console.print(f"  gate {name}: {'none' if value is None else f'{value:.4g}'}", soft_wrap=True)
     broken = any(rule.refusal is not None for rule in plan.rules)
     if broken:
-        shown = "refused, but for --force" if force else "refused. Use --force if you want to promote it anyway"
+        shown = (
+            "it would be refused, but --force promotes it"
+            if force
+            else "it would be refused. Use --force if you want to promote it anyway"
+        )
         console.print(shown, soft_wrap=True)
     console.print("nothing was written or started", soft_wrap=True)
     return force or not broken

@@ -40,7 +40,7 @@ def erase(
     """
     home = start_command(services=False)
     if (user is None) == (conversation is None):
-        raise ConfigError("name --user NAME or --conversation ID, one of the two")
+        raise ConfigError("say what to erase: either --user NAME or --conversation ID")
     from grpo.serving.erasure import erase as erase_from_log
 
     folder = log or home / "served"
@@ -49,19 +49,25 @@ def erase(
         if json:
             typer.echo('{"found": false, "message": "nothing was found"}')
         else:
-            PlainConsole(stderr=True).print("nothing was found", soft_wrap=True)
+            PlainConsole(stderr=True).print(f"nothing was found in {folder}, and nothing was erased", soft_wrap=True)
         raise typer.Exit(FAILED)
     if json:
         typer.echo(receipt.model_dump_json(indent=1))
         return
-    console.print(f"erased {receipt.turns} turns and {receipt.feedback} feedback from {folder}", soft_wrap=True)
+    console.print(
+        f"erased {receipt.turns} turns and {receipt.feedback} records of feedback from {folder}", soft_wrap=True
+    )
     for place, count in receipt.copies.items():
-        console.print(f"{place}: {count}", soft_wrap=True)
+        console.print(f"erased {count} copies in {place}", soft_wrap=True)
     for version in receipt.versions:
-        console.print(f"{version} was trained on it. Its training cannot be repeated", soft_wrap=True)
+        console.print(
+            f"{version} was trained on an erased turn, so that its training cannot be repeated", soft_wrap=True
+        )
     for version in receipt.skipped:
         console.print(
-            f"{version} is not signed by this home: name its store with --store, if it has one", soft_wrap=True
+            f"the store of {version} was not searched, because this home has not signed the version. Name the store "
+            "with --store",
+            soft_wrap=True,
         )
     console.print(f"receipt {receipt.id}", soft_wrap=True)
     console.print(_MEMORY, soft_wrap=True)

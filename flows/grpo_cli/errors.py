@@ -39,7 +39,7 @@ _OS_REMEDIES = {
     errno.EMFILE: "Raise the limit of open files (`ulimit -n`)",
     errno.ENFILE: "Close programs that have files open",
 }
-_AGAIN = "Run the command again: finished stages are in the cache"
+_AGAIN = "Then run the command again, which continues after the last finished stage"
 logger = logging.getLogger(__name__)
 
 
@@ -119,8 +119,8 @@ def _failure(error: BaseException) -> Exception | None:
     if _is(error, "httpx", "HTTPStatusError"):
         response = error.response  # type: ignore[attr-defined]
         return ConnectionError(
-            f"{masked(str(response.url))} answered HTTP {response.status_code}. Look into its log, or set another "
-            f"address. {_AGAIN}"
+            f"{masked(str(response.url))} answered HTTP {response.status_code}. Look into the log of that server, or "
+            f"set the address of another one. {_AGAIN}"
         )
     if _is(error, "httpx", "TransportError") or str(error).startswith("Failed to reach API at"):
         return ConnectionError(

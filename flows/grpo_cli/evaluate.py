@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 def evaluate(
     config: Annotated[
         str | None,
-        typer.Argument(help="YAML file with the held-out scenarios or, with --checkpoint, the tools."),
+        typer.Argument(
+            help="YAML file of a run. A measurement uses its held-out scenarios, and a chat (--checkpoint) its tools."
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -36,12 +38,16 @@ def evaluate(
     ] = None,
     num_episodes: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes.")] = None,
     scenarios_file: Annotated[
-        str | None, typer.Option(help="File of scenarios to use instead: .jsonl, .json, .parquet, .csv or .tsv.")
+        str | None,
+        typer.Option(help="Scenarios to measure on instead of those in CONFIG: .jsonl, .json, .parquet, .csv or .tsv."),
     ] = None,
     output_file: Annotated[Path | None, typer.Option(help="File for the result, a JSON document.")] = None,
     checkpoint: Annotated[
         str | None,
-        typer.Option(help="Chat with this model instead of measuring one: as --model, openai+https://… or stub://…."),
+        typer.Option(
+            help="Chat with this model instead of measuring one: an address as for --model, openai+https://… or "
+            "stub://…."
+        ),
     ] = None,
     message: Annotated[
         str | None, typer.Option(help="With --checkpoint: send this message, print the reply and end.")
@@ -53,13 +59,18 @@ def evaluate(
         ),
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help="With CONFIG and --checkpoint: scenario with the world that the tools act on.")
+        str | None,
+        typer.Option(
+            help="With CONFIG and --checkpoint: id of the scenario with the data that the tools act on. If left "
+            "out, the first."
+        ),
     ] = None,
     override: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Setting that replaces the config's, section.key=value, or the agent's, key=value. Repeatable.",
+            help="Setting to replace: section.key=value in CONFIG or, in a chat without CONFIG, key=value of the "
+            "agent. Repeatable.",
         ),
     ] = None,
     dry_run: DryRunOption = False,
@@ -67,7 +78,8 @@ def evaluate(
     """Measure a model on held-out scenarios, or chat with it: interactively, with one message, or with a file.
 
     Use it when you want the numbers of a model without training, or want to read its replies yourself. In a chat the
-    environment of CONFIG answers the model's tool calls. If there is no CONFIG, a line on stderr names them instead.
+    environment of CONFIG answers the model's tool calls. If there is no CONFIG, nothing answers them, and a line on
+    stderr says so.
 
     Example: grpo evaluate data/configs/quickstart.yaml --model data/models/desk_clerk --num-episodes 40
 
@@ -158,16 +170,25 @@ def _check_modes(measuring: Mapping[str, object], chatting: Mapping[str, object]
     """Refuse options of the other mode. CONFIG belongs to both modes."""
     config, scenario = measuring["CONFIG"], chatting["--scenario"]
     if config is None and checkpoint is None:
-        raise ConfigError("name a CONFIG for its held-out scenarios, or a --checkpoint to chat with")
+        raise ConfigError(
+            "there is nothing to evaluate. Name a CONFIG to measure a model on its held-out scenarios, or name a model "
+            "to chat with by --checkpoint"
+        )
     other = chatting if checkpoint is None else measuring
     unread = [name for name, value in other.items() if name != "CONFIG" and value not in (None, False)]
     if unread:
-        with_ = "without" if checkpoint is None else "with"
-        raise ConfigError(f"{', '.join(unread)} is not read {with_} --checkpoint. Leave it out")
+        names = ", ".join(unread)
+        if checkpoint is None:
+            raise ConfigError(f"{names} can be used only in a chat. Add --checkpoint MODEL, or leave out {names}")
+        raise ConfigError(
+            f"{names} can be used only in a measurement, and --checkpoint starts a chat. Leave one of the two out"
+        )
     if chatting["--message"] is not None and chatting["--input"] is not None:
         raise ConfigError("--message and --input exclude each other. Give one")
     if scenario is not None and config is None:
-        raise ConfigError("--scenario is one of a CONFIG. Name it, or leave --scenario out")
+        raise ConfigError(
+            "--scenario names a scenario of a CONFIG, and there is no CONFIG. Name one, or leave --scenario out"
+        )
 
 
 def _chat(
@@ -210,13 +231,13 @@ def _open_chat(
 
             policy = chat.checkpoint_policy(checkpoint)
             tools = open_tool_chat(pipeline, checkpoint, policy, scenario, _remark)
-            _remark(f"tools of environment {pipeline.environment.kind} answer, in the world of {tools.scenario.id}")
+            _remark(f"tool calls go to environment {pipeline.environment.kind}, in the world of {tools.scenario.id}")
             return tools.reply_to, tools.chat
         agent = chat.open_agent(checkpoint, options)
 
     def warned(reply: str) -> str:
         if calls := chat.unanswered_calls(agent, reply):
-            _remark(f"no tool answers {'; '.join(calls)}: name a CONFIG with an environment that has the tools")
+            _remark(f"nothing answers the tool call {'; '.join(calls)}. Name a CONFIG with an environment that does")
         return reply
 
     return (

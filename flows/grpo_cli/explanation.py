@@ -35,4 +35,4 @@ def print_explanation(console: Console, document: ReportDocument, explanation: E
         table.add_row(name, value)
     console.print(table)
     for reason in explanation.unread:
-        console.print(f"not read, so that diagnoses may be missing: {reason}", soft_wrap=True)
+        console.print(f"some records were not read, so that diagnoses may be missing: {reason}", soft_wrap=True)

@@ -38,7 +38,7 @@ def show_guess(console: Console, path: Path, folder: Path) -> None:
     print_quarantined(console, tables[1])
     if unread := list(dict.fromkeys(name for source in sources for name in unread_columns(source))):
         console.print(Text(f"columns that these settings do not read: {one_line(', '.join(unread))}"), soft_wrap=True)
-    console.print("settings that read it, for a config:")
+    console.print("settings for a config, which read these scenarios:")
     console.print(Text(printable(as_yaml(*sources)).rstrip()), soft_wrap=True)
 
 
@@ -50,7 +50,7 @@ def print_counts(console: Console, counts: IngestCounts) -> None:
         totals = f"{source.records} records, {source.scenarios} scenarios ({parts}), {source.quarantined} quarantined"
         console.print(Text(f"{one_line(source.name)}: {totals}"), soft_wrap=True)
         for part, count in source.left_out.items():
-            console.print(Text(f"  left out of {count}: {one_line(part)}"), soft_wrap=True)
+            console.print(Text(f"  left out of {count} scenarios: {one_line(part)}"), soft_wrap=True)
     line = f"{counts.records} records: {counts.scenarios} scenarios, {counts.quarantined} quarantined"
     console.print(line, soft_wrap=True)
     for reason, count in counts.reasons.items():

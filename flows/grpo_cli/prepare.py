@@ -18,12 +18,15 @@ def init(
     reference: Annotated[
         bool,
         typer.Option(
-            "--reference", help="Write a config with every setting instead. If no file is named, config.yaml."
+            "--reference",
+            help="Write a config with every setting instead of a project. If PATH is left out, config.yaml.",
         ),
     ] = False,
     start: Annotated[
         str | None,
-        typer.Option("--from", help="Config with the settings that --reference writes. If left out, the quickstart."),
+        typer.Option(
+            "--from", help="With --reference: config with the settings to write. If left out, the quickstart."
+        ),
     ] = None,
     override: Overrides = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
@@ -48,10 +51,12 @@ def init(
         write_atomically(file, commented_yaml(with_paths_from(pipeline, file.parent)))
         console.print(f"{file} written. Edit it, then: grpo train {file} --dry-run", soft_wrap=True)
         return
-    if path is None or start is not None or override:
+    if start is not None or override:
         raise ConfigError(
-            "name the folder of the new project: grpo init shop. --from and --set are read only with --reference"
+            "--from and --set change the config that --reference writes. Add --reference, or leave them out"
         )
+    if path is None:
+        raise ConfigError("the new project has no folder. Name one: grpo init shop")
     from grpo_cli.project import make_project
 
     make_project(path, force=force)
@@ -133,7 +138,7 @@ def ingest(
         from grpo_cli.ingestion import show_guess
 
         if override:
-            raise ConfigError(f"--set changes a config, and {config} is a file of data. Leave it out")
+            raise ConfigError(f"--set changes a config, and {config} is not a YAML file. Leave --set out")
         show_guess(console, Path(config), folder)
         return
     from grpo.config.pipeline import load_config
@@ -158,9 +163,9 @@ def ingest(
     suite = expectations.validate(tables[0], docs, validation_fraction=scenarios.validation_fraction)
     for warning in suite.warnings:
         console.print(f"  warning: {warning}")
-    console.print(f"{len(suite.checks) - len(suite.warnings)} expectations hold; {docs / suite.docs_index}")
+    console.print(f"{len(suite.checks) - len(suite.warnings)} expectations hold. Report: {docs / suite.docs_index}")
     splits = split.split(tables[0], validation_fraction=scenarios.validation_fraction, limit=scenarios.limit)
-    console.print(f"{len(splits.train)} to train on, {len(splits.heldout)} held out")
+    console.print(f"{len(splits.train)} scenarios to train on, {len(splits.heldout)} held out")
 
 
 def check_reward(

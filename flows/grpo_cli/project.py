@@ -46,7 +46,10 @@ def make_project(folder: Path, *, force: bool = False) -> None:
         name = TypeAdapter(RunName).validate_python(folder.resolve().name)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        raise ConfigError(f"{folder.name!r} cannot name a run and its model ({reason}). Name another folder") from error
+        raise ConfigError(
+            f"the run and its model are named like the folder, and {folder.name!r} is not such a name ({reason}). Name "
+            "another folder"
+        ) from error
     files = {}
     template = shipped_folder() / "project"
     for source in sorted(template.rglob("*")):

@@ -26,14 +26,14 @@ def promote(
     model: Annotated[str, typer.Argument(help="models:/NAME@candidate, or models:/NAME/3.")],
     reason: Reason,
     force: Annotated[
-        bool, typer.Option(help="Promote even if a gate refused it. The history records that it was forced.")
+        bool, typer.Option(help="Promote a version that would be refused. The history records that it was forced.")
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Promote a version: the alias champion moves to it, the alias previous to the version that it replaces.
+    """Promote a version: the alias champion moves to it, and the alias previous to the version that it replaces.
 
-    Use it when you have read the report of a candidate and want to put it into service. The exit code is 3 if the
-    version did not pass its gates, was compared with another champion, or was champion before.
+    Use it when you have read the report of a candidate and want to put it into service. If the version did not pass its
+    gates, was compared with another champion, or was champion before, it is refused, and the exit code is 3.
 
     Example: grpo promote models:/support-desk@candidate --reason "read 40 conversations"
     """
@@ -89,11 +89,11 @@ def admit(
         models = _required(existing_registry())
     with examined(models, model) as admission:
         print_facts(console, model, admission.facts)
-        if not yes and not typer.confirm("Sign it, so that all commands believe this?"):
+        if not yes and not typer.confirm("Sign this version, so that all commands of this home trust it?"):
             raise typer.Exit(REFUSED)
         version = sign(models, admission, reason=reason, by=Actor.here())
     command = f"grpo promote {version.address} --reason WHY --force"
-    console.print(f"{version.address} is signed. {command} puts it into service", soft_wrap=True)
+    console.print(f"{version.address} is signed. To put it into service: {command}", soft_wrap=True)
 
 
 def rollback(
@@ -102,7 +102,8 @@ def rollback(
     follow_alias: Annotated[
         bool,
         typer.Option(
-            "--follow-alias", help="Go back from the version that the alias names, even if it was moved by hand."
+            "--follow-alias",
+            help="Go back from the version that MLflow's alias champion names, even if somebody has moved it by hand.",
         ),
     ] = False,
     dry_run: DryRunOption = False,
@@ -114,7 +115,9 @@ def rollback(
     Example: grpo rollback models:/support-desk@champion --reason "refunds twice"
     """
     if (address := _CHAMPION.match(model)) is None:
-        raise AddressError(f"{model!r}: a rollback replaces a champion. Write models:/NAME@champion")
+        raise AddressError(
+            f"{model!r} is not the address of a champion, which a rollback replaces. Write models:/NAME@champion"
+        )
     home, name = start_command(), address["name"]
     from grpo_cli.display import print_change
     from grpo_tasks.registry import existing_registry
@@ -257,7 +260,10 @@ def export(
     model: ModelAddress,
     folder: Annotated[Path, typer.Argument(help="Folder to make.")],
     adapters: Annotated[
-        bool, typer.Option("--adapters", help="Write the adapters and their base apart, instead of merged.")
+        bool,
+        typer.Option(
+            "--adapters", help="Write the adapters and the base model to separate files, instead of merging them."
+        ),
     ] = False,
 ) -> None:
     """Export a version as a plain Hugging Face folder: weights with adapters merged, chat template, model card.

@@ -102,7 +102,9 @@ def show(
     ] = None,
     policy: Annotated[
         Literal["before", "after"] | None,
-        typer.Option(help="Held-out episodes of the champion or base, or of the candidate. If left out, of both."),
+        typer.Option(
+            help="Held-out episodes of the champion or base (before) or of the candidate (after). If left out, both."
+        ),
     ] = None,
     iteration: Annotated[
         int | None, typer.Option(min=0, help="Training rollouts of this iteration, numbered as in the report.")
@@ -111,14 +113,16 @@ def show(
 ) -> None:
     """Show the episodes of a run: their numbers, or with --conversations the conversations as plain text.
 
-    Use it when you want to read why a number of the report is as it is. Held-out episodes of the policies before and
-    after the training stand one under the other for the same scenario. If one of them is selected, both are shown.
+    Use it when you want to read the conversations behind a number of the report. For each scenario, the held-out
+    episodes before and after the training are printed one below the other, also if only one of them matches.
 
     Example: grpo show quickstart --conversations --outcome failure --policy after
     """
     home = start_command(services=False)
     if policy is not None and iteration is not None:
-        raise ConfigError("--policy is of the held-out episodes, --iteration of the training. Give one of them")
+        raise ConfigError(
+            "--policy selects held-out episodes, and --iteration episodes of the training. Leave one of them out"
+        )
     from grpo.evaluation.recorded_episodes import EpisodeFilter, matched_episodes, read_part, recorded_parts
     from grpo.evaluation.report import read_report
     from grpo_cli.conversations import print_conversations, print_episodes
@@ -140,7 +144,7 @@ def show(
     for row in matched[:limit]:
         print_conversations(console, [(_name(side), episode) for side, episode in zip(sides, row, strict=True)])
     shown = min(limit, len(matched))
-    console.print(f"{shown} of {len(matched)} selected scenarios and samples. --limit shows more", soft_wrap=True)
+    console.print(f"{shown} of {len(matched)} scenarios and samples that match. --limit N prints more", soft_wrap=True)
 
 
 def explain(
@@ -179,7 +183,10 @@ def _print_nights(home: Path, days: int, *, as_json: bool) -> None:
     elif rows:
         print_nights(console, rows)
     else:
-        console.print(f"no retraining in {days} days. `grpo up` or `grpo deploy` sets its schedule", soft_wrap=True)
+        console.print(
+            f"Prefect's server has no retraining of the last {days} days. `grpo up` or `grpo deploy` sets its schedule",
+            soft_wrap=True,
+        )
 
 
 def _name(part: str | int) -> str:
@@ -192,4 +199,4 @@ def _find_report(run: str, home: Path) -> Path:
         if path.is_file():
             return path.resolve()
     known = sorted(path.parent.name for path in home.glob("*/report.json"))
-    raise ConfigError(f"no report of {run!r} in {home}. There are {', '.join(known) or 'none'}")
+    raise ConfigError(f"no report of run {run!r} in {home}. Runs with a report: {', '.join(known) or 'none'}")

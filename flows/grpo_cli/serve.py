@@ -56,7 +56,9 @@ def serve(
         typer.echo(commented_yaml(serve_config(source or "models:/support-desk@champion", overrides)), nl=False)
         return
     if source is None:
-        raise ConfigError("name a model, for example models:/support-desk@champion, or a YAML file of settings")
+        raise ConfigError(
+            "no model was named. Name one, e.g. models:/support-desk@champion, or a YAML file of settings"
+        )
     home = start_command()
     config = serve_config(source, overrides, host=host, port=port)
     log_to_stderr()

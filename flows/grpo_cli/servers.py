@@ -23,7 +23,7 @@ Deployments = Annotated[Path, typer.Option(help="File of the deployments.")]
 def up(
     deployments: Deployments = Path("prefect.yaml"),
     serve: Annotated[
-        str | None, typer.Option(help="Model to serve as well, as `grpo serve` takes it, e.g. models:/NAME@champion.")
+        str | None, typer.Option(help="Also serve a model: an address such as models:/NAME@champion, or a serve.yaml.")
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -31,9 +31,10 @@ def up(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Start Prefect, MLflow and the workers on this machine, and deploy. Running processes are left alone.
+    """Start Prefect, MLflow and the workers on this machine, and create the deployments of prefect.yaml.
 
-    Use it when runs should be scheduled, watched in a browser or started by others. Then `eval "$(grpo env)"` gives
+    Processes that run already are left alone. Use it when runs should be scheduled, watched in a browser or started by
+    others. Then `eval "$(grpo env)"` gives
     Prefect's own commands the address and login, `prefect deployment run train/quickstart --watch` trains, and
     `grpo down` stops everything. With --serve a model is served as well, as by `grpo serve`, and started again if it
     dies. Its port is GRPO_SERVE_PORT, or 8000 if that is not set.
@@ -44,7 +45,9 @@ def up(
     """
     home = start_command()
     if overrides and serve is None:
-        raise ConfigError("--set changes settings of the served model. Name the model with --serve")
+        raise ConfigError(
+            "--set changes settings of the model that --serve names. Name it with --serve, or leave --set out"
+        )
     served = None if serve is None else serve_config(serve, overrides)
     if dry_run:
         with scratch_services():
@@ -145,7 +148,7 @@ def deploy(
         typer.Option(
             envvar="GPU_SLOTS",
             min=1,
-            help="Stages that may hold a GPU at the same time: the number of devices of all workers.",
+            help="Number of stages that may use a GPU at the same time: the number of GPUs of all workers together.",
         ),
     ] = None,
     overrides: Annotated[
@@ -159,8 +162,8 @@ def deploy(
     """Create or update work pools, GPU slots and deployments on the server that PREFECT_API_URL names.
 
     Use it when the runs of a cluster should start by schedule or by a call, and again when prefect.yaml has changed.
-    `grpo up` does it for the server of this machine. With --set, what is the same for all runs of a cluster stands in
-    one place, e.g. its store and the stages that its GPUs take.
+    `grpo up` does it for the server of this machine. With --set you change a setting in the
+    configs of all deployments at once, e.g. the store of a cluster and the stages that run on its GPUs.
 
     Example: grpo deploy --gpu-slots 4
 
@@ -184,7 +187,7 @@ def migrate(
     moved: Annotated[
         bool,
         typer.Option(
-            "--moved", help="Let the records of the home name its new place. Use it when the home was moved or copied."
+            "--moved", help="Only replace the old path in the records of a home that was moved, renamed or copied."
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be changed, and change nothing.")] = False,
@@ -200,7 +203,9 @@ def migrate(
     Example: grpo migrate --moved
     """
     if moved and dry_run:
-        raise ConfigError("--dry-run shows an upgrade. Leave it or --moved out")
+        raise ConfigError(
+            "--dry-run shows what an upgrade would change, and --moved does not upgrade. Leave one of them out"
+        )
     home = start_command(services=False)
     if moved:
         from grpo_local.moving import move_records

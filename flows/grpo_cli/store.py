@@ -43,12 +43,12 @@ def move(
         bool, typer.Option("--dry-run", help="Compare the digests, show what would be moved, and change nothing.")
     ] = False,
 ) -> None:
-    """Move all artifacts and results into another store, where their digests are compared. Nothing is computed twice.
+    """Move all artifacts and results into another store, and compare their digests there. Nothing is computed twice.
 
-    Use it when the store becomes too large for its disk, or when several machines should share it.     End the runs of
-    the old store first. Afterwards this home finds the versions that were registered from the old store in the new one.
-    On another machine of a team, call it with --keep when the new store is there: it copies what is missing, and lets
-    that machine's home find the versions. If it is interrupted, call it again.
+    Use it when the store becomes too large for its disk, or when several machines should share it. End the runs of the
+    old store first. Registered versions whose files were in the old store are then read from the new one. The other
+    machines of a team have to learn this as well: call the same command with --keep on each of them, which copies only
+    what is missing. If it is interrupted, call it again.
 
     Example: grpo store move runs/artifacts s3://BUCKET/artifacts
 
@@ -118,12 +118,12 @@ def _print_store_move(moved: StoreMove, *, dry_run: bool) -> None:
     verb = "would move" if dry_run else "moved"
     console.print(
         f"{verb} {moved.artifacts} artifacts and {moved.documents} documents from {moved.source} to {moved.target}. "
-        f"{moved.present} artifacts were there",
+        f"{moved.present} artifacts were there already",
         soft_wrap=True,
     )
-    for what, names in (("does not match its digest", moved.damaged), ("is not of a store", moved.left)):
+    for reason, names in (("does not match its digest", moved.damaged), ("is not a file of a store", moved.left)):
         for name in names:
-            console.print(f"left {name}: it {what}", soft_wrap=True)
+            console.print(f"{name} stays in the old store, because it {reason}", soft_wrap=True)
     if not dry_run:
         console.print(f"now set `store: {moved.target}` in the configs", soft_wrap=True)
 
@@ -131,15 +131,15 @@ def _print_store_move(moved: StoreMove, *, dry_run: bool) -> None:
 def _print_registry_move(moved: RegistryMove, *, key: Path) -> None:
     """Print what was moved, the versions that are not trusted, and the next steps."""
     console.print(
-        f"copied {moved.rows} rows from {moved.source} to {moved.target}, and {moved.written} files to {moved.files}, "
-        f"which had {moved.present} of them. {moved.versions} versions are signed",
+        f"copied {moved.rows} rows from {moved.source} to {moved.target}, and {moved.written} files to {moved.files}. "
+        f"{moved.present} files were there already. {moved.versions} versions are signed",
         soft_wrap=True,
     )
     for model, champion in moved.champions.items():
         console.print(f"champion of {model}: {'none' if champion is None else f'version {champion}'}", soft_wrap=True)
     for what, names in (
-        ("is not signed, as before", moved.unsigned),
-        ("stays there: it is not in this home", moved.elsewhere),
+        ("is not signed, and was not signed before the move", moved.unsigned),
+        ("stays where it is, because it is not in this home", moved.elsewhere),
     ):
         for name in names:
             console.print(f"{name} {what}", soft_wrap=True)

@@ -107,7 +107,8 @@ def retrain(
         bool,
         typer.Option(
             "--check",
-            help="Only check the triggers, and emit grpo.drift-detected if one fires against a champion.",
+            help="Check the triggers without training. If one fires, and there is a champion, emit the event "
+            "grpo.drift-detected on Prefect's server.",
         ),
     ] = False,
     dry_run: DryRunOption = False,
@@ -132,7 +133,9 @@ def retrain(
             print_outline(console, outline)
             if results:
                 print_triggers(console, results)
-        console.print(f"the run that is repeated: grpo train {retraining.pipeline} --dry-run", soft_wrap=True)
+        console.print(
+            f"for the training that a trigger starts: grpo train {retraining.pipeline} --dry-run", soft_wrap=True
+        )
         return
     from grpo_local.preflight import check_retraining
     from grpo_local.servers import prefect_environment, prefect_server, running_prefect_server

@@ -6,10 +6,11 @@ from grpo_cli.command import console, start_command
 
 
 def train_node() -> None:
-    """Join every update of `training.nodes` machines that appears in the folder GRPO_NODES, until interrupted.
+    """Take part in each update that another machine announces in the folder GRPO_NODES, until interrupted.
 
-    Run it on each machine but the first, which runs the train stage. All of them need the same version of grpo, the
-    store at the same path, and GLOO_SOCKET_IFNAME or, with GPUs, NCCL_SOCKET_IFNAME: the interface of their network.
+    Use it if `training.nodes` is above 1: run it on each machine except the one of the train stage. All of them need
+    the same version of grpo, the store at the same path, and GLOO_SOCKET_IFNAME or, with GPUs, NCCL_SOCKET_IFNAME: the
+    interface of their network.
 
     Example: grpo train-node
     """

@@ -49,4 +49,4 @@ def verify_log(
         f"{check.turns} turns with {check.tokens} tokens: log-probabilities differ by up to {check.difference:.1e} nats"
     )
     for reason, count in check.unchecked.items():
-        console.print(f"not checked, {reason}: {count}")
+        console.print(f"{count} turns were not checked: {reason}")

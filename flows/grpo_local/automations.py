@@ -56,12 +56,11 @@ def write_automations(client: SyncPrefectClient, pools: Sequence[str], sender: s
     wanted = [*_recovery(pools, sender, pending_s=PENDING_S if in_processes else IMAGE_S)]
     if url := os.environ.get(NOTIFY):
         wanted += _notifications(_webhook(url), pools)
-    known = {one.name: one for one in client.read_automations()}
     for automation in wanted:
-        if (before := known.get(automation.name)) is None:
-            client.create_automation(automation)
+        if known := client.read_automations_by_name(automation.name):
+            client.update_automation(known[0].id, automation.model_copy(update={"enabled": known[0].enabled}))
         else:
-            client.update_automation(before.id, automation.model_copy(update={"enabled": before.enabled}))
+            client.create_automation(automation)
 
 
 def _recovery(pools: Sequence[str], sender: str, *, pending_s: int) -> list[AutomationCore]:
@@ -138,7 +137,9 @@ def _notifications(webhook: UUID, pools: Sequence[str]) -> list[AutomationCore]:
 def _webhook(url: str) -> UUID:
     """Prefect block that has the address, encrypted like all secrets of Prefect."""
     if not url.startswith(("https://", "http://")):
-        raise ConfigError(f"{NOTIFY} is not the URL of a webhook. It begins with http:// or https://")
+        raise ConfigError(
+            f"{NOTIFY} is not the URL of a webhook, which begins with http:// or https://. Change it, or unset it"
+        )
     block = Webhook(method="POST", url=SecretStr(url), headers={"content-type": "application/json"})
     return UUID(str(block.save(_BLOCK, overwrite=True)))
 

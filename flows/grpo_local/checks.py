@@ -186,7 +186,7 @@ def _check_server(
     if served.split(".")[:2] == installed.split(".")[:2]:
         return _server_check(package, "ok", f"{masked(url)} answers, {served}")
     detail = f"{masked(url)} answers, {served}. Installed here is {installed}"
-    return _server_check(package, "warning", detail, "Run the same version on both sides")
+    return _server_check(package, "warning", detail, f"Install the same version of {package} on both sides")
 
 
 def _get(url: str, login: str | None, *, attempts: int = 1) -> str:
@@ -305,7 +305,9 @@ def _check_database(name: str, uri: str, *, setting: str) -> CheckResult:
     except (SQLAlchemyError, TypeError, ValueError) as error:
         detail = f"{masked(uri)}: {masked(str(error).strip().splitlines()[0], known=uri)}"
         wrong_input = not isinstance(error, OperationalError)
-        return _store_check(name, detail, f"Start the database, or set {setting}", wrong_input=wrong_input)
+        return _store_check(
+            name, detail, f"Start the database, or set {setting} to one that runs", wrong_input=wrong_input
+        )
     return _check_schema(name, uri, masked(uri))
 
 
@@ -328,7 +330,7 @@ def _check_schema(name: str, uri: str, detail: str) -> CheckResult:
 def _check_sqlite(name: str, path: Path, *, setting: str) -> CheckResult:
     if not path.exists():
         detail = f"{path}, made by the first run or by `grpo migrate`"
-        checked = _check_folder(name, path.parent, remedy=f"Set {setting}")
+        checked = _check_folder(name, path.parent, remedy=f"Fix the permissions of the folder, or set {setting}")
         return checked if checked.state == "problem" else checked.model_copy(update={"detail": detail})
     try:
         with closing(sqlite3.connect(path, timeout=5)) as database:

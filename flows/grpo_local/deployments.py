@@ -65,9 +65,13 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequen
     Raises `ConfigError` if the file or the server is missing, or if Prefect refuses a deployment.
     """
     if not deployments.is_file():
-        raise ConfigError(f"no deployments at {deployments}. Call this in the project's folder, or name a file")
+        raise ConfigError(
+            f"there is no file {deployments}. Call this in its folder, or name another file with --deployments"
+        )
     if not os.environ.get("PREFECT_API_URL"):
-        raise ConfigError("PREFECT_API_URL names no server. Set it, or start one on this machine with grpo up")
+        raise ConfigError(
+            "PREFECT_API_URL is not set. Set it to the address of Prefect's server, or start one here with grpo up"
+        )
     from grpo_tasks.execution.gpu_slots import create_slots
 
     _create_pools()

@@ -59,7 +59,7 @@ def given_login(server: Server) -> str | None:
         given = f"{user or ''}:{password or ''}" if user or password else None
         if given is not None and (not user or not password or ":" in user):
             raise ConfigError(
-                f"{USERNAME} and {PASSWORD} are one login: set both or neither, and a user name without a colon"
+                f"{USERNAME} and {PASSWORD} are one login. Set both or neither, and a user name without a colon"
             )
     return validate_login(given, place=LOGIN_VARIABLES[server]) if given else None
 
@@ -85,8 +85,8 @@ def password_hint(home: Path, server: Server) -> str:
     place = login_place(home, server)
     if server == "prefect":
         return (
-            f"Prefect's page asks for a password: the whole content of {place}. Before it is given, the page shows "
-            "no runs, as if there were none"
+            f"Prefect's page asks for a password: the whole content of {place}. Until it is given, the page shows "
+            "no runs"
         )
     if place == LOGIN_VARIABLES[server]:
         return f"MLflow's page asks for the user name and the password of {place}"
@@ -96,8 +96,14 @@ def password_hint(home: Path, server: Server) -> str:
 def validate_login(text: str, *, place: str) -> str:
     """The login, if it is valid. Raises `ConfigError` otherwise, without repeating the login."""
     if len(text) < _SHORTEST or _USABLE.fullmatch(text) is None:
+        short = len(text) < _SHORTEST
+        fault = (
+            f"has only {len(text)} characters"
+            if short
+            else "has no colon, or has a blank or a character outside of ASCII"
+        )
         raise ConfigError(
-            f"the login in {place} has {len(text)} characters, no colon or one that a header cannot hold. Set "
-            f"USER:PASSWORD of at least {_SHORTEST} printable ASCII characters, or remove it and a new one is generated"
+            f"the login in {place} {fault}. Set USER:PASSWORD of at least {_SHORTEST} printable ASCII characters, or "
+            "remove it, so that a new one is generated"
         )
     return text

@@ -23,13 +23,13 @@ def move_records(home: Path) -> Iterator[str]:
     with exclusive(f"sqlite:///{database}"):
         former = rewrite_places(database)
     if not former:
-        yield f"nothing to do: the records in {home} name no other place"
+        yield f"nothing to do: the records in {home} name no earlier place of it"
         return
     _move_served(home, former)
-    yield f"the records that named {' and '.join(map(str, former))} name {home} now"
+    yield f"the records name {home} now, instead of {' and '.join(map(str, former))}"
     if missing := missing_models(database):
         yield (
-            f"{len(missing)} models are not among the files of this home, such as {missing[0]}: copy them from "
+            f"the files of {len(missing)} models are not in this home, such as {missing[0]}. Copy them from "
             f"{former[0] / 'mlartifacts'}"
         )
 
@@ -37,7 +37,9 @@ def move_records(home: Path) -> Iterator[str]:
 def require_stopped(home: Path) -> None:
     """Raise `ConfigError` if a process of this home runs, because it would go on in the old place."""
     if running := [name for name, process in recorded_services(home).items() if process is not None]:
-        raise ConfigError(f"{' and '.join(running)} of this home still run, from the old place. Call grpo down first")
+        raise ConfigError(
+            f"{' and '.join(running)} of this home still run, and would go on in the old place. Call grpo down first"
+        )
 
 
 def _move_served(home: Path, former: list[Path]) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
+from operator import itemgetter
 from typing import Any
 
 import httpx
 
 from grpo.errors import printable
 from grpo.storage.documents import Document
-from grpo_local.run_checks import asked
+from grpo_local.prefect_pages import STABLE, asked
 
 FLOW = "retrain"
-_PAGE = 200  # runs that Prefect's server sends at once
 
 
 class Night(Document):
@@ -42,36 +42,26 @@ def read_nights(client: httpx.Client, days: int, *, today: date | None = None) -
     Days before the first run are left out, because there was no schedule yet. Raises `httpx.HTTPError`.
     """
     last = today or datetime.now(UTC).date()
-    by_day: dict[date, list[Night]] = defaultdict(list)
-    for run in _runs(client, last - timedelta(days=days - 1), last):
-        day = datetime.fromisoformat(run["expected_start_time"]).astimezone(UTC).date()
-        by_day[day].append(_night(day, run))
-    if not by_day:
+    runs = [*_runs(client, last - timedelta(days=days - 1), last)]
+    if not runs:
         return []
+    by_day: dict[date, list[Night]] = defaultdict(list)
+    for start, night in sorted(runs, key=itemgetter(0), reverse=True):
+        by_day[start.date()].append(night)
     back = range((last - min(by_day)).days + 1)
     return [night for day in (last - timedelta(days=k) for k in back) for night in by_day[day] or [Night(day=day)]]
 
 
-def _runs(client: httpx.Client, first: date, last: date) -> Iterator[dict[str, Any]]:
+def _runs(client: httpx.Client, first: date, last: date) -> Iterator[tuple[datetime, Night]]:
+    """Planned start of each run of these days, and its row."""
     planned = {
         "after_": datetime.combine(first, time.min, UTC).isoformat(),
         "before_": datetime.combine(last, time.max, UTC).isoformat(),
     }
-    offset = 0
-    while True:
-        page = asked(
-            client,
-            "/flow_runs/filter",
-            flows={"name": {"any_": [FLOW]}},
-            flow_runs={"expected_start_time": planned},
-            sort="EXPECTED_START_TIME_DESC",
-            limit=_PAGE,
-            offset=offset,
-        )
-        yield from page
-        offset += len(page)
-        if len(page) < _PAGE:
-            return
+    named = {"name": {"any_": [FLOW]}}
+    for run in asked(client, "/flow_runs/filter", flows=named, flow_runs={"expected_start_time": planned}, sort=STABLE):
+        start = datetime.fromisoformat(run["expected_start_time"]).astimezone(UTC)
+        yield start, _night(start.date(), run)
 
 
 def _night(day: date, run: dict[str, Any]) -> Night:

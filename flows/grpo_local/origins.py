@@ -51,8 +51,8 @@ class TrustedOriginMiddleware:
             await WebSocketClose(code=POLICY_VIOLATION)(scope, receive, send)
         else:
             text = (
-                f"This Host or Origin is not an address of the server. {self._variable} lists them. Pages of other "
-                "addresses get nothing.\n"
+                f"The Host or Origin of this request is not an address of the server, so it is refused. "
+                f"{self._variable} lists the addresses.\n"
             )
             await PlainTextResponse(text, status_code=403)(scope, receive, send)
 

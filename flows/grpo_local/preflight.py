@@ -119,7 +119,7 @@ def _report(name: str) -> Iterator[Exception]:
     folder = home() / name
     if folder.exists() and not folder.is_dir():
         yield StorageError(
-            f"the report of the run goes into the folder {folder}, but there is a file. Remove it, or change name"
+            f"the report of the run goes into the folder {folder}, but that is a file. Remove the file, or change name"
         )
 
 

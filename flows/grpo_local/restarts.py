@@ -28,7 +28,7 @@ def supervise_once(checks: Mapping[str, Callable[[], None]]) -> None:
 def restart_if_dead(server: Service, *, wait: bool = False) -> None:
     """Restart a dead server, and with `wait` wait until it answers."""
     if server.process() is None:
-        logger.warning("%s is started again. Its log is %s", server.name, server.log)
+        logger.warning("%s has ended and is started again. Its log is %s", server.name, server.log)
         server.start()
         if wait:
             server.wait()

@@ -190,7 +190,8 @@ def _visible_device(number: int) -> str:
     names = visible.split(",")
     if number >= len(names):
         raise ConfigError(
-            f"rollout.servers names device {number}, and CUDA_VISIBLE_DEVICES has {len(names)}. Name another device"
+            f"rollout.servers names device {number}, and CUDA_VISIBLE_DEVICES has {len(names)}, numbered from 0. "
+            "Name another device"
         )
     return names[number]
 

@@ -16,6 +16,7 @@ import httpx
 from grpo_local.checks import PREFECT, CheckResult, State
 from grpo_local.deployments import POOLS
 from grpo_local.login import CLIENT, login, login_file
+from grpo_local.prefect_pages import STABLE, asked
 from grpo_local.servers import prefect_service
 from grpo_local.settings import CANCELLING_S, IMAGE_S, SILENCE_S
 from grpo_local.stack import supervisor_service
@@ -58,12 +59,6 @@ def open_api(url: str, home: Path) -> httpx.Client:
     return httpx.Client(base_url=url, auth=basic, timeout=10)
 
 
-def asked(client: httpx.Client, path: str, **where: Any) -> list[dict[str, Any]]:
-    """Rows of a filter of Prefect's API. Raises `httpx.HTTPError`."""
-    rows: list[dict[str, Any]] = client.post(path, json=where).raise_for_status().json()
-    return rows
-
-
 def _check_clock(client: httpx.Client) -> CheckResult:
     before = time.time()
     date = client.get("/health").headers.get("date")
@@ -73,16 +68,16 @@ def _check_clock(client: httpx.Client) -> CheckResult:
     if abs(apart) <= _CLOCK_S:
         return _result("clock", "ok", f"{abs(apart):.0f} s from the clock of Prefect's server")
     detail = f"the clock of Prefect's server is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this one"
-    return _result("clock", "problem", detail, "Set both clocks by a time server, for example chrony")
+    return _result("clock", "problem", detail, "Let a time service set both clocks, for example chrony")
 
 
 def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
     """Check the deployed pools: the number of workers that are online, and the automations that watch the pools."""
-    deployed = [pool for pool in asked(client, "/work_pools/filter") if pool["name"] in POOLS]
+    deployed = [*asked(client, "/work_pools/filter", work_pools={"name": {"any_": list(POOLS)}})]
     for pool in deployed:
         name = pool["name"]
-        workers = asked(client, f"/work_pools/{name}/workers/filter")
-        online = sum(worker["status"] == "ONLINE" for worker in workers)
+        workers = asked(client, f"/work_pools/{name}/workers/filter", workers={"status": {"any_": ["ONLINE"]}})
+        online = sum(1 for _ in workers)
         if pool["is_paused"]:
             yield _result(f"pool {name}", "warning", "is paused", f"Call `prefect work-pool resume {name}`")
         elif not online:
@@ -93,7 +88,8 @@ def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
     if deployed:
         from grpo_local.automations import RECOVERY  # Prefect takes seconds to import
 
-        known = {one["name"]: one["enabled"] for one in asked(client, "/automations/filter")}
+        named = asked(client, "/automations/filter", automations={"name": {"any_": list(RECOVERY)}})
+        known = {automation["name"]: automation["enabled"] for automation in named}
         missing = [name for name in RECOVERY if not known.get(name)]
         detail = f"{', '.join(missing)}: missing or paused" if missing else f"{len(RECOVERY)} enabled"
         remedy = (
@@ -105,18 +101,22 @@ def _check_pools(client: httpx.Client) -> Iterator[CheckResult]:
 
 
 def _check_waiting(client: httpx.Client) -> Iterator[CheckResult]:
-    """Check for runs that have stood still for longer than an automation allows."""
+    """Check for runs that have stood still for longer than an automation allows.
+
+    Runs that are planned for later are not asked for, because schedules make up to a hundred of them per deployment.
+    """
+    open_ones = {"operator": "or_", "type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}, "name": {"any_": ["Late"]}}
     runs = asked(
         client,
         "/flow_runs/filter",
-        flow_runs={"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING", "SCHEDULED"]}}},
+        flow_runs={"state": open_ones},
         work_pools={"name": {"any_": list(POOLS)}},
+        sort=STABLE,
     )
-    heard = _heard(client, [run["id"] for run in runs if run["state_type"] == "RUNNING"])
     kinds: dict[str, list[str]] = {"lost": [], "not begun": [], "not cancelled": [], "late": []}
     for run in runs:
         since = _seconds(run["state"]["timestamp"])
-        if run["state_type"] == "RUNNING" and min(since, heard.get(run["id"], since)) > SILENCE_S:
+        if run["state_type"] == "RUNNING" and since > SILENCE_S and _silence(client, run["id"], since) > SILENCE_S:
             kinds["lost"].append(_named(run))
         elif run["state_type"] == "PENDING" and since > IMAGE_S:
             kinds["not begun"].append(_named(run))
@@ -125,10 +125,11 @@ def _check_waiting(client: httpx.Client) -> Iterator[CheckResult]:
         elif run["state_name"] == "Late":
             kinds["late"].append(_named(run))
     remedies = {
-        "lost": "Call `prefect flow-run delete ID`, or retry it on Prefect's page. It continues after its last stage",
+        "lost": "Retry it on Prefect's page, so that it continues after its last stage, or remove it: "
+        "`prefect flow-run delete ID`",
         "not begun": "Look at the log of its worker. Then retry it on Prefect's page",
         "not cancelled": "Call `prefect flow-run delete ID`",
-        "late": "Start a worker of its pool, or wait for the run before it: `prefect work-queue inspect training`",
+        "late": "Start a worker of its pool. If one is online, the run waits for an earlier run in its queue",
     }
     for kind, names in kinds.items():
         state: State = "ok" if not names else "warning" if kind == "late" else "problem"
@@ -147,9 +148,8 @@ def _check_direct(client: httpx.Client, home: Path) -> Iterator[CheckResult]:
     supervisor = supervisor_service(home, {}).process()
     begun = [user.create_time() for user in users if user != supervisor and user.is_running()]
     no_parents = {"deployment_id": {"is_null_": True}, "parent_task_run_id": {"is_null_": True}}
-    runs = asked(
-        client, "/flow_runs/filter", flow_runs={"state": {"type": {"any_": ["RUNNING", "PENDING"]}}, **no_parents}
-    )
+    running = {"state": {"type": {"any_": ["RUNNING", "PENDING"]}}, **no_parents}
+    runs = asked(client, "/flow_runs/filter", flow_runs=running, sort=STABLE)
     oldest = min(begun, default=time.time())
     lost = [_named(run) for run in runs if time.time() - _seconds(run["created"]) < oldest - _BEGUN_S]
     remedy = (
@@ -162,23 +162,15 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _heard(client: httpx.Client, runs: Sequence[str]) -> dict[str, float]:
-    """Seconds since the last heartbeat of each of these runs that has one."""
-    heard: dict[str, float] = {}
-    for run in runs:
-        events = client.post(
-            "/events/filter",
-            json={
-                "limit": 1,
-                "filter": {
-                    "event": {"name": ["prefect.flow-run.heartbeat"]},
-                    "resource": {"id": [f"prefect.flow-run.{run}"]},
-                },
-            },
-        ).raise_for_status()
-        for event in events.json()["events"]:
-            heard[run] = _seconds(event["occurred"])
-    return heard
+def _silence(client: httpx.Client, run: str, since: float) -> float:
+    """Seconds since the last heartbeat of a run. `since` if it has none."""
+    newest = {
+        "order": "DESC",
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "resource": {"id": [f"prefect.flow-run.{run}"]},
+    }
+    answer = client.post("/events/filter", json={"limit": 1, "filter": newest}).raise_for_status()
+    return min([since, *(_seconds(event["occurred"]) for event in answer.json()["events"])])
 
 
 def _named(run: Mapping[str, Any]) -> str:

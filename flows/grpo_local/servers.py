@@ -158,7 +158,7 @@ def _require_login(server: Server, url: str, home: Path) -> None:
     if httpx.get(url, auth=(user, password), timeout=_ANSWER_S).status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(
             f"the server at {url} refuses the login in {login_place(home, server)}: a command of this home started it "
-            f"with another one. Stop that command, or set the login that it has in {LOGIN_VARIABLES[server]}"
+            f"with another one. Stop that command, or set {LOGIN_VARIABLES[server]} to the login that it has"
         )
 
 

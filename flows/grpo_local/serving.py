@@ -31,7 +31,7 @@ def start_serving(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_u
     file, text = served_file(home), _text(config)
     running = file.read_text(encoding="utf-8") if file.exists() else None
     if running not in (None, text):
-        raise ConfigError(f"{_read(home).model} is served with the settings in {file}. Call grpo down first")
+        raise ConfigError(f"{_read(home).model} is served already, with other settings ({file}). Call grpo down first")
     write_atomically(file, text)
     server = _service(home, config, prefect_url=prefect_url, mlflow_url=mlflow_url)
     try:
@@ -81,7 +81,7 @@ def _service(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_url: s
         scheme="https" if config.tls else "http",
         host=config.host,
         port=config.port,
-        remedy="set GRPO_SERVE_PORT to a free port",
+        remedy="Set GRPO_SERVE_PORT to a free port",
         environment={"PREFECT_API_URL": prefect_url or None, "MLFLOW_TRACKING_URI": mlflow_url},
         started_path="/ready",
         start_timeout_s=_LOAD_S,

@@ -115,7 +115,7 @@ def down(home: Path) -> list[str]:
             for pool in POOLS:
                 reschedule_lost_runs(pool, worker_name(home, pool), worker_dead=True)
         return [
-            f"{server.name} is used by another command, and stops with it"
+            f"another grpo command uses {server.name}, which stops when that command ends"
             for server in (mlflow_service(home), prefect)
             if not server.stop_if_unused()
         ]
@@ -142,7 +142,9 @@ def _wait_for(worker: Service, supervisor: Service) -> None:
         if supervisor.process() is None:
             raise ConfigError(f"the supervisor ended at its start. See {supervisor.log}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{worker.name} did not answer. See {worker.log} and {supervisor.log}")
+            raise TimeoutError(
+                f"{worker.name} did not answer in {_WORKER_TIMEOUT_S:g} s. See {worker.log} and {supervisor.log}"
+            )
         time.sleep(0.2)
 
 

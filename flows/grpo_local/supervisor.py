@@ -49,7 +49,7 @@ def _check_pool(home: Path, pool: str, *, prefect_url: str, mlflow_url: str) -> 
     dead = worker.process() is None
     reschedule_lost_runs(pool, worker_name(home, pool), worker_dead=dead)
     if dead:
-        logger.warning("%s is started. Its log is %s", worker.name, worker.log)
+        logger.warning("%s does not run and is started. Its log is %s", worker.name, worker.log)
         worker.start()
 
 

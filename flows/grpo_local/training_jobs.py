@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
@@ -19,6 +20,7 @@ import httpx
 from grpo.serving.protocol.api_errors import APIError, invalid_request, overloaded
 from grpo.serving.routes.operations import Job, JobStatus, Number
 from grpo_local.login import CLIENT, login
+from grpo_local.prefect_pages import STABLE, all_pages
 from grpo_local.servers import running_prefect_server
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ UPDATE = "train"
 """Stage that ends an iteration."""
 _RETRY_S = 30.0
 _RECENT = timedelta(days=1)
-_MOST_RUNS = 50
+_MOST_ENDED = 50
+"""Ended runs of each flow that are listed."""
 T = TypeVar("T")
 
 
@@ -99,25 +102,11 @@ class PrefectJobs:
         """See `Orchestrator`."""
 
         def call(client: SyncPrefectClient) -> list[Job]:
-            from prefect.client.schemas.filters import (
-                FlowFilter,
-                FlowFilterName,
-                FlowRunFilter,
-                FlowRunFilterExpectedStartTime,
-            )
-            from prefect.client.schemas.sorting import FlowRunSort
-
-            since = FlowRunFilterExpectedStartTime(after_=datetime.now(UTC) - _RECENT, before_=datetime.now(UTC))
-            jobs = []
-            for flow in FLOWS:
-                runs = client.read_flow_runs(
-                    flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
-                    flow_run_filter=FlowRunFilter(expected_start_time=since),
-                    sort=FlowRunSort.EXPECTED_START_TIME_DESC,
-                    limit=_MOST_RUNS,
-                )
-                jobs += [_job(run, _deployment(client, run, flow), _iterations(client, run)) for run in runs]
-            return jobs
+            return [
+                _job(run, _deployment(client, run, flow), _iterations(client, run))
+                for flow in FLOWS
+                for run in _recent(client, flow)
+            ]
 
         return await self._ask(call)
 
@@ -220,6 +209,35 @@ def _deployment(client: SyncPrefectClient, run: FlowRun, flow: str) -> str:
         return ""
 
 
+def _recent(client: SyncPrefectClient, flow: str) -> Iterator[FlowRun]:
+    """Every run of a flow that is due and has not ended, and the newest runs of the last day that have ended."""
+    from prefect.client.schemas.filters import (
+        FlowFilter,
+        FlowFilterName,
+        FlowRunFilter,
+        FlowRunFilterExpectedStartTime,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
+    from prefect.client.schemas.objects import TERMINAL_STATES, StateType
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    def runs(states: Iterable[StateType], *, after: datetime | None = None, **page: Any) -> list[FlowRun]:
+        return client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[flow])),
+            flow_run_filter=FlowRunFilter(
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=sorted(states))),
+                expected_start_time=FlowRunFilterExpectedStartTime(after_=after, before_=now),
+            ),
+            **page,
+        )
+
+    now, unfinished = datetime.now(UTC), set(StateType) - TERMINAL_STATES
+    yield from all_pages(lambda offset: runs(unfinished, sort=FlowRunSort(STABLE), offset=offset), key=attrgetter("id"))
+    newest = FlowRunSort.EXPECTED_START_TIME_DESC
+    yield from runs(TERMINAL_STATES, after=now - _RECENT, sort=newest, limit=_MOST_ENDED)
+
+
 def _iterations(client: SyncPrefectClient, run: FlowRun) -> int:
     """Completed updates of a run."""
     from prefect.client.schemas.filters import (
@@ -231,10 +249,16 @@ def _iterations(client: SyncPrefectClient, run: FlowRun) -> int:
         TaskRunFilterStateType,
     )
     from prefect.client.schemas.objects import StateType
+    from prefect.client.schemas.sorting import TaskRunSort
 
     completed = TaskRunFilterState(type=TaskRunFilterStateType(any_=[StateType.COMPLETED]))
-    updates = client.read_task_runs(
-        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
-        task_run_filter=TaskRunFilter(name=TaskRunFilterName(like_=UPDATE), state=completed),
+    updates = all_pages(
+        lambda offset: client.read_task_runs(
+            flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])),
+            task_run_filter=TaskRunFilter(name=TaskRunFilterName(like_=UPDATE), state=completed),
+            sort=TaskRunSort(STABLE),
+            offset=offset,
+        ),
+        key=attrgetter("id"),
     )
     return sum(update.name == UPDATE or update.name.startswith(f"{UPDATE}-") for update in updates)

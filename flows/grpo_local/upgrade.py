@@ -76,7 +76,7 @@ def _upgrade_prefect(uri: str) -> None:
         raise ConfigError(f"Prefect's database cannot be used: {error}") from error
     if process.returncode:
         output = masked(process.stdout.strip()[-2000:], known=uri)
-        raise ConfigError(f"Prefect's database {masked(uri)} cannot be made:\n{output}")
+        raise ConfigError(f"Prefect's database {masked(uri)} cannot be created or migrated:\n{output}")
 
 
 def _change(name: Literal["MLflow", "Prefect"], uri: str) -> str | None:

@@ -45,9 +45,7 @@ def load_base(policy: PolicySettings, content: str, store: str) -> BaseCheckpoin
     renderer = make_renderer(loaded.tokenizer, settings=policy.renderer)
     chat_format = renderer.chat_format
     level = logging.INFO if chat_format.is_native else logging.WARNING
-    logger.log(
-        level, "chat format of %s: %s. See docs/internals/chat.md for what follows from it", policy.model, chat_format
-    )
+    logger.log(level, "chat format of %s: %s. docs/internals/chat.md explains it", policy.model, chat_format)
     model_cache.put(loaded)
     with ArtifactStore(store).new_folder("checkpoint") as new:
         save_base(loaded, new.path, dtype=policy.dtype)

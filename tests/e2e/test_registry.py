@@ -90,7 +90,7 @@ def test_a_promotion_without_a_server_starts_none(version: int, tmp_path: Path):
         [sys.executable, "-c", script, f"models:/{MODEL}@champion"],
         env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
-    lines = [f"{MODEL}: this version is champion already, and the aliases name it", "0", "False"]
+    lines = [f"{MODEL}: this version is champion already. Nothing was changed", "0", "False"]
     assert process.stdout.splitlines() == lines, process.stderr
     assert not list((tmp_path / "services").glob("prefect*"))
 

@@ -69,7 +69,7 @@ def test_a_served_model_is_started_again_and_ends_its_turns_before_it_stops(tmp_
     served = serve_config(str(DESK_MODEL), [*tls, f"log={tmp_path / 'talks'}"])
     address = start_serving(tmp_path, served, prefect_url="", mlflow_url=tracking)
     assert httpx.get(f"{address}/ready", timeout=60, verify=False).status_code == 200
-    with pytest.raises(ConfigError, match=r"desk_clerk is served with the settings in .*serve\.yaml\. Call grpo down"):
+    with pytest.raises(ConfigError, match=r"desk_clerk is served already, with other settings \(.*\)\. Call grpo down"):
         start_serving(tmp_path, serve_config("other", None), prefect_url="", mlflow_url=tracking)
     server = server_of(tmp_path, tracking)
     first = server.process()

@@ -22,7 +22,7 @@ def plan_deployments(file: Path, *, gpu_slots: int | None, overrides: Sequence[s
     Raises `ConfigError` if the file or a config cannot be used.
     """
     if not file.is_file():
-        raise ConfigError(f"no deployments at {file}. Call this in the project's folder, or name a file")
+        raise ConfigError(f"there is no file {file}. Call this in its folder, or name another file with --deployments")
     try:
         deployments = yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]
         facts = {_title(deployment): _describe(deployment, file.parent, overrides) for deployment in deployments}

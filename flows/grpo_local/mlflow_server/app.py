@@ -89,13 +89,13 @@ def application() -> ASGIApp:
         )
     hosts = [host.strip() for host in os.environ.get(HOSTS, "").split(",") if host.strip()]
     if not hosts or any("*" in host for host in hosts):
-        raise ConfigError(f"{HOSTS} is {','.join(hosts)!r}. List the server's own addresses, as 127.0.0.1:5000")
+        raise ConfigError(f"{HOSTS} is {','.join(hosts)!r}. List the server's own addresses, e.g. 127.0.0.1:5000")
     with settings.without_gc():
         from mlflow.server.fastapi_app import app
 
     origins = [f"{scheme}://{host}" for host in hosts for scheme in ("http", "https")]
     if not is_place(_root()):
-        raise ConfigError(f"MLFLOW_DEFAULT_ARTIFACT_ROOT is {_root()!r}. Give an address, as s3://bucket/runs")
+        raise ConfigError(f"MLFLOW_DEFAULT_ARTIFACT_ROOT is {_root()!r}. Set it to an address, e.g. s3://bucket/runs")
     places = PlaceMiddleware(app, _root(), _arrivals())
     guarded = LoginMiddleware(Admitted(CallMiddleware(places), public=HEALTH), login)
     return TrustedOriginMiddleware(guarded, origins, is_page=lambda path: path == "/", variable=HOSTS)
@@ -143,7 +143,8 @@ def _configure() -> None:
         database, files = (os.environ[name] for name in ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_ARTIFACTS_DESTINATION"))
     except KeyError as error:
         raise ConfigError(
-            f"{error.args[0]} is not set, but MLflow's server needs a database and a place for files"
+            f"{error.args[0]} is not set. Set it, because MLflow's server needs the address of its database in "
+            "MLFLOW_BACKEND_STORE_URI, and the place of its files in MLFLOW_ARTIFACTS_DESTINATION"
         ) from None
     root = _root()
     with exclusive(database):

@@ -99,8 +99,8 @@ class PlaceMiddleware:
         if length > room:
             raise Refusal(
                 507,
-                f"the file has {length >> 20} MiB and the server's disk room for {max(room, 0) >> 20} MiB, because "
-                f"{KEPT_FREE >> 20} MiB stay free for the registry and the log. Free space there",
+                f"the file has {length >> 20} MiB, and the server's disk has room for {max(room, 0) >> 20} MiB, "
+                f"because {KEPT_FREE >> 20} MiB stay free for the registry and the log. Free space there",
             )
         self._arriving += length
         try:

@@ -58,7 +58,7 @@ def serve() -> None:
     validate_login(login, place=SERVER)
     if any(urlsplit(origin).scheme not in ("http", "https") for origin in origins):
         raise ConfigError(
-            f"{ORIGINS} is {','.join(origins)}. List the server's own addresses, as http://127.0.0.1:4200"
+            f"{ORIGINS} is {','.join(origins)}. List the server's own addresses, e.g. http://127.0.0.1:4200"
         )
     if (url := server.database.connection_url) is not None:
         text = url.get_secret_value().replace("+aiosqlite", "")

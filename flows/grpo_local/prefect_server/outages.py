@@ -48,7 +48,7 @@ def patient_evaluation(evaluate: Callable[[], Coroutine[Any, Any, None]]) -> Cal
             if time.monotonic() - last[0] > OUTAGE_S:
                 await give_time(provide_database_interface())
         except (OSError, sa.exc.SQLAlchemyError) as error:
-            logger.warning("nothing is evaluated while the database is away: %s", type(error).__name__)
+            logger.warning("no automation is evaluated while the database of Prefect is away: %s", type(error).__name__)
             return
         await evaluate()
         if await _answers(provide_database_interface()):

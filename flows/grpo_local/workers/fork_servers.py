@@ -52,7 +52,9 @@ def idle_minutes() -> float:
     with suppress(ValueError):
         if (minutes := float(text)) >= 0:
             return minutes
-    raise ConfigError(f"{IDLE_MINUTES} is {text!r}. Set it to minutes, or to 0 for fresh processes")
+    raise ConfigError(
+        f"{IDLE_MINUTES} is {text!r}. Set it to a number of minutes, or to 0, so that each stage has a new process"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

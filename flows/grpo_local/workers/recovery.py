@@ -10,7 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from operator import attrgetter
+from typing import Any
 from uuid import UUID
 
 import psutil
@@ -18,6 +21,7 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterEndTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
     WorkPoolFilter,
@@ -29,6 +33,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
+from grpo_local.prefect_pages import STABLE, all_pages
 from grpo_local.service import kill_all, processes_with_variable
 
 logger = logging.getLogger(__name__)
@@ -36,10 +41,10 @@ logger = logging.getLogger(__name__)
 ATTEMPTS = 3
 """Attempts of a run that crashes before it begins. After them it stays crashed."""
 _LOST = (StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.CRASHED)
-_MAX_RUNS = 200
-"""Newest runs of a pool in such a state that are checked."""
 _given_up: set[UUID] = set()
 """Final crashed states, which are not requested again."""
+_RECENT = timedelta(days=1)
+"""Age up to which a crash is looked at while the worker lives."""
 _CLAIM_S = 60.0
 """Time within which a worker labels a run that it took. An older run without a label was lost."""
 
@@ -52,7 +57,8 @@ def reschedule_lost_runs(pool: str, worker: str, *, worker_dead: bool) -> list[U
     that crashed before it began is scheduled again here, up to `ATTEMPTS` times.
     """
     with get_client(sync_client=True) as client:
-        unfinished = [run for run in _unfinished(client, pool) if run.state_id not in _given_up]
+        found = _unfinished(client, pool, worker_dead=worker_dead)
+        unfinished = (run for run in found if run.state_id not in _given_up)
         held = [run for run in unfinished if _held_by(worker, run)]
         if worker_dead:
             kill_flow_runs({run.id for run in held})
@@ -79,12 +85,29 @@ def kill_flow_runs(runs: Collection[UUID]) -> None:
     kill_all(lambda: [process for run, group in flow_run_processes().items() if run in runs for process in group])
 
 
-def _unfinished(client: SyncPrefectClient, pool: str) -> list[FlowRun]:
-    return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_LOST)))),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
-        sort=FlowRunSort.ID_DESC,
-        limit=_MAX_RUNS,
+def _unfinished(client: SyncPrefectClient, pool: str, *, worker_dead: bool) -> Iterator[FlowRun]:
+    """Runs of a pool in a state of `_LOST`.
+
+    Crashed runs stay and become many, and the supervisor asks every two seconds. Therefore all of them are read only if
+    the worker is dead, e.g. when it is started again after a weekend, and otherwise those of the last day.
+    """
+    if worker_dead:
+        return _runs(client, pool, *_LOST)
+    recent = FlowRunFilterEndTime(after_=datetime.now(UTC) - _RECENT)
+    others = (state for state in _LOST if state != StateType.CRASHED)
+    return chain(_runs(client, pool, *others), _runs(client, pool, StateType.CRASHED, end_time=recent))
+
+
+def _runs(client: SyncPrefectClient, pool: str, *states: StateType, **where: Any) -> Iterator[FlowRun]:
+    chosen = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))), **where)
+    return all_pages(
+        lambda offset: client.read_flow_runs(
+            flow_run_filter=chosen,
+            work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+            sort=FlowRunSort(STABLE),
+            offset=offset,
+        ),
+        key=attrgetter("id"),
     )
 
 

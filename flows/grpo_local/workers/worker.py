@@ -110,13 +110,13 @@ with warnings.catch_warnings():
             await self._compare_clocks()
             with suppress(httpx.HTTPError, PrefectException):
                 ended = {run for run in self._taken if await self._ended_long_ago(run)}
-                await _kill(ended, "ended on the server")
+                await _kill(ended, "have ended on the server")
                 self._taken -= ended
 
         async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
             """Submit the runs that have no process here. If a run came back, its old process is killed first."""
             scheduled = {entry.flow_run.id for entry in flow_run_response} - self._submitting_flow_run_ids
-            lost = await _kill(scheduled, "scheduled again")
+            lost = await _kill(scheduled, "are scheduled again")
             held = lost | (set(self._limiter.statistics().borrowers) if self._limiter is not None else set())
             taken = await super()._submit_scheduled_flow_runs(
                 [entry for entry in flow_run_response if entry.flow_run.id not in held]
@@ -133,9 +133,9 @@ with warnings.catch_warnings():
                     return
                 if ahead:
                     logger.warning(
-                        "the clock of Prefect's server is %+.0f s from this one. Runs are taken by the server's clock. "
-                        "Set both clocks by a time server, for example chrony",
-                        ahead.total_seconds(),
+                        "the clock of Prefect's server is %.0f s %s this one. Runs start by the server's clock. "
+                        "Let a time service set both clocks, for example chrony",
+                        *(abs(ahead.total_seconds()), "ahead of" if ahead > timedelta(0) else "behind"),
                     )
                 self._prefetch_seconds += (ahead - self._ahead).total_seconds()  # what Prefect adds to its own clock
                 self._ahead = ahead
@@ -176,6 +176,6 @@ async def _kill(runs: set[UUID], reason: str) -> set[UUID]:
     """Kill the processes of these runs. Returns the runs that had any."""
     having = await to_thread.run_sync(lambda: runs & flow_run_processes().keys()) if runs else set()
     if having:
-        logger.warning("killing the processes of %s: %s", ", ".join(sorted(map(str, having))), reason)
+        logger.warning("killing the processes of flow runs %s, which %s", ", ".join(sorted(map(str, having))), reason)
         await to_thread.run_sync(partial(kill_flow_runs, having))
     return having

@@ -60,7 +60,7 @@ class Orchestrator(Protocol):
         ...
 
     async def recent(self) -> Sequence[Job]:
-        """Runs of the last day, including runs that commands started."""
+        """Runs that have not ended, and runs of the last day, including runs that commands started."""
         ...
 
     async def cancel(self, id: UUID) -> Job:
@@ -125,7 +125,7 @@ def add_operations(app: FastAPI, service: Service, orchestrator: Orchestrator | 
 
     @app.get("/v1/train")
     async def jobs() -> dict[str, Any]:
-        """Training runs of the last day, the newest first."""
+        """Training runs that have not ended, and training runs of the last day, the newest first."""
         recent = sorted(await _present(orchestrator).recent(), key=lambda job: str(job.created), reverse=True)
         return {"object": "list", "data": recent}
 

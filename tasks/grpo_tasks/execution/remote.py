@@ -117,7 +117,9 @@ class RemoteStages:
                     state = client.read_flow_run(flow_run.id).state
                 except httpx.HTTPError as error:
                     if time.monotonic() - answered > _AWAY_S:
-                        raise ConnectionError(f"Prefect's server does not answer: {error}") from error
+                        raise ConnectionError(
+                            f"Prefect's server has not answered for {_AWAY_S:g} s: {error}"
+                        ) from error
                     state = None
                 if state is not None:
                     answered = time.monotonic()
@@ -133,10 +135,12 @@ class RemoteStages:
                     if state.is_scheduled() and answered - warned > _WAITING_S:
                         warned = answered
                         logger.warning(
-                            "%s waits for a worker. Start one for the work pool of %s", flow_run.name, deployment
+                            "stage %s waits for a worker. Start one for the work pool of deployment %s",
+                            flow_run.name,
+                            deployment,
                         )
                 if self._over.wait(_POLL_S):
-                    raise CancelledRun(f"{flow_run.name} was given up, because the run that sent it has ended")
+                    raise CancelledRun(f"stage {flow_run.name} is cancelled, because the run that sent it has ended")
 
 
 def _no_progress_s(settings: GpuStages, inputs: dict[str, Any]) -> float:
@@ -194,10 +198,10 @@ def _outcome(stage: Stage[..., R], flow_run: FlowRun, state: State[Any], store: 
     if state.is_completed():
         return read_result_artifact(stage, message, store)
     if state.is_crashed():
-        raise ConnectionError(f"{flow_run.name} was lost: {message}")
+        raise ConnectionError(f"the remote run of stage {flow_run.name} was lost: {message}")
     if state.is_cancelled():
-        raise CancelledRun(f"{flow_run.name} was cancelled: {message}")
-    raise read_error(message) or RuntimeError(f"{flow_run.name} failed: {message}")
+        raise CancelledRun(f"the remote run of stage {flow_run.name} was cancelled: {message}")
+    raise read_error(message) or RuntimeError(f"the remote run of stage {flow_run.name} failed: {message}")
 
 
 def _cancel(flow_run: UUID) -> None:

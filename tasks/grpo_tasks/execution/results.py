@@ -39,7 +39,7 @@ class StageResult(BaseModel):
         for artifact in self.artifacts():
             store.verify(artifact)
         if differing := changed(self.reads):
-            raise ArtifactError(f"{', '.join(differing)} changed since it was read")
+            raise ArtifactError(f"what it was computed from has changed: {', '.join(differing)}")
 
 
 R = TypeVar("R", bound=StageResult)
@@ -57,7 +57,11 @@ def read_result(store: ArtifactStore, key: str, kind: type[R]) -> R | None:
     try:
         result = kind.model_validate(_with_own_addresses(store, document))
     except ValidationError as error:
-        raise ArtifactError(f"{store.documents.address(name)} is not a {kind.__name__}: {error}") from error
+        first = error.errors()[0]
+        fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise ArtifactError(
+            f"the stored result {store.documents.address(name)} cannot be read as {kind.__name__}, {fault}"
+        ) from error
     result.verify(store)
     return result
 

@@ -33,7 +33,7 @@ def is_transient(task: Task[Any, Any], task_run: Any, state: State[Any]) -> bool
         return False
     except TRANSIENT as error:
         if (tried := task_run.run_count) <= len(PAUSES_S):
-            progress.report(f"{task.name} in {PAUSES_S[tried - 1]:g} s again: {one_line(error)}", 0, 1)
+            progress.report(f"{task.name} is tried again in {PAUSES_S[tried - 1]:g} s: {one_line(error)}", 0, 1)
         return True
     except BaseException:
         return False
@@ -54,7 +54,9 @@ def patient(function: Callable[P, R]) -> Callable[P, R]:
             except GRPOError:
                 raise
             except TRANSIENT as error:
-                progress.report(f"{function.__name__.strip('_')} in {pause:g} s again: {one_line(error)}", 0, 1)
+                progress.report(
+                    f"{function.__name__.strip('_')} is tried again in {pause:g} s: {one_line(error)}", 0, 1
+                )
                 time.sleep(pause)
         return function(*args, **kwargs)
 

@@ -112,7 +112,9 @@ class Stage(Generic[P, R]):
             try:
                 result = read_result(store, key, self.result_type)
             except ArtifactError as error:
-                logger.warning("%s is computed again: %s", self.name, error)
+                logger.warning(
+                    "stage %s is computed again, because its stored result is not valid: %s", self.name, error
+                )
                 progress.report(f"{self.name} again: {error}", 1, 1)
                 result = None
             if result is not None:

@@ -77,11 +77,14 @@ def test_a_model_folder_generates_by_its_options(tiny_folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "name a CONFIG"),
-        (["config.yaml", "--checkpoint", "x", "--dry-run"], "--dry-run is not read with --checkpoint"),
-        (["--checkpoint", "x", "--scenario", "y"], "--scenario is one of a CONFIG"),
-        (["--checkpoint", "x", "--num-episodes", "3"], "--num-episodes is not read with --checkpoint"),
-        (["config.yaml", "--message", "x"], "--message is not read without --checkpoint"),
+        ([], "Name a CONFIG"),
+        (
+            ["config.yaml", "--checkpoint", "x", "--dry-run"],
+            "--dry-run can be used only in a measurement, and --checkpoint starts a chat",
+        ),
+        (["--checkpoint", "x", "--scenario", "y"], "--scenario names a scenario of a CONFIG"),
+        (["--checkpoint", "x", "--num-episodes", "3"], "--num-episodes can be used only in a measurement"),
+        (["config.yaml", "--message", "x"], "--message can be used only in a chat. Add --checkpoint"),
         (["--checkpoint", "x", "--message", "x", "--input", "y"], "exclude each other"),
         (["--checkpoint", "nowhere"], "no model in nowhere"),
         (["--checkpoint", "moon://x"], "no policy has an address of the kind moon://"),
@@ -118,8 +121,8 @@ def test_a_call_that_no_tool_answers_is_named(tmp_path: Path):
     path.write_text(yaml.safe_dump([CALL]))
     result = _evaluate("--checkpoint", f"stub://{path}", "--message", "Hello")
     assert (result.exit_code, result.stdout) == (0, f"{CALL}\n")
-    assert "no tool answers" in result.stderr
-    assert "name a CONFIG" in result.stderr
+    assert "nothing answers the tool call" in result.stderr
+    assert "Name a CONFIG" in result.stderr
 
 
 @pytest.mark.parametrize(

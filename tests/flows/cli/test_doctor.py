@@ -70,7 +70,7 @@ def test_packages_are_compared_with_the_bounds_of_the_installation(tmp_path: Pat
         "rich": "problem",
         "no-such-package": "problem",
     }
-    assert "is not >=9000" in checks["rich"].detail
+    assert "and >=9000 is needed" in checks["rich"].detail
     assert checks["no-such-package"].remedy == "pip install 'no-such-package>=1'"
 
 
@@ -195,7 +195,7 @@ def test_little_disk_space_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("grpo_cli.doctor._NO_DISK", 2**70)
     full = _by_name(doctor._check_disks(tmp_path / "home", str(tmp_path / "store")))
     assert {check.state for check in full.values()} == {"problem"}
-    assert "set store elsewhere" in full["disk of store"].remedy
+    assert "set store to a larger disk" in full["disk of store"].remedy
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
@@ -304,7 +304,7 @@ def test_files_that_do_not_ship_are_a_problem(tmp_path: Path):
 @pytest.mark.parametrize(
     ("changes", "state", "detail"),
     [
-        ((), "ok", "nothing that a run would refuse"),
+        ((), "ok", "a run of this config can start"),
         (("policy.model=Qwen/Qwen3-0.6B",), "problem", "no folder Qwen/Qwen3-0.6B"),
         (("policy.chat_template='{% for %}'",), "problem", "TemplateSyntaxError"),
         (("reward=[{kind: conciseness, weight: 1, options: {target: 20}}]",), "problem", "is fooled by"),

@@ -118,7 +118,7 @@ def test_a_file_without_a_config_is_guessed(tmp_path: Path, name: str, content: 
     result = CliRunner().invoke(app, ["ingest", str(path), "--folder", str(tmp_path / "tables")])
     assert result.exit_code == 0, f"{result.output}{result.exception}"
     assert "Hi there." in result.output
-    printed = result.output.partition("settings that read it, for a config:\n")[2]
+    printed = result.output.partition("settings for a config, which read these scenarios:\n")[2]
     assert [line for line in settings if line not in printed] == []
     (source,) = ScenarioSettings.model_validate(yaml.safe_load(printed)["scenarios"]).sources
     assert [record.problem for record in read_records(source)] == [None]
@@ -137,7 +137,7 @@ def test_a_folder_of_parts_is_guessed_with_a_source_for_each_file(tmp_path: Path
     result = CliRunner().invoke(app, ["ingest", str(parts), "--folder", str(tmp_path / "tables")])
     assert result.exit_code == 0, f"{result.output}{result.exception}"
     assert "3 records: 3 scenarios, 0 quarantined" in result.output
-    printed = result.output.partition("settings that read it, for a config:\n")[2]
+    printed = result.output.partition("settings for a config, which read these scenarios:\n")[2]
     sources = ScenarioSettings.model_validate(yaml.safe_load(printed)["scenarios"]).sources
     assert [record.problem for source in sources for record in read_records(source)] == [None, None, None]
 

@@ -92,7 +92,7 @@ def test_a_home_without_models_stays_as_it_is(home: Path):
     [
         ("models:/desk/3", False, 0, "champion: version 1 → version 3\n  previous: none → version 1\n"),
         ("models:/desk/2", False, 3, "passed its gates: no, desk version 2 has the verdict 'refuse'"),
-        ("models:/desk/2", True, 0, "refused, but for --force"),
+        ("models:/desk/2", True, 0, "it would be refused, but --force promotes it"),
         ("models:/desk@champion", False, 0, "champion already. Nothing would be changed"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_version_is_admitted_after_a_question_and_then_needs_force(registry: R
     assert "is not signed" in _grpo("models", "brought").stdout
     admitted = _grpo("admit", "models:/brought/1", "--reason", "mine", "--yes")
     assert admitted.exit_code == 0, admitted.output
-    assert "grpo promote models:/brought/1 --reason WHY --force puts it into service" in admitted.stdout
+    assert "To put it into service: grpo promote models:/brought/1 --reason WHY --force" in admitted.stdout
     assert _grpo("promote", "models:/brought/1", "--reason", "x").exit_code == 3
     assert _grpo("promote", "models:/brought/1", "--reason", "x", "--force").exit_code == 0
     assert serving(registry, "brought") == (1, None)

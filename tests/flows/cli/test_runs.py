@@ -56,7 +56,7 @@ def test_a_run_that_is_not_there_is_wrong_input(run: Path):
     """The error names those that are."""
     result = _report("monthly")
     assert result.exit_code == 2
-    assert "There are weekly" in result.stderr
+    assert "Runs with a report: weekly" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_conversation_shows_reward_outcome_turns_and_calls_as_plain_text(recor
     ("options", "code", "message"),
     [
         (["--iteration", "4"], 1, "has no rollouts 4. It has iterations 0 to 0, and before, after"),
-        (["--iteration", "0", "--policy", "after"], 2, "Give one of them"),
+        (["--iteration", "0", "--policy", "after"], 2, "Leave one of them out"),
         (["--outcome", "won"], 2, "won"),
     ],
 )

@@ -91,13 +91,13 @@ def test_the_reference_has_every_setting_and_loads(folder: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["up", "--set", "drain_s=3"], "Name the model with --serve"),
+        (["up", "--set", "drain_s=3"], "Name it with --serve"),
         (["up", "--deploymets", "x.yaml"], "No such option: --deploymets"),
         (["up", "--serve", "clerk", "--set", "engine.concurency=3"], "engine.concurency"),
         (["up", "--serve", "clerk", "--set", "engine.concurrency=0"], "engine.concurrency"),
         (["up", "--serve", "clerk", "--set", "tls.private_key=k.pem"], "tls.certificate"),
         (["up", "--serve", "clerk", "extra"], "unexpected extra argument"),
-        (["serve"], "name a model, for example models:/support-desk@champion"),
+        (["serve"], "no model was named. Name one, e.g. models:/support-desk@champion"),
         (["serve", "none.yaml"], "no config at none.yaml"),
         (["serve", "clerk", "--port", "0"], "port"),
         (["serve", "clerk", "--set", "jwt={issuer: i, audience: a, algorithms: [RS256]}"], "key_file"),

@@ -67,6 +67,6 @@ def test_the_pages_end_on_sigterm(tmp_path: Path):
     assert taken == [True, True]
     assert str(ports[0]) in addresses
     assert str(login_file(tmp_path, "prefect")) in hints[0]
-    assert "Before it is given, the page shows no runs" in hints[0]
+    assert "Until it is given, the page shows no runs" in hints[0]
     assert str(login_file(tmp_path, "mlflow")) in hints[1]
     assert all(port_is_free("127.0.0.1", port) for port in ports)

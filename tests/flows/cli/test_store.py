@@ -39,7 +39,7 @@ def test_a_store_is_moved_with_what_stays_and_the_next_step(source: str, tmp_pat
     code, text = grpo("store", "move", source, target)
     assert code == 0
     assert f"moved 1 artifacts and 1 documents from {source} to {target}" in text
-    assert "left notes.txt: it is not of a store" in text
+    assert "notes.txt stays in the old store, because it is not a file of a store" in text
     assert text.endswith(f"now set `store: {target}` in the configs")
     code, text = grpo("store", "move", target, f"{target}/inner")
     assert (code, "lie in each other" in text) == (2, True), text

@@ -135,7 +135,7 @@ def test_a_registry_without_signatures_is_refused_in_one_line_and_later_ones_are
     uri = f"sqlite:///{older / 'mlflow.db'}"
     with pytest.raises(ConfigError, match=f"was moved or copied from /tmp/home-{version} to .*`grpo migrate --moved`"):
         Registry(uri).versions("desk")
-    assert f"the records that named /tmp/home-{version} name {older} now" in list(move_records(older))
+    assert f"the records name {older} now, instead of /tmp/home-{version}" in list(move_records(older))
     upgrade_tracking(uri)  # a later MLflow has another schema
     registry = Registry(uri)
     listed = {row.version: row for row in list_versions(registry)}

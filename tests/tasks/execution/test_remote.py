@@ -240,9 +240,10 @@ def test_a_stage_that_no_worker_takes_is_told(
         with get_client(sync_client=True) as client:
             _sent(client, parent, 1)
         deadline = time.monotonic() + PATIENCE_S
-        while f"Start one for the work pool of {deployment}" not in caplog.text and time.monotonic() < deadline:
+        warning = f"stage rollout waits for a worker. Start one for the work pool of deployment {deployment}"
+        while warning not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.2)
-    assert f"rollout waits for a worker. Start one for the work pool of {deployment}" in caplog.text
+    assert warning in caplog.text
 
 
 class _TenMinutesAhead(datetime):

@@ -159,5 +159,5 @@ def test_a_result_of_another_type_is_refused(tmp_path: Path):
 
     store = ArtifactStore(str(tmp_path))
     write_result(store, "weigh-1", StageResult(compute_s=1.0))
-    with pytest.raises(ArtifactError, match="is not a Weighed"):
+    with pytest.raises(ArtifactError, match=r"weigh-1\.json cannot be read as Weighed, weight: Field required"):
         read_result(store, "weigh-1", Weighed)

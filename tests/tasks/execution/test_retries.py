@@ -60,7 +60,7 @@ def test_a_reference_is_kept_when_the_store_is_back(monkeypatch: pytest.MonkeyPa
             patient(retention.keep)(checkpoint, run_owner("short"))
         assert retention.kept(run_owner("short")) == [checkpoint]
     assert len(reported) == 1
-    assert reported[0].startswith("keep in 0.01 s again: ConnectionError: s3://grpo/patience")
+    assert reported[0].startswith("keep is tried again in 0.01 s: ConnectionError: s3://grpo/patience")
 
 
 def test_what_a_retry_cannot_fix_is_raised_at_once_and_the_rest_after_the_last_pause(monkeypatch: pytest.MonkeyPatch):

@@ -32,7 +32,8 @@ def test_a_stage_waits_for_what_it_needs_and_says_so(server: str, tmp_path: Path
         run()
     assert len(tries) == 3
     assert [re.sub(r" \(.*", "", text) for text in reported] == [
-        f"reading in {pause:g} s again: ConnectionError: http://store does not answer" for pause in (0.02, 0.01)
+        f"reading is tried again in {pause:g} s: ConnectionError: http://store does not answer"
+        for pause in (0.02, 0.01)
     ]
 
 

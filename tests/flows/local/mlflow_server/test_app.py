@@ -328,10 +328,10 @@ def test_the_password_is_in_no_argument_and_no_log(tracking: Tracking):
     ("variables", "message"),
     [
         ({HOSTS: "127.0.0.1:5000"}, f"set {USERNAME} and {PASSWORD}"),
-        ({HOSTS: "127.0.0.1:5000", USERNAME: "grpo"}, "set both or neither"),
-        ({HOSTS: "127.0.0.1:5000", PASSWORD: "a-long-password"}, "set both or neither"),
+        ({HOSTS: "127.0.0.1:5000", USERNAME: "grpo"}, "Set both or neither"),
+        ({HOSTS: "127.0.0.1:5000", PASSWORD: "a-long-password"}, "Set both or neither"),
         ({HOSTS: "127.0.0.1:5000", USERNAME: "a:b", PASSWORD: "a-long-password"}, "without a colon"),
-        ({HOSTS: "127.0.0.1:5000", USERNAME: "grpo", PASSWORD: "short"}, "has 10 characters"),
+        ({HOSTS: "127.0.0.1:5000", USERNAME: "grpo", PASSWORD: "short"}, "has only 10 characters"),
         ({USERNAME: "grpo", PASSWORD: "a-long-password"}, HOSTS),
         ({HOSTS: "*", USERNAME: "grpo", PASSWORD: "a-long-password"}, HOSTS),
         ({HOSTS: "10.*", USERNAME: "grpo", PASSWORD: "a-long-password"}, HOSTS),

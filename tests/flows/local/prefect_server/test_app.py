@@ -161,7 +161,7 @@ def test_a_websocket_of_a_foreign_page_is_refused(client: TestClient):
     ("variables", "message"),
     [
         ({ORIGINS: OWN[0]}, SERVER),
-        ({ORIGINS: OWN[0], SERVER: "short"}, "has 5 characters"),
+        ({ORIGINS: OWN[0], SERVER: "short"}, "has only 5 characters"),
         ({SERVER: "grpo:a-long-password"}, ORIGINS),
         ({ORIGINS: "*", SERVER: "grpo:a-long-password"}, ORIGINS),
         ({ORIGINS: "127.0.0.1:4200", SERVER: "grpo:a-long-password"}, ORIGINS),

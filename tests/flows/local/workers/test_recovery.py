@@ -168,8 +168,8 @@ def test_a_deleted_run_does_not_stop_the_recovery_of_others(
     deleted, lost = pool.run(Pending, Running), pool.run(Pending, Running)
     unfinished = recovery._unfinished
 
-    def seen_and_deleted(*arguments: Any) -> list[FlowRun]:
-        runs = unfinished(*arguments)
+    def seen_and_deleted(*arguments: Any, worker_dead: bool) -> list[FlowRun]:
+        runs = [*unfinished(*arguments, worker_dead=worker_dead)]
         pool.client.delete_flow_run(deleted)
         return runs
 

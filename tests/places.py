@@ -40,7 +40,6 @@ LONGEST = (
         "tests/grpo/serving/test_registered.py",
         "tests/grpo/serving/test_engine.py",
         "tests/flows/test_erasure.py",
-        "tests/grpo/learner/test_configs.py",
         "tests/docs/test_commands.py",
         "tests/docs/test_examples.py",
         "tests/test_regular_expressions.py",

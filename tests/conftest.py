@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,17 @@ from tests.ports import own_port  # noqa: E402
 os.environ.update(settings.home_variables(HOME))  # each process of the tests has its own, whatever it inherits
 os.environ["PREFECT_SERVER_API_PORT"] = str(own_port())
 settings.apply()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the imports and the tests out of garbage collection: they live as long as the process.
+
+    A full collection looks at each object of the process. Transformers' trainer makes one per update, which took a
+    second and more with the packages and the 13,000 tests that a worker holds.
+    """
+    with settings.without_gc():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,6 @@ docs/internals/reliability.md.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grpo_local.service import free_port
+from grpo_local.settings import import_packages
 from tests.places import INTERNALS, ROOT
 from tests.wrong_usages import USAGES, Usage
 
@@ -95,14 +95,7 @@ def _load() -> None:
     """Import what takes seconds. No usage gets as far as Prefect's server, whose address is read at the import."""
     with tempfile.TemporaryDirectory() as nowhere:
         os.environ["PREFECT_HOME"] = nowhere
-        for name in (
-            "grpo_cli.app",
-            "grpo_cli.doctor",
-            "grpo_flows.dry_run",
-            "mlflow",
-            *_LATE,
-        ):
-            importlib.import_module(name)
+        import_packages("grpo_cli.app", "grpo_cli.doctor", "grpo_flows.dry_run", "mlflow", *_LATE)
         del os.environ["PREFECT_HOME"]
 
 

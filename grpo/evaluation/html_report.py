@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from urllib.parse import quote
@@ -24,6 +25,7 @@ _MINUTE_S, _HOUR_S = 60, 3600
 _WHOLE_FROM = 100  # numbers with three digits before the point are shown without decimals
 
 
+@cache
 def templates(*folders: Path) -> Environment:
     """Jinja environment of the report and of templates in `folders`: shared style and filters, texts escaped."""
     environment = Environment(

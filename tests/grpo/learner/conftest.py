@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from transformers import PreTrainedModel
 
 from grpo.artifacts import Artifact
 from grpo.config.pipeline import PipelineConfig, load_config
+from grpo.config.training import TrainingSettings
 from grpo.learner.checkpoints import save_base
+from grpo.learner.metrics import UpdateMetrics
+from grpo.learner.update import update
 from grpo.policy.transformers.model import TransformersPolicy, load
 from grpo.rewards.catalog import make_composite_reward
 from grpo.rewards.score import score
@@ -60,6 +64,12 @@ def share_of_the_step(left: Path, right: Path, start: Path) -> float:
     return (apart / step) ** 0.5
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    """Let the processes of an update wait for that of the next test: only an equal environment may have them."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
 @pytest.fixture
 def policy(tiny_folder: Path) -> TransformersPolicy:
     """The tiny model."""
@@ -89,3 +99,23 @@ def desk_rollout(tmp_path_factory: pytest.TempPathFactory) -> DeskRollout:
     )
     write_trajectories(folder / "scored.parquet", trajectories, provenance={})
     return DeskRollout(folder / "base", folder / "scored.parquet", trajectories, config)
+
+
+def distilled_update(
+    desk: DeskRollout, target: Path, *, teacher: Path | None = None, without_hint: int = 0, **settings: object
+) -> UpdateMetrics:
+    """Metrics of an update on the desk's rollout, with a hint for all scenarios but the first `without_hint`."""
+    plan = TrainingSettings(**{"learning_rate": 5e-4, **settings})  # type: ignore[arg-type]
+    ids = list(dict.fromkeys(trajectory.scenario_id for trajectory in desk.trajectories))
+    return update(
+        [desk.scored],
+        desk.base,
+        desk.base,
+        target,
+        plan,
+        seed=0,
+        iteration=0,
+        base_artifact=BASE,
+        teacher=teacher,
+        hints=dict.fromkeys(ids[without_hint:], "Expected outcome: {}"),
+    ).metrics

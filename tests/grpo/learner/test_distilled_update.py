@@ -27,7 +27,7 @@ from grpo.rollout.collect import collect
 from grpo.scenario import Scenario
 from grpo.tables import write_trajectories
 from grpo.trajectories import Trajectory
-from tests.grpo.learner.conftest import BASE, DeskRollout, perturbed, share_of_the_step
+from tests.grpo.learner.conftest import DeskRollout, distilled_update
 
 SCENARIOS = [Scenario(id=text, user_responses=(text,)) for text in ("hello", "my order", "how are you", "broken")]
 HINTS = {scenario.id: "Reference reply: hello there" for scenario in SCENARIOS}
@@ -137,56 +137,22 @@ def test_a_hint_teaches_the_policy_what_it_would_reply_with_it(tmp_path: Path, t
     assert replies[1].count("hello") > 12
 
 
-def _update(
-    desk: DeskRollout, target: Path, *, teacher: Path | None = None, without_hint: int = 0, **settings: object
-) -> UpdateMetrics:
-    """An update on the desk's rollout, with a hint for all scenarios but the first `without_hint`."""
-    plan = TrainingSettings(**{"learning_rate": 5e-4, **settings})  # type: ignore[arg-type]
-    ids = list(dict.fromkeys(trajectory.scenario_id for trajectory in desk.trajectories))
-    return update(
-        [desk.scored],
-        desk.base,
-        desk.base,
-        target,
-        plan,
-        seed=0,
-        iteration=0,
-        base_artifact=BASE,
-        teacher=teacher,
-        hints=dict.fromkeys(ids[without_hint:], "Expected outcome: {}"),
-    ).metrics
-
-
 def test_adapters_and_half_precision_have_the_same_teacher(desk_rollout: DeskRollout, tmp_path: Path):
     """New adapters change nothing yet, so that the base and the live policy are the same teacher. So is bfloat16's."""
-    whole = _update(desk_rollout, tmp_path / "whole", **SELF)
+    whole = distilled_update(desk_rollout, tmp_path / "whole", **SELF)
     assert whole.teacher_kl is not None
     assert whole.teacher_kl > 1e-3
     for kind in ("base", "live"):
         settings = {"distillation": {"privileged_context": ["responses"], "teacher_model_kind": kind}}
-        adapted = _update(desk_rollout, tmp_path / kind, lora={"r": 4}, **settings)
+        adapted = distilled_update(desk_rollout, tmp_path / kind, lora={"r": 4}, **settings)
         assert adapted.teacher_kl == pytest.approx(whole.teacher_kl, rel=1e-4)
-    half = _update(desk_rollout, tmp_path / "half", precision="bf16", importance_sampling_cap=2.0, **SELF)
+    half = distilled_update(desk_rollout, tmp_path / "half", precision="bf16", importance_sampling_cap=2.0, **SELF)
     assert half.teacher_kl == pytest.approx(whole.teacher_kl, rel=0.05)
     shutil.copytree(desk_rollout.base, tmp_path / "rounded")
     save_base(load(desk_rollout.base), tmp_path / "rounded", dtype="bfloat16")
     desk = replace(desk_rollout, base=tmp_path / "rounded")
-    rounded = _update(desk, tmp_path / "after", importance_sampling_cap=2.0, **SELF)
+    rounded = distilled_update(desk, tmp_path / "after", importance_sampling_cap=2.0, **SELF)
     assert rounded.teacher_kl == pytest.approx(whole.teacher_kl, rel=0.1)
-
-
-def test_two_processes_with_shares_of_the_weights_distil_as_one(desk_rollout: DeskRollout, tmp_path: Path):
-    """Each reads its part of the teacher's weights. A scenario without a hint has no teacher in either."""
-    policy = load(desk_rollout.base)
-    teacher = _save(TransformersPolicy(perturbed(policy.model), policy.tokenizer), tmp_path / "teacher")
-    distillation = {"teacher_model_name_or_path": "models/teacher", "privileged_context": ["outcome"]}
-    settings = {"distillation": {**distillation, "distillation_weight": 0.5}, "without_hint": 1, "teacher": teacher}
-    one = _update(desk_rollout, tmp_path / "one", **settings)
-    two = _update(desk_rollout, tmp_path / "two", processes=2, sharding="sharded", **settings)
-    assert one.taught_share is not None
-    assert 0.5 < one.taught_share < 1
-    assert (two.taught_share, two.teacher_kl) == pytest.approx((one.taught_share, one.teacher_kl), rel=1e-4)
-    assert share_of_the_step(tmp_path / "one", tmp_path / "two", desk_rollout.base) < 3e-4
 
 
 def test_a_teacher_of_another_tokenizer_stops_the_update(desk_rollout: DeskRollout, tiny_folder: Path, tmp_path: Path):
@@ -194,4 +160,4 @@ def test_a_teacher_of_another_tokenizer_stops_the_update(desk_rollout: DeskRollo
     teacher = _save(load(tiny_folder), tmp_path / "teacher")
     settings = {"distillation": {"teacher_model_name_or_path": "models/tiny"}}
     with pytest.raises(PolicyError, match="the teacher models/tiny has another tokenizer than the policy"):
-        _update(desk_rollout, tmp_path / "x", teacher=teacher, **settings)
+        distilled_update(desk_rollout, tmp_path / "x", teacher=teacher, **settings)

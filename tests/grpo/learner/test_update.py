@@ -21,13 +21,13 @@ from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSi
 from grpo.learner.checkpoints import read_state, save_base
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import UpdateResult, mean_metrics, update
-from grpo.learner.worker_group import WorkerFailed, WorkerLost
+from grpo.learner.worker_group import WorkerLost
 from grpo.policy.renderer import make_renderer
 from grpo.policy.transformers.adapters import merge_adapters
 from grpo.policy.transformers.model import load
 from grpo.policy.transformers.model_cache import model_cache
 from grpo.tables import write_trajectories
-from tests.grpo.learner.conftest import BASE, DeskRollout, largest_difference, share_of_the_step, weights
+from tests.grpo.learner.conftest import BASE, DeskRollout, largest_difference, weights
 from tests.waiting import until
 
 SPACED = """
@@ -282,32 +282,6 @@ def test_every_setting_of_the_adapters_changes_the_policy(
     assert read_state(tmp_path / "plain").policy_hash != read_state(tmp_path / "other").policy_hash
 
 
-@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
-def test_two_processes_reach_the_weights_of_one(desk_rollout: DeskRollout, tmp_path: Path, sharding: str):
-    """Gloo on the CPU, each with its part of the batch: the same step, up to the order of additions."""
-    alone = _update(desk_rollout, tmp_path / "one")
-    shared = _update(desk_rollout, tmp_path / "two", processes=2, sharding=sharding)
-    assert share_of_the_step(tmp_path / "one", tmp_path / "two", desk_rollout.base) < 3e-4
-    assert largest_difference(tmp_path / "one", desk_rollout.base) > 1e-4
-    assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
-    assert shared.tokens == alone.tokens
-    # and one process goes on from the moments that two have left, to the same weights as from its own
-    for first, then in (("one", "three"), ("two", "four")):
-        policy_hash = read_state(tmp_path / first).policy_hash
-        scored = _rewrite(desk_rollout, tmp_path / f"{first}.parquet", policy_hash=policy_hash)
-        _update(
-            desk_rollout, tmp_path / then, scored=scored, parent=tmp_path / first, iteration=1, ratio_tolerance=10.0
-        )
-    assert share_of_the_step(tmp_path / "three", tmp_path / "four", tmp_path / "one") < 3e-4
-
-
-def test_an_error_of_a_worker_is_raised_as_its_own_class(desk_rollout: DeskRollout, tmp_path: Path):
-    """A `GRPOError` in a worker is the same error here, which is not retried."""
-    scored = _rewrite(desk_rollout, tmp_path / "scored.parquet", terminal_reward=1.0)
-    with pytest.raises(NoLearningSignal, match="no learning signal"):
-        _update(desk_rollout, tmp_path / "x", scored=scored, processes=2)
-
-
 _DIES_BEFORE_THE_SUM = """
 import os, signal, sys
 
@@ -386,23 +360,6 @@ def test_a_timed_out_update_leaves_no_process(
         return {process.pid for process in processes if "grpo.learner.worker" in (process.info["cmdline"] or ())}
 
     until("the end of the workers", lambda: not workers & living(), patience_s=240)
-
-
-def test_an_error_in_a_worker_is_not_retried(desk_rollout: DeskRollout, tmp_path: Path):
-    """A target that cannot be written to is an error with its reason."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(WorkerFailed, match="Not a directory"):
-        _update(desk_rollout, tmp_path / "file" / "x", processes=2)
-
-
-def test_uneven_shards_agree_on_the_entropy_threshold(desk_rollout: DeskRollout, tmp_path: Path):
-    """Three passes for two processes with sharded weights: the one with fewer adds a pass of weight 0."""
-    alone = _update(desk_rollout, tmp_path / "one", top_entropy_quantile=0.5, microbatch_tokens=900)
-    shared = _update(
-        desk_rollout, tmp_path / "two", top_entropy_quantile=0.5, microbatch_tokens=900, processes=2, sharding="sharded"
-    )
-    assert shared.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-4)
-    assert largest_difference(tmp_path / "one", tmp_path / "two") < 1e-4
 
 
 def test_a_policy_that_diverges_is_not_saved(desk_rollout: DeskRollout, tmp_path: Path):

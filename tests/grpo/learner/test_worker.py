@@ -119,8 +119,14 @@ def test_a_worker_ends_without_its_launcher(desk_rollout: DeskRollout, tmp_path:
     assert not (tmp_path / ERROR).exists()
 
 
-def test_processes_of_an_update_open_no_port_for_others(desk_rollout: DeskRollout, tmp_path: Path):
-    """No store of torch, whose content is unpickled, and nothing beyond the loopback interface, in any process."""
+def test_processes_of_an_update_open_no_port_for_others(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No store of torch, whose content is unpickled, and nothing beyond the loopback interface, in any process.
+
+    Afterwards they wait for the next update, and are ended when they have waited too long.
+    """
+    monkeypatch.setattr("grpo.learner.worker_group._IDLE_S", 3.0)
     opened: dict[tuple[str, int], Future[bool]] = {}
     with ThreadPoolExecutor() as pool:
         running = pool.submit(run_workers, _request(desk_rollout, tmp_path / "x", processes=2))
@@ -128,7 +134,9 @@ def test_processes_of_an_update_open_no_port_for_others(desk_rollout: DeskRollou
             for address in listening(family()[1:]) - opened.keys():
                 opened[address] = pool.submit(_is_store, *address)
         running.result()
-        idle_group.close()  # a port that is no store leaves its client waiting until the process ends
+        assert _processes()
+        while _processes():  # a port that is no store leaves its client waiting until the process ends
+            time.sleep(0.1)
     assert read_state(tmp_path / "x").step_count > 0
     assert opened
     assert {ip for ip, _ in opened} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -160,15 +168,6 @@ def test_the_processes_of_an_update_take_the_next_one(desk_rollout: DeskRollout,
         assert not _processes()
     finally:
         idle_group.close()
-
-
-def test_processes_that_have_waited_too_long_are_ended(
-    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("grpo.learner.worker_group._IDLE_S", 0.0)
-    run_workers(_request(desk_rollout, tmp_path / "x", processes=2))
-    while _processes():
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(

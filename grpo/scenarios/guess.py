@@ -48,6 +48,7 @@ from grpo.scenarios.message_columns import (
     repeats,
 )
 from grpo.scenarios.readers.arrow_file import ArrowFile
+from grpo.scenarios.readers.chat_programs import program_of
 from grpo.scenarios.readers.csv_file import read_rows
 from grpo.scenarios.readers.exchanges import ANSWERS, EXPECTED, QUESTIONS
 from grpo.scenarios.readers.help_desks import PAGES
@@ -179,6 +180,8 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
         ways: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
         return [{"kind": "huggingface", **place, **way} for way in ways]
+    if _format(path) in ("jsonl", "json") and (chats := _chats_of_a_program(path)):
+        return [{"kind": "openai_messages", **place, **chats[0]}]
     rows = _rows(path)
     names = [name for name in _names(path) if name not in find_verdicts(rows)]
     if (kind := _format(path)) not in ("jsonl", "json"):
@@ -201,6 +204,16 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
         *({"kind": "input_output", **place, **more} for more in _exchanges(path)),
         *({"kind": "openai_messages", **place, **more} for more in _lists_by_value(path)),
     ]
+
+
+def _chats_of_a_program(path: Path) -> list[dict[str, Any]]:
+    """Settings of the exports of a chat program. Empty for every other file."""
+    if any(map(program_of, _readable(read_objects(path, chats=True)))):
+        return [{}]
+    inside = _place_of_records(path)
+    if inside is not None and any(map(program_of, _readable(read_objects(path, inside, chats=True)))):
+        return [{"records": inside}]
+    return []
 
 
 def _format(path: Path) -> str:

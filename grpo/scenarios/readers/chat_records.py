@@ -4,7 +4,8 @@
                         {"request": {"messages": […], "tools": […]}, "response": {"choices": [{"message": {…}}]}}
                         {"custom_id": "a", "method": "POST", "url": …, "body": {"messages": […]}}     input of a batch
                         {"custom_id": "a", "response": {"body": {"choices": […]}}}   output, joined with its input
-                        {"mapping": {…}, "current_node": "d"}    a tree, see `grpo.scenarios.readers.message_tree`
+                        {"mapping": {…}, "current_node": "d"}, and other exports of chat programs, see
+                        `grpo.scenarios.readers.chat_programs`
     sharegpt            {"conversations": [{"from": "human", "value": "Where is order 7?"}, …], "system": …, "tools": …}
     alpaca              {"instruction": "Translate.", "input": "Hallo", "output": "Hello", "history": [["…", "…"]]}
     prompt_completion   {"prompt": "2 + 2?", "completion": "4"}, or lists of messages
@@ -33,17 +34,10 @@ from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, Log
 from grpo.scenarios.message_columns import is_time_name
 from grpo.scenarios.readers.api_dialects import rewrite_record, rewrite_reply
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
+from grpo.scenarios.readers.chat_programs import program_of
 from grpo.scenarios.readers.exchanges import read_exchange
 from grpo.scenarios.readers.logged_requests import LISTS, with_request
-from grpo.scenarios.readers.message_tree import (
-    END,
-    OTHER_BRANCHES,
-    ROOT,
-    TREE,
-    best_branch_of,
-    branch_of,
-    is_reply_tree,
-)
+from grpo.scenarios.readers.message_links import OTHER_BRANCHES, shown_branch
 from grpo.scenarios.readers.openai_batches import join_batch
 from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
@@ -51,6 +45,7 @@ from grpo.scenarios.readers.places import value_at, without
 from grpo.scenarios.readers.record_file import read_objects
 from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.readers.transcripts import refuse_transcript
+from grpo.scenarios.readers.written_calls import with_written_calls
 from grpo.scenarios.records import Converted, SourceRecord, convert_record, record_name
 from grpo.scenarios.times import instant
 
@@ -121,13 +116,9 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     data = rewrite_record(data)
     if settings.column is None:
         data, ignored = with_request(data, settings)
-    if settings.column is None and TREE in data:
-        given = {key: value for key, value in data.items() if key not in (TREE, END)}
-        data = {**given, "messages": branch_of(data)}
-    if settings.column is None and is_reply_tree(data):
-        messages, has_others = best_branch_of(data)
-        data = {**{key: value for key, value in data.items() if key != ROOT}, "messages": messages}
-        ignored += [OTHER_BRANCHES] if has_others else []
+    if settings.column is None and (program := program_of(data)) is not None:
+        data, more = program.read(data)
+        ignored = [*ignored, *more]
     list_key = _list_key(data, settings)
     if list_key is None:
         chat = _logged_chat(data, settings)
@@ -137,14 +128,18 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
         data, messages = {**without(messages, "messages"), **data}, messages["messages"]
     _check_count(messages)
     _check_order(messages, settings)
+    messages, has_others = shown_branch(messages)
+    ignored = [*ignored, *([OTHER_BRANCHES] if has_others else [])]
     messages = openai_messages(messages, settings)
     tools = _named(data, "tools", settings)
     functions = data.get("functions")
     ignored += left_out(_but(_UNREAD, *settings.names.values(), "tools", "functions", "system"), data, "record", "")
-    parsed = (*_system(data, settings), *parse_messages(messages))
-    declared = tools if tools is not None else functions if functions is not None else tools_in_prompt(messages)
+    system = _system(data, settings)
+    declared = tools if tools is not None else functions
+    if declared is None:
+        declared = tools_in_prompt(system[0].content if system else messages)
     return LoggedChat(
-        messages=parsed,
+        messages=(*system, *parse_messages(with_written_calls(messages, declared))),
         tools=parse_tools(declared, ignored),
         ends_with_expected_call=True,
         ignored=tuple(ignored),

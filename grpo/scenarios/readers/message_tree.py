@@ -26,6 +26,8 @@ from grpo.scenarios.logged_chat import MAX_MESSAGES
 TREE, END = "mapping", "current_node"
 ROOT, REPLIES = "prompt", "replies"
 OTHER_BRANCHES = "record.prompt: other replies of the tree, of which the best by its rank is read"
+_THOUGHTS = ("thoughts", "reasoning_recap")
+"""Content that only tells what the model thought before a reply, and for how long."""
 _SHOWN = 80  # characters of a value in a reason
 
 
@@ -83,8 +85,12 @@ def _message(message: Any) -> dict[str, Any] | None:
         return None
     kind = content.get("content_type") if isinstance(content, Mapping) else None
     parts = content.get("parts") if isinstance(content, Mapping) else None
+    if kind in _THOUGHTS:
+        return None
     if kind != "text" or not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"content is not text: {excerpt(kind, _SHOWN)}")
     role = author.get("role") if isinstance(author, Mapping) else None
+    if role == "assistant" and message.get("recipient") not in (None, "all"):
+        raise ValueError(f"a call of {excerpt(message['recipient'], _SHOWN)}, which ChatGPT ran itself, cannot be read")
     text = "".join(parts)
     return {"role": role, "content": text} if text.strip() else None

@@ -1,0 +1,212 @@
+"""Calls that a message has as text in Python, and the tools that a system prompt lists, as ToolACE's data set has them.
+
+    system     … a list of functions in JSON format that you can invoke: [{"name": "look_up", "parameters": {…}}]. …
+    assistant  [look_up(order="7"), look_up(order="8")]
+    tool       [{"name": "look_up", "results": "lost"}, {"name": "look_up", "results": "sent"}]
+
+A text is a list of calls if it has this form from its beginning to its end, and names tools of the record or has results
+after it. Names may have spaces. The arguments are parsed as literals of Python, and nothing is evaluated. What has the
+form and cannot be read, and a name that is not among the tools, quarantines the record, because a call would otherwise
+be learned as a text.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from grpo.data_errors import excerpt
+from grpo.renderers.python_calls import literal_arguments
+from grpo.scenarios.logged_chat import MAX_MESSAGES
+from grpo.scenarios.readers.places import parsed
+from grpo.strict_json import decode_at
+
+_MOST_CHARACTERS = 100_000
+"""Characters of a text with calls, and of the tools of a system prompt that are in Python."""
+_MOST_LISTS = 64  # places of a system prompt at which a list of tools is looked for
+_NAME = r"[^\W\d][^\[\](){}\"'=,\n]{0,199}"
+_CALL = re.compile(rf"\s*({_NAME})\(")
+_FORM = re.compile(rf"\s*\[\s*{_NAME}\((?:\s*\)|\s*[^\W\d]\w*\s*=).*\)\s*\]\s*", re.DOTALL)
+"""The form of a list of calls, of which the first has no arguments or begins with a named one."""
+_LIST = re.compile(r"\[\s*\{\s*[\"']")
+_RESULTS = ("results", "result", "response", "output", "content")
+_FAULTS = (ValueError, SyntaxError, RecursionError, MemoryError)
+_SHOWN = 80  # characters of a value in a reason
+
+
+def listed_tools(text: Any) -> list[Any] | None:
+    """Tools that a system prompt lists in JSON or as Python writes them. None if it has no such list."""
+    if not isinstance(text, str):
+        return None
+    for number, match in enumerate(_LIST.finditer(text)):
+        if number == _MOST_LISTS:
+            return None
+        value = _list_at(text, match.start())
+        if isinstance(value, list) and value and all(map(_is_tool, value)):
+            return value
+    return None
+
+
+def _list_at(text: str, start: int) -> Any:
+    try:
+        return decode_at(text, start)[0]
+    except ValueError:
+        pass
+    end = _closing(text[: start + _MOST_CHARACTERS], start + 1)
+    try:
+        return None if end is None else ast.literal_eval(text[start:end])
+    except _FAULTS:
+        return None
+
+
+def _is_tool(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("parameters"), dict)
+
+
+def with_written_calls(messages: Any, tools: Any) -> Any:
+    """Messages in OpenAI's format, in which texts that are calls have become calls. `tools` are those of the record.
+
+    Raises `ValueError` if a text has the form of calls and cannot be read.
+    """
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        return messages
+    names = {*_names(tools)}
+    rewritten: list[Any] = []
+    pending: list[str] = []
+    for number, message in enumerate(messages):
+        following = messages[number + 1].get("role") if number + 1 < len(messages) else None
+        if message.get("role") == "tool" and pending:
+            results = _results(message, pending)
+            rewritten += results
+            pending = pending[len(results) :]
+            continue
+        calls = _calls(message, number, names, has_results=following == "tool")
+        pending = [] if calls is None else [name for name, _ in calls]
+        rewritten.append(message if calls is None else _called(message, calls))
+    return rewritten
+
+
+def _names(tools: Any) -> Iterator[str]:
+    for tool in parsed(tools) if isinstance(parsed(tools), list) else ():
+        tool = parsed(tool)
+        inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if isinstance(inner, Mapping) and isinstance(inner.get("name"), str):
+            yield inner["name"]
+
+
+def _called(message: Mapping[str, Any], calls: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+    functions = [{"function": {"name": name, "arguments": arguments}} for name, arguments in calls]
+    return {**message, "content": None, "tool_calls": functions}
+
+
+def _calls(
+    message: Mapping[str, Any], number: int, names: set[str], *, has_results: bool
+) -> list[tuple[str, dict[str, Any]]] | None:
+    """Calls of a message that is a list of them. None for every other message."""
+    text = message.get("content")
+    if message.get("role") != "assistant" or message.get("tool_calls") or not isinstance(text, str):
+        return None
+    if not (names or has_results) or len(text) > _MOST_CHARACTERS or not _FORM.fullmatch(text):
+        return None
+    first = _CALL.match(text.strip()[1:])
+    if first is None or not (has_results or first[1].strip() in names):
+        if first is not None and _is_whole(text) and _looks_like_name(first[1]):
+            raise ValueError(
+                f"call of an unknown tool in a text: message {number} calls {excerpt(first[1].strip(), _SHOWN)}, and "
+                "the record has no such tool. Correct the name, or add the tool"
+            )
+        return None
+    try:
+        calls = list(_parsed(text.strip()[1:-1]))
+    except _FAULTS as error:
+        reason = excerpt(getattr(error, "msg", None) or error, _SHOWN)
+        raise ValueError(
+            f"calls in the text cannot be read: message {number}: {reason}. Write them as [name(key=value)] with "
+            "values as in Python, or as tool_calls"
+        ) from error
+    if unknown := [name for name, _ in calls if names and name not in names]:
+        raise ValueError(
+            f"call of an unknown tool in a text: message {number} calls {excerpt(unknown[0], _SHOWN)}, and the record "
+            "has no such tool. Correct the name, or add the tool"
+        )
+    return calls
+
+
+def _is_whole(text: str) -> bool:
+    """Can the text be read as calls to its end?"""
+    try:
+        return bool(list(_parsed(text.strip()[1:-1])))
+    except _FAULTS:
+        return False
+
+
+def _looks_like_name(name: str) -> bool:
+    return len(name.split()) <= 8
+
+
+def _parsed(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names and arguments of calls that commas separate."""
+    position = 0
+    for _ in range(MAX_MESSAGES + 1):
+        match = _CALL.match(text, position)
+        end = None if match is None else _closing(text, match.end())
+        if match is None or end is None:
+            raise ValueError(f"no call at {text[position:].strip()[:_SHOWN] or 'the end'}")
+        call = ast.parse(f"f({text[match.end() : end]}", mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError("not a call")
+        yield match[1].strip(), literal_arguments(call)
+        rest = text[end:].lstrip()
+        if not rest:
+            return
+        if not rest.startswith(","):
+            raise ValueError(f"no comma before {rest[:_SHOWN]}")
+        position = len(text) - len(rest) + 1
+    raise ValueError(f"over {MAX_MESSAGES} calls")
+
+
+def _closing(text: str, position: int) -> int | None:
+    """Position after the bracket that closes what was opened before a position, outside of texts in quotes."""
+    depth, quote = 1, ""
+    while position < len(text):
+        character = text[position]
+        if quote:
+            if character == "\\":
+                position += 1
+            elif character == quote:
+                quote = ""
+        elif character in "\"'":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+            if not depth:
+                return position + 1
+        position += 1
+    return None
+
+
+def _results(message: Mapping[str, Any], pending: Sequence[str]) -> list[Any]:
+    """A message for the result of each call that waits. One message may have them all, in a list with their names."""
+    values = parsed(message.get("content"))
+    if not isinstance(values, list) or [_result_name(value) for value in values] != [*pending]:
+        return [message]
+    return [{**message, "content": _text(_result(value))} for value in values]
+
+
+def _result_name(value: Any) -> str | None:
+    is_result = isinstance(value, Mapping) and len(value) == 2 and any(key in value for key in _RESULTS)
+    name = value.get("name") if is_result else None
+    return name if isinstance(name, str) else None
+
+
+def _result(value: Mapping[str, Any]) -> Any:
+    return next(value[key] for key in _RESULTS if key in value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

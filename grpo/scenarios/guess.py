@@ -180,8 +180,8 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
         ways: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
         return [{"kind": "huggingface", **place, **way} for way in ways]
-    if _format(path) in ("jsonl", "json") and (chats := _chats_of_a_program(path)):
-        return [{"kind": "openai_messages", **place, **chats[0]}]
+    if programs := _chats_of_a_program(path):
+        return [{"kind": "openai_messages", **place, **settings} for settings in programs]
     rows = _rows(path)
     names = [name for name in _names(path) if name not in find_verdicts(rows)]
     if (kind := _format(path)) not in ("jsonl", "json"):
@@ -207,12 +207,12 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
 
 
 def _chats_of_a_program(path: Path) -> list[dict[str, Any]]:
-    """Settings of the exports of a chat program. Empty for every other file."""
-    if any(map(program_of, _readable(read_objects(path, chats=True)))):
-        return [{}]
-    inside = _place_of_records(path)
-    if inside is not None and any(map(program_of, _readable(read_objects(path, inside, chats=True)))):
-        return [{"records": inside}]
+    """Settings of an export of a chat program, to which most of its records belong. Empty for every other file."""
+    places = (None, _place_of_records(path)) if _format(path) in ("jsonl", "json") else ()
+    for inside in dict.fromkeys(places):
+        records = _readable(read_objects(path, inside, chats=True))
+        if 2 * sum(program_of(record) is not None for record in records) > len(records):
+            return [{} if inside is None else {"records": inside}]
     return []
 
 

@@ -27,7 +27,7 @@ from grpo.scenarios.readers.langchain_messages import is_serialized, openai_mess
 from grpo.scenarios.readers.message_items import rewrite_items
 from grpo.scenarios.readers.places import value_at, without
 from grpo.scenarios.readers.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
-from grpo.scenarios.readers.written_calls import listed_tools
+from grpo.scenarios.readers.written_calls import closing_bracket, listed_tools, literal_value
 
 _TAGS = {
     **SPEAKERS,
@@ -191,13 +191,29 @@ def _mark_in(text: Any) -> str | None:
 
 def _tagged_calls(text: str, number: int) -> dict[str, Any]:
     """Content and calls of a text with `<tool_call>` or another mark. If prose only mentions it, it stays text."""
-    parsed = _WRITTEN[_mark_in(text) or TOOL_CALL_OPEN].parse(text, ())
+    mark = _mark_in(text) or TOOL_CALL_OPEN
+    parsed = _WRITTEN[mark].parse(_with_json_calls(text, mark), ())
     if parsed.malformed is not None:
         raise ValueError(f"tool call in the text is malformed: message {number}: {parsed.malformed}")
     if not parsed.calls:
         return {"content": text, "tool_calls": None}
     calls = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in parsed.calls]
     return {"content": parsed.content.strip() or None, "tool_calls": calls}
+
+
+def _with_json_calls(text: str, mark: str) -> str:
+    """The text with JSON in the place of calls that are objects of Python, as Hermes' and Glaive's data sets have them.
+
+    <tool_call> {'name': 'look_up', 'arguments': {'order': '7'}} </tool_call>
+    """
+    parts = text.split(mark)
+    for number, part in enumerate(parts[1:], start=1):
+        start = len(part) - len(part.lstrip())
+        end = closing_bracket(part, start + 1) if part.startswith("{", start) else None
+        value = literal_value(part[start:end]) if end is not None and _json(part[start:end]) is None else None
+        if isinstance(value, dict) and "name" in value:
+            parts[number] = f"{part[:start]}{_text(value)}{part[end:]}"
+    return mark.join(parts)
 
 
 def _results(text: str) -> Iterator[str]:

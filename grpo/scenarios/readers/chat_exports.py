@@ -19,9 +19,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from grpo.data_errors import excerpt
+from grpo.data_errors import excerpt, try_call
 from grpo.scenarios.readers.message_links import OTHER_BRANCHES, shown_branch
 from grpo.scenarios.readers.places import parsed, value_at
+from grpo.strict_json import decode
 
 _DETAILS = re.compile(r'<details type="(\w+)"([^>]*)>(.*?)</details>\s*', re.DOTALL)
 """Blocks that Open WebUI writes into a text for its page."""
@@ -65,13 +66,9 @@ def _chat(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def read_open_webui(data: Mapping[str, Any]) -> Read:
     """The branch that ends at `currentId`, with reasoning and calls that are blocks of the text."""
     chat = _chat(data)
-    nodes = [
-        {"id": name, **node} for name, node in chat["history"]["messages"].items() if isinstance(node, Mapping)
-    ]
+    nodes = [{"id": name, **node} for name, node in chat["history"]["messages"].items() if isinstance(node, Mapping)]
     branch, has_others = shown_branch(nodes, chat["history"].get("currentId"))
-    messages = [
-        message for number, node in enumerate(branch) for message in _of_open_webui(node, number)
-    ]
+    messages = [message for number, node in enumerate(branch) for message in _of_open_webui(node, number)]
     system = value_at(chat, "params.system") or chat.get("system")
     ignored = [_settings("Open WebUI"), *([OTHER_BRANCHES] if has_others else [])]
     return {**_kept(data), "messages": messages, **({"system": system} if system else {})}, ignored
@@ -99,18 +96,18 @@ def _of_details(block: re.Match[str], number: int) -> list[dict[str, Any]]:
         return [{"type": "reasoning", "text": "\n".join(line.removeprefix("> ") for line in inside.splitlines())}]
     if kind != "tool_calls":
         raise ValueError(f"a block {excerpt(kind, _SHOWN)} cannot be read: message {number}. Delete the message")
-    fields = {name: html.unescape(value) for name, value in _ATTRIBUTE.findall(block[2])}
+    fields = {name: _decoded(html.unescape(value)) for name, value in _ATTRIBUTE.findall(block[2])}
     call = {"toolCallId": fields.get("id"), "toolName": fields.get("name")}
-    result = fields.get("result") or inside
-    return [
-        {"type": "tool-call", **call, "input": _from_json(fields.get("arguments", ""))},
-        {"type": "tool-result", **call, "output": _from_json(result)},
-    ]
+    parts = [{"type": "tool-call", **call, "input": _decoded(fields.get("arguments"))}]
+    if fields.get("done") is True or "result" in fields:
+        parts.append({"type": "tool-result", **call, "output": fields.get("result", inside)})
+    return parts
 
 
-def _from_json(text: str) -> Any:
-    """An object of a text that may be JSON of a text again. The text itself if it is not JSON."""
-    return parsed(parsed(f"[{text}]")[0]) if text.startswith('"') and isinstance(parsed(f"[{text}]"), list) else parsed(text)
+def _decoded(value: Any) -> Any:
+    """Value of a JSON text. Every other value stays as it is."""
+    decoded = try_call(lambda: decode(value)) if isinstance(value, str) else value
+    return value if isinstance(decoded, Exception) else decoded
 
 
 def is_libre_chat(data: Mapping[str, Any]) -> bool:
@@ -171,15 +168,17 @@ def read_llama_cpp(data: Mapping[str, Any]) -> Read:
         calls = parsed(message.get("toolCalls", message.get("tool_calls")))
         answered = message.get("toolCallId", message.get("tool_call_id"))
         reasoning = message.get("reasoningContent", message.get("thinking"))
-        messages.append({
-            **{key: message[key] for key in keys if message.get(key)},
-            "role": message.get("role"),
-            "content": message.get("content"),
-            **({"attachments": message["extra"]} if message.get("extra") else {}),
-            **({"tool_calls": calls} if calls else {}),
-            **({"tool_call_id": answered} if answered else {}),
-            **({"reasoning": reasoning} if reasoning else {}),
-        })
+        messages.append(
+            {
+                **{key: message[key] for key in keys if message.get(key)},
+                "role": message.get("role"),
+                "content": message.get("content"),
+                **({"attachments": message["extra"]} if message.get("extra") else {}),
+                **({"tool_calls": calls} if calls else {}),
+                **({"tool_call_id": answered} if answered else {}),
+                **({"reasoning": reasoning} if reasoning else {}),
+            }
+        )
     return {**_kept(data["conv"]), "messages": messages}, ignored
 
 
@@ -222,12 +221,14 @@ def read_chatbox(data: Mapping[str, Any]) -> Read:
         parts = message["contentParts"]
         content = [part for item in parts for part in _parts_of_chatbox(item)] if isinstance(parts, list) else parts
         is_cut = message.get("finishReason") in _CUT_OFF or bool(message.get("error"))
-        messages.append({
-            "role": message["role"],
-            "content": content,
-            **{key: message[key] for key in ("files",) if key in message},
-            **({"weight": 0} if is_cut else {}),
-        })
+        messages.append(
+            {
+                "role": message["role"],
+                "content": content,
+                **{key: message[key] for key in ("files",) if key in message},
+                **({"weight": 0} if is_cut else {}),
+            }
+        )
     threads = ["record.threads: earlier threads of the session"] if data.get("threads") else []
     return {**_kept(data), "messages": messages}, [_settings("Chatbox"), *threads]
 
@@ -275,14 +276,16 @@ def _texts(system: Any) -> str:
 
 def is_character_ai(data: Mapping[str, Any]) -> bool:
     """Is this a chat of Character.AI?"""
-    return _have(data.get("msgs"), "src", "text")
+    return _have(data.get("msgs"), "src", "text") and all(
+        isinstance(value_at(message, "src.is_human"), bool) for message in data["msgs"]
+    )
 
 
 def read_character_ai(data: Mapping[str, Any]) -> Read:
     """The messages of a chat."""
     messages = [
         {
-            "role": "user" if value_at(message, "src.is_human") is True else "assistant",
+            "role": "user" if value_at(message, "src.is_human") else "assistant",
             "content": message["text"],
             **({"name": name} if (name := value_at(message, "src.name")) else {}),
         }

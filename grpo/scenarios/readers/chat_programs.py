@@ -4,6 +4,7 @@
     LM Studio                  messages with versions, see `lm_studio`
     SillyTavern                lines with `mes` and `is_user`, see `silly_tavern`
     Open WebUI, LibreChat, …   see `chat_exports`
+    Glaive's data set          one text with the names of the speakers, see `glaive`
 
 A record belongs to a program if it has the program's own keys. Its keys are not guessed then, and no other reader of
 tables or lists is tried, because it would read something else as the chat. A card of a character and a story have no
@@ -32,6 +33,7 @@ from grpo.scenarios.readers.chat_exports import (
     read_open_webui,
     read_text_generation,
 )
+from grpo.scenarios.readers.glaive import is_glaive, read_glaive
 from grpo.scenarios.readers.lm_studio import is_lm_studio, read_lm_studio
 from grpo.scenarios.readers.message_tree import (
     END,
@@ -107,6 +109,7 @@ PROGRAMS = (
     Program(name="Chatbox", is_record=is_chatbox, read=read_chatbox),
     Program(name="Google AI Studio", is_record=is_ai_studio, read=read_ai_studio),
     Program(name="Character.AI", is_record=is_character_ai, read=read_character_ai),
+    Program(name="Glaive", is_record=is_glaive, read=read_glaive),
     Program(name="character cards", is_record=_is_card, read=_refuse_card),
     Program(name="KoboldAI", is_record=_is_story, read=_refuse_story),
 )

@@ -113,12 +113,12 @@ def _without_last_reply(chat: LoggedChat, label: str) -> LoggedChat:
 
 def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     ignored: list[str] = []
+    program = program_of(data) if settings.column is None else None
+    if program is not None:
+        data, ignored = program.read(data)
     data = rewrite_record(data)
-    if settings.column is None:
+    if settings.column is None and program is None:
         data, ignored = with_request(data, settings)
-    if settings.column is None and (program := program_of(data)) is not None:
-        data, more = program.read(data)
-        ignored = [*ignored, *more]
     list_key = _list_key(data, settings)
     if list_key is None:
         chat = _logged_chat(data, settings)
@@ -231,8 +231,9 @@ def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     _check_count(turns)
     table = _but(_UNREAD, prompt_key, completion_key, *settings.names.values(), "tools", "system")
     ignored += left_out(table, data, "record", "")
-    messages = openai_messages(turns, settings)
-    tools = parse_tools(_named(data, "tools", settings), ignored)
+    declared = _named(data, "tools", settings)
+    messages = with_written_calls(openai_messages(turns, settings), declared)
+    tools = parse_tools(declared, ignored)
     parsed = (*_system(data, settings), *parse_messages(messages))
     return LoggedChat(messages=parsed, tools=tools, ends_with_expected_call=True, ignored=tuple(ignored))
 

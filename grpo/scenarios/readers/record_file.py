@@ -18,7 +18,7 @@ from grpo.scenarios.readers.json_file import document_items, item_records, read_
 from grpo.scenarios.readers.langchain_messages import is_serialized
 from grpo.scenarios.readers.logged_requests import LISTS
 from grpo.scenarios.readers.message_items import is_item
-from grpo.scenarios.readers.silly_tavern import is_header
+from grpo.scenarios.readers.silly_tavern import is_chat_file
 from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
 from grpo.scenarios.readers.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
 from grpo.scenarios.records import SourceRecord
@@ -45,11 +45,11 @@ def read_objects(path: Path, records: str | None = None, *, chats: bool = False)
     """
     if records is None and (data_suffix(path) in _LINES or _has_lines(path)):
         lines = read_jsonl(path)
-        first = next(lines, None)
-        if chats and first is not None and first.data is not None and is_header(first.data):
-            yield _of_one_chat(first, first.data, lines)
-        elif first is not None:
-            yield from map(_line, chain([first], lines))
+        begin = [*islice(lines, 2)] if chats else []
+        if is_chat_file([record.data for record in begin]):
+            yield _of_one_chat(begin[0], chain(begin[1:], lines))
+        else:
+            yield from map(_line, chain(begin, lines))
         return
     document = read_document(path)
     items = document_items(path, document, records)
@@ -60,7 +60,7 @@ def read_objects(path: Path, records: str | None = None, *, chats: bool = False)
     yield from item_records(path, [_as_object(item) for item in items])
 
 
-def _of_one_chat(first: SourceRecord, header: dict[str, Any], lines: Iterator[SourceRecord]) -> SourceRecord:
+def _of_one_chat(first: SourceRecord, lines: Iterator[SourceRecord]) -> SourceRecord:
     """One record of a file that is one chat: its first line, and the others as messages. It is broken if a line is."""
     messages = []
     for line in islice(lines, MAX_MESSAGES + 1):
@@ -68,7 +68,7 @@ def _of_one_chat(first: SourceRecord, header: dict[str, Any], lines: Iterator[So
             problem = f"line {line.line} of the chat cannot be read: {line.problem}. Correct it, or delete the line"
             return replace(first, data=None, raw=line.raw, problem=problem)
         messages.append(line.data)
-    return replace(first, data={**header, "messages": messages})
+    return replace(first, data={**(first.data or {}), "messages": messages})
 
 
 def _line(record: SourceRecord) -> SourceRecord:

@@ -10,7 +10,7 @@ are hidden from the model (`is_system`) are left out, but calls of tools are kep
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _SWIPES = "message.swipes: other replies, of which the shown one is read"
@@ -21,9 +21,11 @@ HEADER = ("user_name", "character_name", "chat_metadata")
 """Keys of the first line."""
 
 
-def is_header(data: Mapping[str, Any]) -> bool:
-    """Is this the first line of a chat?"""
-    return "mes" not in data and any(name in data for name in HEADER) and "messages" not in data
+def is_chat_file(begin: Sequence[Mapping[str, Any] | None]) -> bool:
+    """Are these the first two lines of a chat: one about it, and a message?"""
+    if len(begin) < 2 or begin[0] is None or begin[1] is None:
+        return False
+    return any(name in begin[0] for name in HEADER) and not _is_line(begin[0]) and _is_line(begin[1])
 
 
 def is_silly_tavern(data: Mapping[str, Any]) -> bool:
@@ -87,6 +89,4 @@ def _invocations(invocations: list[Any], number: int) -> Iterator[dict[str, Any]
         for call in invocations
     ]
     yield {"role": "assistant", "content": None, "tool_calls": calls}
-    yield from (
-        {"role": "tool", "tool_call_id": call.get("id"), "content": call.get("result")} for call in invocations
-    )
+    yield from ({"role": "tool", "tool_call_id": call.get("id"), "content": call.get("result")} for call in invocations)

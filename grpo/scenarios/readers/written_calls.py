@@ -55,9 +55,17 @@ def _list_at(text: str, start: int) -> Any:
         return decode_at(text, start)[0]
     except ValueError:
         pass
-    end = _closing(text[: start + _MOST_CHARACTERS], start + 1)
+    end = closing_bracket(text[: start + _MOST_CHARACTERS], start + 1)
+    return None if end is None else literal_value(text[start:end])
+
+
+def literal_value(text: str) -> Any:
+    """Value of a list or object as Python or JSON writes it. None for anything else, and for a text that is too long."""
+    if len(text) > _MOST_CHARACTERS:
+        return None
     try:
-        return None if end is None else ast.literal_eval(text[start:end])
+        call = ast.parse(f"f(value={text.strip()})", mode="eval").body
+        return literal_arguments(call)["value"] if isinstance(call, ast.Call) and len(call.keywords) == 1 else None
     except _FAULTS:
         return None
 
@@ -112,16 +120,12 @@ def _calls(
     if not (names or has_results) or len(text) > _MOST_CHARACTERS or not _FORM.fullmatch(text):
         return None
     first = _CALL.match(text.strip()[1:])
-    if first is None or not (has_results or first[1].strip() in names):
-        if first is not None and _is_whole(text) and _looks_like_name(first[1]):
-            raise ValueError(
-                f"call of an unknown tool in a text: message {number} calls {excerpt(first[1].strip(), _SHOWN)}, and "
-                "the record has no such tool. Correct the name, or add the tool"
-            )
-        return None
+    is_certain = has_results or (first is not None and first[1].strip() in names)
     try:
         calls = list(_parsed(text.strip()[1:-1]))
     except _FAULTS as error:
+        if not is_certain:
+            return None
         reason = excerpt(getattr(error, "msg", None) or error, _SHOWN)
         raise ValueError(
             f"calls in the text cannot be read: message {number}: {reason}. Write them as [name(key=value)] with "
@@ -135,24 +139,12 @@ def _calls(
     return calls
 
 
-def _is_whole(text: str) -> bool:
-    """Can the text be read as calls to its end?"""
-    try:
-        return bool(list(_parsed(text.strip()[1:-1])))
-    except _FAULTS:
-        return False
-
-
-def _looks_like_name(name: str) -> bool:
-    return len(name.split()) <= 8
-
-
 def _parsed(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Names and arguments of calls that commas separate."""
     position = 0
     for _ in range(MAX_MESSAGES + 1):
         match = _CALL.match(text, position)
-        end = None if match is None else _closing(text, match.end())
+        end = None if match is None else closing_bracket(text, match.end())
         if match is None or end is None:
             raise ValueError(f"no call at {text[position:].strip()[:_SHOWN] or 'the end'}")
         call = ast.parse(f"f({text[match.end() : end]}", mode="eval").body
@@ -168,7 +160,7 @@ def _parsed(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     raise ValueError(f"over {MAX_MESSAGES} calls")
 
 
-def _closing(text: str, position: int) -> int | None:
+def closing_bracket(text: str, position: int) -> int | None:
     """Position after the bracket that closes what was opened before a position, outside of texts in quotes."""
     depth, quote = 1, ""
     while position < len(text):

@@ -58,6 +58,8 @@ class Program:
     is_record: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Mapping[str, Any]], Read]
     """Raises `ValueError` if a chat cannot be read."""
+    has_demonstrations: bool = False
+    """True for a data set to learn from, in which the last message may be the call to make."""
 
 
 def program_of(data: Mapping[str, Any]) -> Program | None:
@@ -109,7 +111,7 @@ PROGRAMS = (
     Program(name="Chatbox", is_record=is_chatbox, read=read_chatbox),
     Program(name="Google AI Studio", is_record=is_ai_studio, read=read_ai_studio),
     Program(name="Character.AI", is_record=is_character_ai, read=read_character_ai),
-    Program(name="Glaive", is_record=is_glaive, read=read_glaive),
+    Program(name="Glaive", is_record=is_glaive, read=read_glaive, has_demonstrations=True),
     Program(name="character cards", is_record=_is_card, read=_refuse_card),
     Program(name="KoboldAI", is_record=_is_story, read=_refuse_story),
 )

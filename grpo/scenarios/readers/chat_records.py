@@ -141,7 +141,7 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     return LoggedChat(
         messages=(*system, *parse_messages(with_written_calls(messages, declared))),
         tools=parse_tools(declared, ignored),
-        ends_with_expected_call=True,
+        ends_with_expected_call=program is None or program.has_demonstrations,
         ignored=tuple(ignored),
     )
 

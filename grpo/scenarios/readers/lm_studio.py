@@ -1,12 +1,12 @@
 """Conversations of LM Studio, rewritten into messages with parts.
 
     {"name": "Orders", "systemPrompt": "Be kind.", "messages": [
-        {"versions": [{"type": "singleStep", "role": "user", "content": [{"type": "text", "text": "Where is order 7?"}]}],
-         "currentlySelected": 0},
-        {"versions": [{"type": "multiStep", "role": "assistant", "steps": [
+        {"currentlySelected": 0, "versions": [{"type": "singleStep", "role": "user", "content": [
+            {"type": "text", "text": "Where is order 7?"}]}]},
+        {"currentlySelected": 0, "versions": [{"type": "multiStep", "role": "assistant", "steps": [
             {"type": "contentBlock", "content": [{"type": "toolCallRequest", "callId": 1, "name": "look_up", …}]},
             {"type": "contentBlock", "content": [{"type": "toolCallResult", "callId": 1, "content": "lost"}]},
-            {"type": "contentBlock", "content": [{"type": "text", "text": "It is lost."}]}]}], "currentlySelected": 0}]}
+            {"type": "contentBlock", "content": [{"type": "text", "text": "It is lost."}]}]}]}]}
 
 If a message was edited or generated again, it has several versions. The selected one is read, because the user saw it
 last. A block in the style of thinking is reasoning. A reply that was stopped or cut off is not a reference.

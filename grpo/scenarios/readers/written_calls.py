@@ -4,10 +4,10 @@
     assistant  [look_up(order="7"), look_up(order="8")]
     tool       [{"name": "look_up", "results": "lost"}, {"name": "look_up", "results": "sent"}]
 
-A text is a list of calls if it has this form from its beginning to its end, and names tools of the record or has results
-after it. Names may have spaces. The arguments are parsed as literals of Python, and nothing is evaluated. What has the
-form and cannot be read, and a name that is not among the tools, quarantines the record, because a call would otherwise
-be learned as a text.
+A text is a list of calls if it has this form from its beginning to its end, and if it names tools of the record or a
+result follows. Names may have spaces. The arguments are parsed as literals of Python, and nothing is evaluated. If the
+form cannot be read, or a name is not among the tools, the record is quarantined, because the call would otherwise be
+learned as a text.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _MOST_CHARACTERS = 100_000
 _MOST_LISTS = 64  # places of a system prompt at which a list of tools is looked for
 _NAME = r"[^\W\d][^\[\](){}\"'=,\n]{0,199}"
 _CALL = re.compile(rf"\s*({_NAME})\(")
-_FORM = re.compile(rf"\s*\[\s*{_NAME}\((?:\s*\)|\s*[^\W\d]\w*\s*=).*\)\s*\]\s*", re.DOTALL)
-"""The form of a list of calls, of which the first has no arguments or begins with a named one."""
+_FORM = re.compile(rf"\s*\[\s*{_NAME}\(.*\)\s*\]\s*", re.DOTALL)
 _LIST = re.compile(r"\[\s*\{\s*[\"']")
 _RESULTS = ("results", "result", "response", "output", "content")
 _FAULTS = (ValueError, SyntaxError, RecursionError, MemoryError)
@@ -60,7 +59,7 @@ def _list_at(text: str, start: int) -> Any:
 
 
 def literal_value(text: str) -> Any:
-    """Value of a list or object as Python or JSON writes it. None for anything else, and for a text that is too long."""
+    """Value of a list or object as Python or JSON writes it. None for anything else, and for a very long text."""
     if len(text) > _MOST_CHARACTERS:
         return None
     try:
@@ -126,7 +125,7 @@ def _calls(
     except _FAULTS as error:
         if not is_certain:
             return None
-        reason = excerpt(getattr(error, "msg", None) or error, _SHOWN)
+        reason = excerpt(str(getattr(error, "msg", None) or error), _SHOWN)
         raise ValueError(
             f"calls in the text cannot be read: message {number}: {reason}. Write them as [name(key=value)] with "
             "values as in Python, or as tool_calls"

@@ -83,9 +83,8 @@ def _literal(node: ast.expr) -> Any:
         def visit_Name(self, name: ast.Name) -> ast.expr:
             return ast.Constant(_CONSTANTS[name.id]) if name.id in _CONSTANTS else name
 
-    shown = ast.unparse(node)[:SHOWN]
     try:
         value = ast.literal_eval(Constants().visit(node))
     except ValueError as error:
-        raise ValueError(f"not a literal: {shown}") from error
+        raise ValueError(f"not a literal: {ast.unparse(node)[:SHOWN]}") from error
     return as_json(value)

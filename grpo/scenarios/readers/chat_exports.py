@@ -24,10 +24,11 @@ from grpo.scenarios.readers.message_links import OTHER_BRANCHES, shown_branch
 from grpo.scenarios.readers.places import parsed, value_at
 from grpo.strict_json import decode
 
-_DETAILS = re.compile(r'<details type="(\w+)"([^>]*)>(.*?)</details>\s*', re.DOTALL)
-"""Blocks that Open WebUI writes into a text for its page."""
-_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
-_SUMMARY = re.compile(r"<summary>.*?</summary>", re.DOTALL)
+_DETAILS = re.compile(r'<details type="(\w{1,40})"([^<>]*)>')
+"""Beginning of a block that Open WebUI writes into a text for its page."""
+_END_OF_DETAILS = "</details>"
+_ATTRIBUTE = re.compile(r'\b(\w{1,40})="([^"]*)"')
+_SUMMARY = re.compile(r"<summary>[^<]*</summary>")
 _GREETING = "<|BEGIN-VISIBLE-CHAT|>"
 """What text-generation-webui writes in the place of a user's message before the greeting."""
 _CUT_OFF = ("length", "MAX_TOKENS")
@@ -81,22 +82,26 @@ def _of_open_webui(node: Mapping[str, Any], number: int) -> Iterator[dict[str, A
         yield {**kept, "content": text}
         return
     parts: list[dict[str, Any]] = []
-    end = 0
-    for block in _DETAILS.finditer(text):
-        parts += [{"type": "text", "text": text[end : block.start()]}, *_of_details(block, number)]
-        end = block.end()
-    parts.append({"type": "text", "text": text[end:]})
+    position = 0
+    while (block := _DETAILS.search(text, position)) is not None:
+        end = text.find(_END_OF_DETAILS, block.end())
+        if end < 0:
+            break
+        parts.append({"type": "text", "text": text[position : block.start()]})
+        parts += _of_details(block[1], block[2], text[block.end() : end], number)
+        position = end + len(_END_OF_DETAILS)
+    parts.append({"type": "text", "text": text[position:].lstrip() if position else text})
     content = [part for part in parts if part["type"] != "text" or part["text"].strip()]
     yield {**kept, "content": content, **({"weight": 0} if node.get("done") is False else {})}
 
 
-def _of_details(block: re.Match[str], number: int) -> list[dict[str, Any]]:
-    kind, inside = block[1], html.unescape(_SUMMARY.sub("", block[3])).strip()
+def _of_details(kind: str, attributes: str, text: str, number: int) -> list[dict[str, Any]]:
+    inside = html.unescape(_SUMMARY.sub("", text, count=1)).strip()
     if kind == "reasoning":
         return [{"type": "reasoning", "text": "\n".join(line.removeprefix("> ") for line in inside.splitlines())}]
     if kind != "tool_calls":
         raise ValueError(f"a block {excerpt(kind, _SHOWN)} cannot be read: message {number}. Delete the message")
-    fields = {name: _decoded(html.unescape(value)) for name, value in _ATTRIBUTE.findall(block[2])}
+    fields = {name: _decoded(html.unescape(value)) for name, value in _ATTRIBUTE.findall(attributes)}
     call = {"toolCallId": fields.get("id"), "toolName": fields.get("name")}
     parts = [{"type": "tool-call", **call, "input": _decoded(fields.get("arguments"))}]
     if fields.get("done") is True or "result" in fields:

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from grpo.data_errors import try_call
 from grpo.strict_json import decode_at
 
-_SPEAKER = re.compile(r"(?:\A|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):[^\S\n]?")
+_SPEAKER = re.compile(r"(?:\A\s*|\n[^\S\n]*)(USER|ASSISTANT|FUNCTION RESPONSE):[^\S\n]?")
 _ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
 _SYSTEM = "SYSTEM:"
 _END = "<|endoftext|>"
@@ -54,7 +55,7 @@ def _tools(system: str) -> list[Any]:
     tools: list[Any] = []
     position = system.find("{")
     while position >= 0 and len(tools) < _MOST_TOOLS:
-        value = try_call(lambda start=position: decode_at(system, start))
+        value = try_call(partial(decode_at, system, position))
         if isinstance(value, Exception) or not isinstance(value[0].get("name"), str):
             return tools
         tools.append(value[0])

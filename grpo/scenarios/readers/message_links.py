@@ -36,7 +36,9 @@ def shown_branch(messages: Any, end: Any = None) -> tuple[Any, bool]:
         return messages, False
     id_key, parent_key = keys
     by_id = {message[id_key]: message for message in messages}
-    parents = [parent for message in messages if (parent := _parent(message, parent_key)) in by_id]
+    parents = [_parent(message, parent_key) for message in messages]
+    if end is None:  # in a thread of a forum, many messages answer none
+        parents = [parent for parent in parents if parent is not None]
     if len({*parents}) == len(parents):
         return [_without_links(message, by_id) for message in messages], False
     message = by_id.get(end, messages[-1]) if isinstance(end, (str, int)) else messages[-1]

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grpo.config.chats import ChatColumns
 from grpo.config.scenarios import ChatSource
+from grpo.data_errors import try_call
 from grpo.errors import DataError
 from grpo.scenarios.guess import guess_source
+from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
+from grpo.scenarios.readers.chat_exports import read_open_webui
 from grpo.scenarios.readers.chat_programs import PROGRAMS
+from grpo.scenarios.readers.glaive import read_glaive
+from grpo.scenarios.readers.written_calls import with_written_calls
 from grpo.scenarios.records import SourceRecord
 from grpo.scenarios.sources import read_records
 from tests.docs.log_rows import A, U
@@ -201,3 +209,29 @@ def test_the_tree_of_librechat_is_read_like_its_list(tmp_path: Path):
     assert record.data is not None, record.problem
     assert (record.data["user_responses"], record.data["expected"]) == ([ASKED], {"responses": [DONE]})
     assert record.data["world"] == {"recorded": [CALL]}
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        '<details type="a">', '<details type="a"', "<summary>", 'a="', "a", "\n", "\nUSER:", "\nAction:", "Thought:\n",
+        "[{'", '[{"', "[f(", "[f(x=1), ", "[f()]", ") ", "<functioncall> {'", "<tool_call>{",
+    ],
+)  # fmt: skip
+def test_texts_of_strangers_are_read_in_time_that_grows_with_their_length(unit: str):
+    """A text that repeats a piece 10,000 times takes less than a second in each reader."""
+    text = unit * 10_000
+    began = time.thread_time()
+    for asked in ("user", "assistant"):
+        nodes = {"u": {"role": "user", "content": ASKED}, "a": {"parentId": "u", "role": asked, "content": text}}
+        try_call(partial(read_open_webui, {"history": {"messages": nodes}}))
+    try_call(partial(read_glaive, {"system": f"SYSTEM: {text}", "chat": f"USER: {text}"}))
+    tools_in_prompt(text)
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": text},
+        {"role": "tool", "content": text},
+    ]
+    try_call(partial(with_written_calls, messages, None))
+    try_call(partial(openai_messages, messages, ChatColumns()))
+    assert time.thread_time() - began < 1

@@ -38,6 +38,13 @@ def test_the_last_of_all_messages_before_one_is_its_predecessor():
     assert "children" not in branch[0]
 
 
+@pytest.mark.parametrize(("end", "root", "names"), [("d", None, "cd"), (None, "0", "cd"), (None, None, "abcd")])
+def test_a_first_question_that_was_edited_is_a_branch(end: Any, root: Any, names: str):
+    """If the end is known, or if both questions name the same root. Otherwise they may be of one thread."""
+    branch, _ = shown_branch(linked([("a", root), ("b", "a"), ("c", root), ("d", "c")]), end)
+    assert "".join(message["id"] for message in branch) == names
+
+
 @pytest.mark.parametrize(
     "messages",
     [

@@ -155,3 +155,44 @@ def test_a_call_as_an_object_of_python_is_read_between_marks(tmp_path: Path, mar
     record = read(tmp_path, calls(text), system="Be kind.")
     assert record.data is not None, record.problem
     assert record.data["expected"]["calls"] == [{"name": "look_up", "arguments": {"order": "7"}, "turn": 0}]
+
+
+STEP = '\nThought: I look.\nAction: look_up\nAction Input: {"order": "7"}'
+FINISH = '\nThought: \nAction: Finish\nAction Input: {"return_type": "give_answer", "final_answer": "It is lost."}'
+LISTED = f"You can use these APIs: {[{'name': 'look_up', 'description': 'It is', 'parameters': {'properties': {}}}]}"
+
+
+@pytest.mark.parametrize("role", ["function", "observation"])
+def test_the_actions_of_toolbench_are_calls_and_the_last_one_is_the_reply(tmp_path: Path, role: str):
+    """Thoughts are left out, and so is the form of the reply. The tools are written in Python."""
+    record = read(tmp_path, calls(STEP), {"from": role, "value": "lost"}, calls(FINISH), system=LISTED)
+    assert record.data is not None, record.problem
+    recorded = [{"name": "look_up", "arguments": {"order": "7"}, "turn": 0, "result": "lost"}]
+    assert (record.data["world"], record.data["expected"]) == ({"recorded": recorded}, {"responses": [DONE]})
+    assert "message.reasoning: the reasoning before a reply does not belong to a reference" in record.ignored
+
+
+def test_the_action_that_a_record_ends_with_is_expected(tmp_path: Path):
+    """ToolBench has a record for each step of an episode."""
+    record = read(tmp_path, calls(STEP), system=LISTED)
+    assert record.data is not None, record.problem
+    assert record.data["expected"]["calls"] == [{"name": "look_up", "arguments": {"order": "7"}, "turn": 0}]
+
+
+def test_an_agent_that_gave_up_left_no_reference(tmp_path: Path):
+    """The turn stays, as with weight 0."""
+    given_up = 'Thought: I fail.\nAction: Finish\nAction Input: {"return_type": "give_up_and_restart"}'
+    tools = [{"name": "Finish"}, {"name": "look_up"}]
+    record = read(tmp_path, calls(STEP), {"from": "function", "value": "x"}, calls(given_up), system="", tools=tools)
+    assert record.data is not None, record.problem
+    assert record.data["expected"] == {"responses": []}
+
+
+def test_an_action_whose_input_is_not_json_quarantines_the_record(tmp_path: Path):
+    """A text that tells of an action, and nothing is known of the tool, stays one."""
+    broken = "Thought: I look.\nAction: look_up\nAction Input: order 7"
+    assert (read(tmp_path, calls(broken), system=LISTED).problem or "").startswith(f"{FAULT} not JSON")
+    other = broken.replace("look_up", "walk")
+    record = read(tmp_path, calls(other), system=LISTED)
+    assert record.data is not None, record.problem
+    assert record.data["expected"] == {"responses": [other]}

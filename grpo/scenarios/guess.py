@@ -32,6 +32,7 @@ from grpo.scenarios.guess_tables import (
     first_name,
     is_list_of_objects,
     is_whole_chat,
+    list_by_value,
     lists_of_objects,
     speaker_names,
     table_settings,
@@ -41,14 +42,13 @@ from grpo.scenarios.guess_tables import (
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 from grpo.scenarios.message_columns import (
     find_group,
-    find_hidden,
     find_messages,
     find_verdicts,
     leaves,
     repeats,
 )
 from grpo.scenarios.readers.arrow_file import ArrowFile
-from grpo.scenarios.readers.chat_programs import program_of
+from grpo.scenarios.readers.chat_programs import are_of_programs
 from grpo.scenarios.readers.csv_file import read_rows
 from grpo.scenarios.readers.exchanges import ANSWERS, EXPECTED, QUESTIONS
 from grpo.scenarios.readers.help_desks import PAGES
@@ -208,12 +208,11 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
 
 def _chats_of_a_program(path: Path) -> list[dict[str, Any]]:
     """Settings of an export of a chat program, to which most of its records belong. Empty for every other file."""
-    places = (None, _place_of_records(path)) if _format(path) in ("jsonl", "json") else ()
-    for inside in dict.fromkeys(places):
-        records = _readable(read_objects(path, inside, chats=True))
-        if 2 * sum(program_of(record) is not None for record in records) > len(records):
-            return [{} if inside is None else {"records": inside}]
-    return []
+    records = _readable(read_objects(path, chats=True)) if _format(path) in ("jsonl", "json") else []
+    if are_of_programs(records):
+        return [{}]
+    places = lists_of_objects(records[0]) if len(records) == 1 else ()
+    return [{"records": place} for place in places if are_of_programs(value_at(records[0], place))][:1]
 
 
 def _format(path: Path) -> str:
@@ -387,26 +386,5 @@ def _lists_byspeaker_names(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lists_by_value(path: Path) -> Iterator[dict[str, Any]]:
-    """Settings of a list in which the speakers have common names, at any place and under any key.
-
-    {"Transcript": [{"ParticipantRole": "CUSTOMER", "Content": "Hi"}, …]}
-    → column Transcript, names {role: ParticipantRole, content: Content}
-    """
     record = next(iter(_first_records(path)), {})
-    parts = _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ()
-    places = []
-    for place, items in leaves(record).items():
-        value = parsed(items)
-        if place not in parts and is_list_of_objects(value):
-            inner = [leaves(item) for item in value]
-            columns = None if find_hidden(inner, None) else find_messages(inner)
-            places += [] if columns is None or any(item.get("children") for item in value) else [(place, columns)]
-    if len(places) == 1:
-        ((place, columns),) = places
-        names = {"role": columns.speaker, "content": columns.text}
-        renamed = {field: name for field, name in names.items() if field != name}
-        yield {
-            "column": place,
-            **({"names": renamed} if renamed else {}),
-            **({"tags": columns.tags} if columns.tags else {}),
-        }
+    return list_by_value(record, _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ())

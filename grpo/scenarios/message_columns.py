@@ -188,14 +188,15 @@ def find_exchange(rows: Sequence[Row]) -> tuple[str, str] | None:
 
 
 def find_hidden(rows: Sequence[Row], group: str | None) -> dict[str, list[str]]:
-    """Column and values of the rows that the user does not see: internal notes of a help desk.
+    """Column and values of the rows that the user does not see: internal notes of a help desk, and the conversations
+    of Claude Code with agents of its own.
 
     A conversation has both, those that the user sees and those that are hidden. A column that tells whole conversations
     apart, such as private and business customers, hides nothing.
     """
     for place in dict.fromkeys(place for row in rows for place in row):
         name = folded(place.rpartition(".")[2]).removeprefix("is")
-        if name in ("private", "internal", "public"):
+        if name in ("private", "internal", "public", "sidechain"):
             hidden, known = {*(_FALSE if name == "public" else _TRUE)}, {*_TRUE, *_FALSE, ""}
         elif name in ("type", "messagetype", "visibility", "kind"):
             hidden, known = {*_HIDDEN}, None

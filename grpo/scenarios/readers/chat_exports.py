@@ -6,6 +6,8 @@
     text-generation-webui    {"internal": [["Where is order 7?", "It is lost."]], "visible": [[…]]}
     Chatbox                  {"messages": [{"role", "contentParts": [{"type": "text", "text": …}]}, …]}
     Google AI Studio         {"systemInstruction": {…}, "chunkedPrompt": {"chunks": [{"role", "text"}, …]}}
+    NextChat                 {"mask": {"context": [{"role": "system", "content": …}]}, "messages": […]}
+    Grok                     {"conversation": {…}, "responses": [{"response": {"sender": "human", "message": …}}, …]}
     Character.AI             {"msgs": [{"src": {"is_human": true}, "text": …}, …]}, as the extension CAI Tools saves it
 
 Of several replies to one message, the branch that the program shows is read. A reply that was not finished is not a
@@ -297,3 +299,44 @@ def read_character_ai(data: Mapping[str, Any]) -> Read:
         for message in data["msgs"]
     ]
     return {"messages": messages}, [_settings("Character.AI")]
+
+
+def is_next_chat(data: Mapping[str, Any]) -> bool:
+    """Is this a session of NextChat?"""
+    return _have(value_at(data, "mask.context"), "role", "content") and _have(data.get("messages"), "role", "content")
+
+
+def read_next_chat(data: Mapping[str, Any]) -> Read:
+    """The messages of the session's mask, which the model reads first, and those of the chat."""
+    messages = [
+        {**{key: message[key] for key in ("role", "content")}, **({"weight": 0} if message.get("isError") else {})}
+        for message in (*data["mask"]["context"], *data["messages"])
+    ]
+    return {**_kept(data), "messages": messages}, [_settings("NextChat")]
+
+
+def is_grok(data: Mapping[str, Any]) -> bool:
+    """Is this a conversation of Grok's export of an account?"""
+    return isinstance(data.get("conversation"), Mapping) and _have(data.get("responses"), "response")
+
+
+def read_grok(data: Mapping[str, Any]) -> Read:
+    """The branch of the newest message."""
+    responses = [item["response"] for item in data["responses"]]
+    if not _have(responses, "sender", "message"):
+        raise ValueError("a response has no sender or no message. Export the account again")
+    linked = [
+        {**message, "id": message.get("_id"), "parentId": message.get("parent_response_id")} for message in responses
+    ]
+    branch, has_others = shown_branch(linked)
+    ignored = [_settings("Grok"), *([OTHER_BRANCHES] if has_others else [])]
+    messages = [
+        {
+            "role": str(message["sender"]).lower(),
+            "content": message["message"],
+            **({"attachments": message["file_attachments"]} if message.get("file_attachments") else {}),
+            **({"weight": 0} if message.get("error") else {}),
+        }
+        for message in branch
+    ]
+    return {**_kept(data["conversation"]), "messages": messages}, ignored

@@ -13,7 +13,7 @@ speakers, and are refused with what to do instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +21,19 @@ from grpo.scenarios.readers.chat_exports import (
     is_ai_studio,
     is_character_ai,
     is_chatbox,
+    is_grok,
     is_libre_chat,
     is_llama_cpp,
+    is_next_chat,
     is_open_webui,
     is_text_generation,
     read_ai_studio,
     read_character_ai,
     read_chatbox,
+    read_grok,
     read_libre_chat,
     read_llama_cpp,
+    read_next_chat,
     read_open_webui,
     read_text_generation,
 )
@@ -65,6 +69,11 @@ class Program:
 def program_of(data: Mapping[str, Any]) -> Program | None:
     """The program that a record is from. None for every other record."""
     return next((program for program in PROGRAMS if program.is_record(data)), None)
+
+
+def are_of_programs(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Are most of these records from programs?"""
+    return 2 * sum(program_of(record) is not None for record in records) > len(records)
 
 
 def _read_tree(data: Mapping[str, Any]) -> Read:
@@ -109,6 +118,8 @@ PROGRAMS = (
     Program(name="llama.cpp", is_record=is_llama_cpp, read=read_llama_cpp),
     Program(name="text-generation-webui", is_record=is_text_generation, read=read_text_generation),
     Program(name="Chatbox", is_record=is_chatbox, read=read_chatbox),
+    Program(name="NextChat", is_record=is_next_chat, read=read_next_chat),
+    Program(name="Grok", is_record=is_grok, read=read_grok),
     Program(name="Google AI Studio", is_record=is_ai_studio, read=read_ai_studio),
     Program(name="Character.AI", is_record=is_character_ai, read=read_character_ai),
     Program(name="Glaive", is_record=is_glaive, read=read_glaive, has_demonstrations=True),

@@ -246,6 +246,45 @@ PROGRAM_FILES = (
         }}],
     ),
     ProgramFile(
+        name="DeepSeek",
+        file="conversations.json",
+        known_by="`mapping`, whose messages have `fragments`",
+        reads="the branch of the newest message, fragments of thoughts as reasoning",
+        content=[{"id": "c", "title": "Orders", "mapping": {
+            "root": {"id": "root", "parent": None, "children": ["1"], "message": None},
+            "1": {"id": "1", "parent": "root", "children": ["2", "3"], "message": {
+                "files": [], "model": "m", "fragments": [{"type": "REQUEST", "content": ASKED}]}},
+            "2": {"id": "2", "parent": "1", "children": [], "message": {
+                "files": [], "model": "m", "fragments": [{"type": "RESPONSE", "content": OTHER}]}},
+            "3": {"id": "3", "parent": "1", "children": [], "message": {"files": [], "model": "m", "fragments": [
+                {"type": "THINK", "content": "7?"}, {"type": "RESPONSE", "content": DONE}]}},
+        }}],
+    ),
+    ProgramFile(
+        name="Grok",
+        file="prod-grok-backend.json",
+        known_by="a `conversation` with `responses`",
+        reads="the branch of the newest message",
+        content={"conversations": [{"conversation": {"id": "c", "title": "Orders"}, "responses": [
+            {"response": {"_id": "u", "sender": "human", "message": ASKED}},
+            {"response": {"_id": "a", "parent_response_id": "u", "sender": "ASSISTANT", "message": OTHER}},
+            {"response": {"_id": "b", "parent_response_id": "u", "sender": "ASSISTANT", "message": DONE}},
+        ]}], "projects": [], "tasks": []},
+        records="conversations",
+    ),
+    ProgramFile(
+        name="NextChat",
+        file="Backup-2026-11-20.json",
+        known_by="a `mask` with a `context`",
+        reads="the messages of the mask, and those of the session",
+        content={"chat-next-web-store": {"currentSessionIndex": 0, "sessions": [{"id": "s", "topic": "Orders",
+            "mask": {"context": [{"role": "system", "content": "Be kind."}]}, "messages": [
+                {"id": "1", "role": "user", "content": ASKED, "date": "x"},
+                {"id": "2", "role": "assistant", "content": DONE, "date": "x", "streaming": False}]}]}},
+        records="chat-next-web-store.sessions",
+        context="Be kind.",
+    ),
+    ProgramFile(
         name="OpenAssistant, trees",
         file="trees.jsonl",
         known_by="`prompt` with `replies`",

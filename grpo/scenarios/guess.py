@@ -56,7 +56,7 @@ from grpo.scenarios.readers.json_file import document_items
 from grpo.scenarios.readers.logged_requests import is_exchange
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.places import parsed, value_at
-from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.record_file import column_of_chats, read_objects
 from grpo.scenarios.readers.source_files import TABLES, data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
 from grpo.storage.files import files_below
@@ -295,7 +295,7 @@ def _objects(path: Path) -> Iterator[SourceRecord]:
 def _place_of_records(path: Path) -> str | None:
     """Place of the list of records in a JSON document that is an object and not a record itself, or None.
 
-    It is the only list of objects, or the only one with a usual name.
+    It is the only list of objects, or the only one with messages of several chats, or the only one with a usual name.
     """
     first = next(read_objects(path, chats=True), None) if _format(path) == "json" else None
     if first is None or first.data is None or any(kind not in PAGES for kind, _ in chat_kinds(list(first.data))):
@@ -311,7 +311,8 @@ def _place_of_records(path: Path) -> str | None:
         return None
     places = list(lists_of_objects(document))
     named = [place for place in places if place.rpartition(".")[2] in _RECORD_LISTS]
-    return next((group[0] for group in (places, named) if len(group) == 1), None)
+    of_chats = [place for place in places if column_of_chats(value_at(document, place)) is not None]
+    return next((group[0] for group in (places, of_chats, named) if len(group) == 1), None)
 
 
 def _exchanges(path: Path) -> Iterator[dict[str, Any]]:

@@ -132,13 +132,15 @@ def are_messages(rows: Sequence[Row]) -> bool:
 def find_group(rows: Sequence[Row]) -> str | None:
     """Column of the conversation of a row, by its name. A conversation comes before the session that it is in."""
     places = dict.fromkeys(place for row in rows for place in row)
-    named = [place for place in places if _is_group(folded(place)) and not _is_list(rows, place)]
+    named = [place for place in places if is_group_name(place) and not _is_list(rows, place)]
     return min(
         named, key=lambda place: next(k for k, word in enumerate((*_GROUPS, "")) if word in folded(place)), default=None
     )
 
 
-def _is_group(name: str) -> bool:
+def is_group_name(place: str) -> bool:
+    """Is this the name of a conversation, or of its id?"""
+    name = folded(place)
     return name in _GROUPS or _GROUP.fullmatch(name) is not None
 
 

@@ -42,7 +42,7 @@ from grpo.scenarios.readers.openai_batches import join_batch
 from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
 from grpo.scenarios.readers.places import value_at, without
-from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.record_file import column_of_chats, read_objects
 from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.readers.transcripts import refuse_transcript
 from grpo.scenarios.readers.written_calls import with_written_calls
@@ -128,6 +128,11 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
         data, messages = {**without(messages, "messages"), **data}, messages["messages"]
     _check_count(messages)
     _check_order(messages, settings)
+    if (name := column_of_chats(messages)) is not None:
+        raise ValueError(
+            f"several chats in one list: {name} has several values. Read its messages as rows: kind: json, records: "
+            f"{list_key}, messages: {{group_by: {name}, speaker: …, text: …}}"
+        )
     messages, has_others = shown_branch(messages)
     ignored = [*ignored, *([OTHER_BRANCHES] if has_others else [])]
     messages = openai_messages(messages, settings)

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from grpo.data_errors import LONGEST_LINE
 from grpo.scenarios.logged_chat import MAX_MESSAGES
-from grpo.scenarios.message_columns import find_group, is_time_name, leaves
+from grpo.scenarios.message_columns import find_group, is_group_name, is_time_name, leaves
 from grpo.scenarios.readers.json_file import document_items, item_records, read_jsonl
 from grpo.scenarios.readers.langchain_messages import is_serialized
 from grpo.scenarios.readers.logged_requests import LISTS
@@ -117,14 +117,26 @@ def _is_table(messages: list[dict[str, Any]]) -> bool:
 
     [{"sample": 1, "role": "user", …}, {"sample": 1, "role": "assistant", …}, {"sample": 2, "role": "user", …}, …]
     """
+    return next(_columns_of_chats(messages), None) is not None
+
+
+def column_of_chats(messages: Any) -> str | None:
+    """Column with the name of a conversation that tells several chats of a list apart. None if the list is one chat."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    return next(filter(is_group_name, _columns_of_chats(messages)), None)
+
+
+def _columns_of_chats(messages: list[dict[str, Any]]) -> Iterator[str]:
     speakers: dict[str, dict[str | int, list[str]]] = {}
     for message in messages:
+        speaker = str(message.get("role", message.get("from", message.get("type"))))
         for name, value in message.items():
             if isinstance(value, (str, int)) and not isinstance(value, bool) and not is_time_name(name):
-                speakers.setdefault(name, {}).setdefault(value, []).append(
-                    str(message.get("role", message.get("type")))
-                )
-    return any(_tells_chats_apart(values) for name, values in speakers.items() if name not in _NO_GROUPS)
+                speakers.setdefault(name, {}).setdefault(value, []).append(speaker)
+    for name, values in speakers.items():
+        if name not in _NO_GROUPS and _tells_chats_apart(values):
+            yield name
 
 
 def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:

@@ -211,6 +211,49 @@ def test_the_tree_of_librechat_is_read_like_its_list(tmp_path: Path):
     assert record.data["world"] == {"recorded": [CALL]}
 
 
+TWO_CHATS = [
+    {"id": f"{chat}{role}", "role": role, "content": f"{role} of {chat}", "sessionId": chat, "createdAt": number}
+    for number, (chat, role) in enumerate((chat, role) for chat in "ab" for role in ("user", "assistant"))
+]
+"""Messages of two chats, as LobeChat exports those of all sessions."""
+
+
+def test_a_list_of_messages_of_several_chats_is_read_as_rows(tmp_path: Path):
+    """Each session is a chat of its own."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"state": {"messages": TWO_CHATS, "sessions": [{"id": "a"}, {"id": "b"}]}}))
+    chats = [record.data for record in read_records(guess_source(path)) if record.data is not None]
+    assert [(chat["user_responses"], chat["expected"]["responses"]) for chat in chats] == [
+        (["user of a"], ["assistant of a"]), (["user of b"], ["assistant of b"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["sessionId", "conversation_id", "chat"])
+def test_a_record_with_messages_of_several_chats_is_quarantined(tmp_path: Path, name: str):
+    """Read as one chat, the second user would go on where the first one ended. Another column tells nothing."""
+    messages = [{**message, name: message["sessionId"]} for message in TWO_CHATS]
+    messages = [
+        {key: value for key, value in message.items() if key in ("role", "content", name)} for message in messages
+    ]
+    assert (read(tmp_path, {"messages": messages}).problem or "").startswith(f"several chats in one list: {name} has")
+    numbered = [{"step" if key == name else key: value for key, value in message.items()} for message in messages]
+    assert read(tmp_path, {"messages": numbered}).data is not None
+
+
+def test_what_an_agent_of_claude_code_says_to_its_own_agents_is_left_out(tmp_path: Path):
+    """It is marked as a side chain."""
+    rows = [("user", ASKED, False), ("user", "a task", True), ("assistant", "done", True), ("assistant", DONE, False)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(
+        json.dumps({"sessionId": "s", "isSidechain": side, "type": role, "message": {"role": role, "content": text},
+                    "timestamp": f"2026-11-20T09:00:0{number}Z"})
+        for number, (role, text, side) in enumerate(rows)
+    ))  # fmt: skip
+    (record,) = read_records(guess_source(path))
+    assert record.data is not None, record.problem
+    assert (record.data["user_responses"], record.data["expected"]["responses"]) == ([ASKED], [DONE])
+
+
 @pytest.mark.parametrize(
     "unit",
     [

@@ -10,8 +10,8 @@
     Grok                     {"conversation": {…}, "responses": [{"response": {"sender": "human", "message": …}}, …]}
     Character.AI             {"msgs": [{"src": {"is_human": true}, "text": …}, …]}, as the extension CAI Tools saves it
 
-Of several replies to one message, the branch that the program shows is read. A reply that was not finished is not a
-reference.
+Of several replies to one message, the branch that the program shows is read. A reply that was not finished, or that the
+user rated as bad, is not a reference.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def _of_open_webui(node: Mapping[str, Any], number: int) -> Iterator[dict[str, A
         position = end + len(_END_OF_DETAILS)
     parts.append({"type": "text", "text": text[position:].lstrip() if position else text})
     content = [part for part in parts if part["type"] != "text" or part["text"].strip()]
-    yield {**kept, "content": content, **({"weight": 0} if node.get("done") is False else {})}
+    is_unlearned = node.get("done") is False or value_at(node, "annotation.rating") == -1
+    yield {**kept, "content": content, **({"weight": 0} if is_unlearned else {})}
 
 
 def _of_details(kind: str, attributes: str, text: str, number: int) -> list[dict[str, Any]]:
@@ -136,14 +137,16 @@ def read_libre_chat(data: Mapping[str, Any]) -> Read:
 def _of_libre_chat(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     parts = [part for item in content for part in _part_of_libre_chat(item)] if isinstance(content, list) else []
-    is_cut = any(message.get(name) is True for name in ("error", "unfinished")) or (
-        message.get("finish_reason") in _CUT_OFF
+    is_unlearned = (
+        any(message.get(name) is True for name in ("error", "unfinished"))
+        or message.get("finish_reason") in _CUT_OFF
+        or value_at(message, "feedback.rating") == "thumbsDown"
     )
     return {
         "role": "user" if message.get("isCreatedByUser") is True else "assistant",
         "content": parts or message.get("text"),
         **{key: message[key] for key in ("files", "attachments") if key in message},
-        **({"weight": 0} if is_cut else {}),
+        **({"weight": 0} if is_unlearned else {}),
     }
 
 

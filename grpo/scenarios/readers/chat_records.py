@@ -53,6 +53,8 @@ _FIRST_LISTS = {"openai_messages": ("messages",), "sharegpt": ("conversations",)
 """Key under which a format has its list of messages. It is looked up before the others."""
 _LABELS = ("label", "kto_tag")
 """Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
+_RATINGS = {"good": True, "bad": False}
+"""Values of `rating` in AnythingLLM's exports. Other values, such as a number of stars, are not labels."""
 _PLACE_KEYS = ("id", "metadata", "custom_id")
 _LONGEST_DURATION = 10**8  # seconds, which are three years. The time of a message is more of them since 1970
 _UNREAD = {name: reason for name, reason in RECORD.items() if reason} | dict.fromkeys(_PLACE_KEYS, "")
@@ -91,6 +93,8 @@ def _labels(data: Mapping[str, Any], settings: ChatSettings) -> dict[str, bool]:
     """Labels of the last reply, unless the settings name these keys for something else: is it desired?"""
     own = (settings.column, *settings.names.values())
     truths = {name: _truth(data.get(name)) for name in _LABELS if name not in own}
+    if "rating" not in own:
+        truths["rating"] = _RATINGS.get(str(data.get("rating")).lower())
     return {name: desired for name, desired in truths.items() if desired is not None}
 
 

@@ -211,6 +211,20 @@ def test_the_tree_of_librechat_is_read_like_its_list(tmp_path: Path):
     assert record.data["world"] == {"recorded": [CALL]}
 
 
+@pytest.mark.parametrize("rating", ["Open WebUI", "LibreChat"])
+def test_a_reply_that_the_user_rated_as_bad_is_no_reference(tmp_path: Path, rating: str):
+    """Both programs store thumbs at the message."""
+    (program,) = [program for program in PROGRAM_FILES if program.name == rating]
+    content = json.loads(program.text())
+    if rating == "Open WebUI":
+        content[0]["chat"]["history"]["messages"]["b"]["annotation"] = {"rating": -1}
+    else:
+        content["messages"][-1]["feedback"] = {"rating": "thumbsDown"}
+    record = read(tmp_path, content)
+    assert record.data is not None, record.problem
+    assert (record.data["user_responses"], record.data["expected"]) == ([ASKED], {"responses": []})
+
+
 TWO_CHATS = [
     {"id": f"{chat}{role}", "role": role, "content": f"{role} of {chat}", "sessionId": chat, "createdAt": number}
     for number, (chat, role) in enumerate((chat, role) for chat in "ab" for role in ("user", "assistant"))

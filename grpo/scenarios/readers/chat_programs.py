@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from grpo.data_errors import excerpt
 from grpo.scenarios.readers.chat_exports import (
     is_ai_studio,
     is_character_ai,
@@ -39,6 +40,7 @@ from grpo.scenarios.readers.chat_exports import (
 )
 from grpo.scenarios.readers.glaive import is_glaive, read_glaive
 from grpo.scenarios.readers.lm_studio import is_lm_studio, read_lm_studio
+from grpo.scenarios.readers.message_links import OTHER_BRANCHES as OTHER_REPLIES
 from grpo.scenarios.readers.message_tree import (
     END,
     OTHER_BRANCHES,
@@ -46,6 +48,7 @@ from grpo.scenarios.readers.message_tree import (
     TREE,
     best_branch_of,
     branch_of,
+    is_chat_tree,
     is_reply_tree,
 )
 from grpo.scenarios.readers.silly_tavern import is_silly_tavern, read_silly_tavern
@@ -78,7 +81,10 @@ def are_of_programs(records: Sequence[Mapping[str, Any]]) -> bool:
 
 def _read_tree(data: Mapping[str, Any]) -> Read:
     given = {key: value for key, value in data.items() if key not in (TREE, END)}
-    return {**given, "messages": branch_of(data)}, []
+    messages = branch_of(data)
+    parents = [node.get("parent") for node in data[TREE].values() if isinstance(node, Mapping)]
+    parents = [excerpt(parent) for parent in parents if parent is not None]
+    return {**given, "messages": messages}, [] if len({*parents}) == len(parents) else [OTHER_REPLIES]
 
 
 def _read_reply_tree(data: Mapping[str, Any]) -> Read:
@@ -109,7 +115,7 @@ def _refuse_story(data: Mapping[str, Any]) -> Read:
 
 
 PROGRAMS = (
-    Program(name="ChatGPT", is_record=lambda data: TREE in data and "messages" not in data, read=_read_tree),
+    Program(name="ChatGPT", is_record=is_chat_tree, read=_read_tree),
     Program(name="OpenAssistant", is_record=is_reply_tree, read=_read_reply_tree),
     Program(name="LM Studio", is_record=is_lm_studio, read=read_lm_studio),
     Program(name="SillyTavern", is_record=is_silly_tavern, read=read_silly_tavern),

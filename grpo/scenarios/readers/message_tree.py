@@ -37,6 +37,18 @@ _FRAGMENTS = ("REQUEST", "THINK", "RESPONSE")
 _SHOWN = 80  # characters of a value in a reason
 
 
+def is_chat_tree(data: Mapping[str, Any]) -> bool:
+    """Is this record a tree of ChatGPT or DeepSeek? A table may have a column of the same name."""
+    nodes = data.get(TREE)
+    return TREE in data and (
+        END in data or (isinstance(nodes, Mapping) and bool(nodes) and all(map(_is_node, nodes.values())))
+    )
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Mapping) and "message" in value and "parent" in value
+
+
 def branch_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Messages in OpenAI's format from the root to `current_node`. Raises `ValueError` if the tree is broken."""
     nodes = data[TREE]

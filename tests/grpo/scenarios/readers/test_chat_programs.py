@@ -175,7 +175,7 @@ def test_a_list_of_such_lines_and_chub_s_texts_are_read_too(tmp_path: Path):
     assert record.data["world"] == {"recorded": [CALL]}
 
 
-@pytest.mark.parametrize("other", [{"mapping": {"a": "b"}}, {"history": {}}, {"data_visible": 1}, {"user_name": "Ann"}])
+@pytest.mark.parametrize("other", [{"mapping": {"a": "b"}}, {"data_visible": 1}, {"user_name": "Ann"}])
 def test_a_question_next_to_a_key_of_a_program_is_read_as_before(tmp_path: Path, other: dict[str, Any]):
     """A key of the same name does not suffice."""
     path = tmp_path / "a.jsonl"

@@ -25,7 +25,7 @@ from grpo.renderers.encoding import Place, any_of, control_tokens, text_encoder
 from grpo.renderers.placeholders import MessageShape, fill, history_shape, shape_of, slots_in, texts_of
 from grpo.renderers.reply_format import Progress
 from grpo.renderers.reply_grammar import ReplyShape, reply_grammar
-from grpo.renderers.template import ChatTemplate, TemplateFailure
+from grpo.renderers.template import ChatTemplate, TemplateFailure, TemplateTimeout
 from grpo.renderers.template_choice import Variant, find_variant, remedies, source_of
 from grpo.renderers.template_patches import FORMS, Form
 from grpo.renderers.trial import conversations_to_go_on
@@ -92,7 +92,7 @@ class Renderer:
             template = self._template.with_tools((tool,))
             try:
                 template.render(tuple(map(shape_of, _AFTER)), True)
-            except TemplateFailure as failure:
+            except (TemplateFailure, TemplateTimeout) as failure:
                 cause = failure.__cause__
                 raise template.failure(
                     f"fails on the schema of the tool {tool.name}: {type(cause).__name__}: {cause}. Simplify it: one "

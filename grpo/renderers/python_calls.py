@@ -55,17 +55,36 @@ def _listed(text: str) -> list[ast.expr]:
 
 
 def _python_call(node: ast.expr) -> ToolCall:
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("not a call with keyword arguments")
-    arguments = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg is not None}
-    return ToolCall(name=ast.unparse(node.func), arguments=arguments)
+    if not isinstance(node, ast.Call):
+        raise ValueError("not a call")
+    return ToolCall(name=ast.unparse(node.func), arguments=literal_arguments(node))
+
+
+def literal_arguments(call: ast.Call) -> dict[str, Any]:
+    """Arguments of a call by their names. Raises `ValueError` if one has no name, comes twice or is not a literal."""
+    if call.args:
+        raise ValueError("an argument has no name")
+    arguments: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg in arguments:
+            raise ValueError(f"the argument {keyword.arg} comes twice" if keyword.arg else "an argument has no name")
+        arguments[keyword.arg] = _literal(keyword.value)
+    return arguments
 
 
 def _literal(node: ast.expr) -> Any:
-    """Value of a literal, in Python or JSON."""
+    """Value of a literal, in Python or JSON. Raises `ValueError` if a key of an object comes twice."""
+    for inner in ast.walk(node):
+        keys = [key.value for key in inner.keys if isinstance(key, ast.Constant)] if isinstance(inner, ast.Dict) else []
+        if len({*keys}) < len(keys):
+            raise ValueError("a key of an object comes twice")
 
     class Constants(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.expr:
             return ast.Constant(_CONSTANTS[name.id]) if name.id in _CONSTANTS else name
 
-    return as_json(ast.literal_eval(Constants().visit(node)))
+    try:
+        value = ast.literal_eval(Constants().visit(node))
+    except ValueError as error:
+        raise ValueError(f"not a literal: {ast.unparse(node)[:SHOWN]}") from error
+    return as_json(value)

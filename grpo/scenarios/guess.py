@@ -32,6 +32,7 @@ from grpo.scenarios.guess_tables import (
     first_name,
     is_list_of_objects,
     is_whole_chat,
+    list_by_value,
     lists_of_objects,
     speaker_names,
     table_settings,
@@ -41,13 +42,13 @@ from grpo.scenarios.guess_tables import (
 from grpo.scenarios.ingest import QUARANTINE_FILE, SCENARIOS_FILE, ingest
 from grpo.scenarios.message_columns import (
     find_group,
-    find_hidden,
     find_messages,
     find_verdicts,
     leaves,
     repeats,
 )
 from grpo.scenarios.readers.arrow_file import ArrowFile
+from grpo.scenarios.readers.chat_programs import are_of_programs
 from grpo.scenarios.readers.csv_file import read_rows
 from grpo.scenarios.readers.exchanges import ANSWERS, EXPECTED, QUESTIONS
 from grpo.scenarios.readers.help_desks import PAGES
@@ -55,7 +56,7 @@ from grpo.scenarios.readers.json_file import document_items
 from grpo.scenarios.readers.logged_requests import is_exchange
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.places import parsed, value_at
-from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.record_file import column_of_chats, read_objects
 from grpo.scenarios.readers.source_files import TABLES, data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
 from grpo.storage.files import files_below
@@ -179,6 +180,8 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
     if path.is_dir():
         ways: tuple[dict[str, Any], ...] = ({}, {"chat": {}}, {"chat": {"kind": "alpaca"}})
         return [{"kind": "huggingface", **place, **way} for way in ways]
+    if programs := _chats_of_a_program(path):
+        return [{"kind": "openai_messages", **place, **settings} for settings in programs]
     rows = _rows(path)
     names = [name for name in _names(path) if name not in find_verdicts(rows)]
     if (kind := _format(path)) not in ("jsonl", "json"):
@@ -201,6 +204,15 @@ def _candidates(path: Path) -> list[dict[str, Any]]:
         *({"kind": "input_output", **place, **more} for more in _exchanges(path)),
         *({"kind": "openai_messages", **place, **more} for more in _lists_by_value(path)),
     ]
+
+
+def _chats_of_a_program(path: Path) -> list[dict[str, Any]]:
+    """Settings of an export of a chat program, to which most of its records belong. Empty for every other file."""
+    records = _readable(read_objects(path, chats=True)) if _format(path) in ("jsonl", "json") else []
+    if are_of_programs(records):
+        return [{}]
+    places = lists_of_objects(records[0]) if len(records) == 1 else ()
+    return [{"records": place} for place in places if are_of_programs(value_at(records[0], place))][:1]
 
 
 def _format(path: Path) -> str:
@@ -283,7 +295,7 @@ def _objects(path: Path) -> Iterator[SourceRecord]:
 def _place_of_records(path: Path) -> str | None:
     """Place of the list of records in a JSON document that is an object and not a record itself, or None.
 
-    It is the only list of objects, or the only one with a usual name.
+    It is the only list of objects, or the only one with messages of several chats, or the only one with a usual name.
     """
     first = next(read_objects(path, chats=True), None) if _format(path) == "json" else None
     if first is None or first.data is None or any(kind not in PAGES for kind, _ in chat_kinds(list(first.data))):
@@ -299,7 +311,8 @@ def _place_of_records(path: Path) -> str | None:
         return None
     places = list(lists_of_objects(document))
     named = [place for place in places if place.rpartition(".")[2] in _RECORD_LISTS]
-    return next((group[0] for group in (places, named) if len(group) == 1), None)
+    of_chats = [place for place in places if column_of_chats(value_at(document, place)) is not None]
+    return next((group[0] for group in (places, of_chats, named) if len(group) == 1), None)
 
 
 def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
@@ -374,26 +387,5 @@ def _lists_byspeaker_names(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _lists_by_value(path: Path) -> Iterator[dict[str, Any]]:
-    """Settings of a list in which the speakers have common names, at any place and under any key.
-
-    {"Transcript": [{"ParticipantRole": "CUSTOMER", "Content": "Hi"}, …]}
-    → column Transcript, names {role: ParticipantRole, content: Content}
-    """
     record = next(iter(_first_records(path)), {})
-    parts = _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ()
-    places = []
-    for place, items in leaves(record).items():
-        value = parsed(items)
-        if place not in parts and is_list_of_objects(value):
-            inner = [leaves(item) for item in value]
-            columns = None if find_hidden(inner, None) else find_messages(inner)
-            places += [] if columns is None or any(item.get("children") for item in value) else [(place, columns)]
-    if len(places) == 1:
-        ((place, columns),) = places
-        names = {"role": columns.speaker, "content": columns.text}
-        renamed = {field: name for field, name in names.items() if field != name}
-        yield {
-            "column": place,
-            **({"names": renamed} if renamed else {}),
-            **({"tags": columns.tags} if columns.tags else {}),
-        }
+    return list_by_value(record, _PARTS_OF_CHATS if {*_INPUTS, *QUESTIONS} & {*record} else ())

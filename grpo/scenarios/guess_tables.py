@@ -238,3 +238,27 @@ def is_whole_chat(value: Any) -> bool:
         return is_list_of_objects(value) and find_messages([leaves(item) for item in value]) is not None
     speakers = [who for item in value if (who := item.get(names["role"])) not in ("system", "developer")]
     return bool(speakers[-1] != speakers[0])
+
+
+def list_by_value(record: Mapping[str, Any], parts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Settings of a list in which the speakers have common names, at any place but `parts` and under any key.
+
+    {"Transcript": [{"ParticipantRole": "CUSTOMER", "Content": "Hi"}, …]}
+    → column Transcript, names {role: ParticipantRole, content: Content}
+    """
+    places = []
+    for place, items in leaves(record).items():
+        value = parsed(items)
+        if place not in parts and is_list_of_objects(value):
+            inner = [leaves(item) for item in value]
+            columns = None if find_hidden(inner, None) else find_messages(inner)
+            places += [] if columns is None or any(item.get("children") for item in value) else [(place, columns)]
+    if len(places) == 1:
+        ((place, columns),) = places
+        names = {"role": columns.speaker, "content": columns.text}
+        renamed = {field: name for field, name in names.items() if field != name}
+        yield {
+            "column": place,
+            **({"names": renamed} if renamed else {}),
+            **({"tags": columns.tags} if columns.tags else {}),
+        }

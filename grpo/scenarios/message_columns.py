@@ -132,13 +132,15 @@ def are_messages(rows: Sequence[Row]) -> bool:
 def find_group(rows: Sequence[Row]) -> str | None:
     """Column of the conversation of a row, by its name. A conversation comes before the session that it is in."""
     places = dict.fromkeys(place for row in rows for place in row)
-    named = [place for place in places if _is_group(folded(place)) and not _is_list(rows, place)]
+    named = [place for place in places if is_group_name(place) and not _is_list(rows, place)]
     return min(
         named, key=lambda place: next(k for k, word in enumerate((*_GROUPS, "")) if word in folded(place)), default=None
     )
 
 
-def _is_group(name: str) -> bool:
+def is_group_name(place: str) -> bool:
+    """Is this the name of a conversation, or of its id?"""
+    name = folded(place)
     return name in _GROUPS or _GROUP.fullmatch(name) is not None
 
 
@@ -188,14 +190,15 @@ def find_exchange(rows: Sequence[Row]) -> tuple[str, str] | None:
 
 
 def find_hidden(rows: Sequence[Row], group: str | None) -> dict[str, list[str]]:
-    """Column and values of the rows that the user does not see: internal notes of a help desk.
+    """Column and values of the rows that the user does not see: internal notes of a help desk, and the conversations
+    of Claude Code with agents of its own.
 
     A conversation has both, those that the user sees and those that are hidden. A column that tells whole conversations
     apart, such as private and business customers, hides nothing.
     """
     for place in dict.fromkeys(place for row in rows for place in row):
         name = folded(place.rpartition(".")[2]).removeprefix("is")
-        if name in ("private", "internal", "public"):
+        if name in ("private", "internal", "public", "sidechain"):
             hidden, known = {*(_FALSE if name == "public" else _TRUE)}, {*_TRUE, *_FALSE, ""}
         elif name in ("type", "messagetype", "visibility", "kind"):
             hidden, known = {*_HIDDEN}, None

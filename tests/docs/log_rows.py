@@ -98,11 +98,11 @@ RECORDS = (
         ),
     ),
     RecordRow(
-        part="`label: false`, `kto_tag: false`, or 0",
+        part="`label: false`, `kto_tag: false`, or 0, `rating: BAD`",
         becomes="the agent's last reply is no reference",
         samples=tuple(
             Sample(record=_messages(A, **label), fields={"expected.responses": []})
-            for label in ({"label": False}, {"kto_tag": False}, {"label": 0}, {"kto_tag": 0})
+            for label in ({"label": False}, {"kto_tag": False}, {"label": 0}, {"kto_tag": 0}, {"rating": "BAD"})
         ),
     ),
     RecordRow(
@@ -281,7 +281,10 @@ GUESSES = (
     ),
     GuessRow(
         guess="leaves rows out (`without`)",
-        condition="a conversation has rows that a column marks as notes or as not public, and others",
+        condition=(
+            "a conversation has rows that a column marks as notes, as not public, or as `isSidechain` (Claude Code), "
+            "and others"
+        ),
         rows=ROWS["Crisp"],
         settings={"messages.without": {"type": ["note"]}},
     ),

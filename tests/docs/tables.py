@@ -17,6 +17,7 @@ from tests.command_lines import commands
 from tests.docs.log_rows import DESKS, FIELDS, GUESSES, RECORDS
 from tests.grpo.scenarios.chat_samples import FORMATS
 from tests.grpo.scenarios.export_samples import CALL_EXPORTS, EXPORTS, Export
+from tests.grpo.scenarios.program_samples import PROGRAM_FILES
 from tests.places import ROOT
 
 PAGES = ("commands.md", "logs.md", "scenarios.md")
@@ -64,6 +65,10 @@ def _of_logs() -> tuple[Table, ...]:
     exports = (*(export for export in EXPORTS if export.in_table), *CALL_EXPORTS)
     return (
         Table(head=("format", "is known by"), rows=tuple((form.name, form.known_by) for form in FORMATS)),
+        Table(
+            head=("chat program", "is known by", "what is read"),
+            rows=tuple((program.name, program.known_by, program.reads) for program in PROGRAM_FILES),
+        ),
         Table(
             head=("export", "settings besides `kind: input_output`"),
             rows=tuple((export.name, settings_in_words(export)) for export in exports),

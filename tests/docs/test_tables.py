@@ -19,6 +19,7 @@ from tests.benchmarks.page import Table
 from tests.docs.log_rows import DESKS, FIELDS, GUESSES, LOG, RECORDS, GuessRow, RecordRow, Sample
 from tests.docs.tables import PAGES, page_text, rewritten
 from tests.grpo.scenarios.chat_samples import ASKED, DONE, FORMATS, Format
+from tests.grpo.scenarios.program_samples import PROGRAM_FILES, ProgramFile
 from tests.places import ROOT
 
 
@@ -83,6 +84,13 @@ def test_a_format_is_known_by_the_words_of_its_row(tmp_path: Path, form: Format)
         assert record.data["expected"]["responses"][0].endswith(DONE)
     for chat in form.quarantined:
         assert _read(tmp_path, chat).problem is not None
+
+
+@pytest.mark.parametrize("program", PROGRAM_FILES, ids=lambda program: program.name)
+def test_a_program_is_known_by_the_words_of_its_row(program: ProgramFile):
+    """Each word in quotes is in its file, or is another name of what is in its file."""
+    known = {*_words(program.content), "data", "data_visible"}
+    assert {*re.findall(r"`([^`]+)`", f"{program.known_by} {program.reads}")} - known == set()
 
 
 def test_each_help_desk_has_a_row():

@@ -5,6 +5,7 @@
     Gemini      {"functionCall": {"name", "args"}}, {"functionResponse": {"name", "response"}}, in `parts`
     AI SDK      {"type": "tool-call", "toolCallId", "toolName", "input"}, {"type": "tool-result", …, "output"}
     OTel GenAI  {"type": "tool_call", "id", "name", "arguments"}, {"type": "tool_call_response", "id", "response"}
+    LM Studio   {"type": "toolCallRequest", "callId", "name", "parameters"}, {"type": "toolCallResult", "callId", …}
 
 These APIs have calls, results and reasoning as parts of a message's content. A message with such parts becomes OpenAI's
 messages: the results of a user's message come first, as messages of the role tool. Other parts, e.g. pictures, stay as
@@ -21,20 +22,21 @@ from grpo.data_errors import excerpt
 from grpo.scenarios.readers.message_items import rewrite_items
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-_CALLS = ("tool_use", "tool-call", "tool_call", "toolUse", "functionCall", "function_call")
+_CALLS = ("tool_use", "tool-call", "tool_call", "toolUse", "toolCallRequest", "functionCall", "function_call")
 _RESULTS = (
     "tool_result",
     "tool_call_result",
     "tool-result",
     "tool_call_response",
     "toolResult",
+    "toolCallResult",
     "functionResponse",
     "function_response",
 )
 _REASONING = ("thinking", "redacted_thinking", "reasoning", "reasoningContent")
-_IDS = ("id", "tool_use_id", "toolCallId", "toolUseId")
+_IDS = ("id", "tool_use_id", "toolCallId", "toolUseId", "callId")
 _NAMES = ("name", "toolName", "tool_name")
-_ARGUMENTS = ("input", "args", "arguments")
+_ARGUMENTS = ("input", "args", "arguments", "parameters")
 _OUTPUTS = ("output", "content", "response", "result")
 _SHOWN_ONLY = ("step-start",)
 """Parts of AI SDK's messages that only tell a page where a step begins."""
@@ -258,8 +260,8 @@ def _kind(part: Any) -> str | None:
 
 
 def _body(part: Mapping[str, Any], kind: str | None) -> Mapping[str, Any]:
-    """Fields of a part, which Bedrock and Gemini have one level deeper."""
-    inner = part.get(kind) if kind is not None and "type" not in part else None
+    """Fields of a part, which Bedrock, Gemini and LM Studio have one level deeper."""
+    inner = part.get(kind) if kind is not None else None
     return inner if isinstance(inner, Mapping) else part
 
 

@@ -27,6 +27,7 @@ from grpo.scenarios.readers.langchain_messages import is_serialized, openai_mess
 from grpo.scenarios.readers.message_items import rewrite_items
 from grpo.scenarios.readers.places import value_at, without
 from grpo.scenarios.readers.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
+from grpo.scenarios.readers.written_calls import closing_bracket, listed_tools, literal_value
 
 _TAGS = {
     **SPEAKERS,
@@ -75,25 +76,29 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(text, str | None) for text in value)
 
 
-def tools_in_prompt(messages: Any) -> list[Any] | None:
-    """Tools in the system prompt, as Hermes writes them. None if there are none.
+def tools_in_prompt(prompt: Any) -> list[Any] | None:
+    """Tools in the system prompt, as Hermes and ToolACE write them. None if there are none.
 
     You may call functions. <tools> [{"type": "function", …}] </tools>
+    Here is a list of functions that you can invoke: [{"name": "look_up", "parameters": {…}}]
+
+    `prompt` is the text, or the messages of which it may be the first.
     """
-    if not isinstance(messages, list) or not messages or not isinstance(messages[0], Mapping):
-        return None
-    role, text = messages[0].get("role"), messages[0].get("content")
-    if role != "system" or not isinstance(text, str):
+    text = prompt
+    if isinstance(prompt, list):
+        first = prompt[0] if prompt and isinstance(prompt[0], Mapping) else {}
+        text = first.get("content") if first.get("role") == "system" else None
+    if not isinstance(text, str):
         return None
     start = text.rfind(_TOOLS) + len(_TOOLS)
     inside, closed, _ = text[start:].partition(_END_OF_TOOLS)
     if start < len(_TOOLS) or not closed or not inside.strip():
-        return None
+        return listed_tools(text)
     value = _json(inside)
     if value is None:
         value = [_json(line) for line in inside.splitlines() if line.strip()]
     tools = value if isinstance(value, list) else [value]
-    return tools if tools and all(isinstance(tool, dict) for tool in tools) else None
+    return tools if tools and all(isinstance(tool, dict) for tool in tools) else listed_tools(inside)
 
 
 def _messages(turn: Any, number: int, settings: ChatSettings) -> Iterator[Any]:
@@ -186,13 +191,29 @@ def _mark_in(text: Any) -> str | None:
 
 def _tagged_calls(text: str, number: int) -> dict[str, Any]:
     """Content and calls of a text with `<tool_call>` or another mark. If prose only mentions it, it stays text."""
-    parsed = _WRITTEN[_mark_in(text) or TOOL_CALL_OPEN].parse(text, ())
+    mark = _mark_in(text) or TOOL_CALL_OPEN
+    parsed = _WRITTEN[mark].parse(_with_json_calls(text, mark), ())
     if parsed.malformed is not None:
         raise ValueError(f"tool call in the text is malformed: message {number}: {parsed.malformed}")
     if not parsed.calls:
         return {"content": text, "tool_calls": None}
     calls = [{"function": {"name": call.name, "arguments": dict(call.arguments)}} for call in parsed.calls]
     return {"content": parsed.content.strip() or None, "tool_calls": calls}
+
+
+def _with_json_calls(text: str, mark: str) -> str:
+    """The text with JSON in the place of calls that are objects of Python, as Hermes' and Glaive's data sets have them.
+
+    <tool_call> {'name': 'look_up', 'arguments': {'order': '7'}} </tool_call>
+    """
+    parts = text.split(mark)
+    for number, part in enumerate(parts[1:], start=1):
+        start = len(part) - len(part.lstrip())
+        end = closing_bracket(part, start + 1) if part.startswith("{", start) else None
+        value = literal_value(part[start:end]) if end is not None and _json(part[start:end]) is None else None
+        if isinstance(value, dict) and "name" in value:
+            parts[number] = f"{part[:start]}{_text(value)}{part[end:]}"
+    return mark.join(parts)
 
 
 def _results(text: str) -> Iterator[str]:

@@ -4,7 +4,8 @@
                         {"request": {"messages": […], "tools": […]}, "response": {"choices": [{"message": {…}}]}}
                         {"custom_id": "a", "method": "POST", "url": …, "body": {"messages": […]}}     input of a batch
                         {"custom_id": "a", "response": {"body": {"choices": […]}}}   output, joined with its input
-                        {"mapping": {…}, "current_node": "d"}    a tree, see `grpo.scenarios.readers.message_tree`
+                        {"mapping": {…}, "current_node": "d"}, and other exports of chat programs, see
+                        `grpo.scenarios.readers.chat_programs`
     sharegpt            {"conversations": [{"from": "human", "value": "Where is order 7?"}, …], "system": …, "tools": …}
     alpaca              {"instruction": "Translate.", "input": "Hallo", "output": "Hello", "history": [["…", "…"]]}
     prompt_completion   {"prompt": "2 + 2?", "completion": "4"}, or lists of messages
@@ -33,24 +34,18 @@ from grpo.scenarios.logged_chat import MAX_MESSAGES, ChatOrigin, LoggedChat, Log
 from grpo.scenarios.message_columns import is_time_name
 from grpo.scenarios.readers.api_dialects import rewrite_record, rewrite_reply
 from grpo.scenarios.readers.chat_dialects import openai_messages, tools_in_prompt
+from grpo.scenarios.readers.chat_programs import program_of
 from grpo.scenarios.readers.exchanges import read_exchange
 from grpo.scenarios.readers.logged_requests import LISTS, with_request
-from grpo.scenarios.readers.message_tree import (
-    END,
-    OTHER_BRANCHES,
-    ROOT,
-    TREE,
-    best_branch_of,
-    branch_of,
-    is_reply_tree,
-)
+from grpo.scenarios.readers.message_links import OTHER_BRANCHES, shown_branch
 from grpo.scenarios.readers.openai_batches import join_batch
 from grpo.scenarios.readers.openai_fields import RECORD, REQUEST, left_out
 from grpo.scenarios.readers.openai_format import parse_messages, parse_tools, reply_of, with_reply
 from grpo.scenarios.readers.places import value_at, without
-from grpo.scenarios.readers.record_file import read_objects
+from grpo.scenarios.readers.record_file import column_of_chats, read_objects
 from grpo.scenarios.readers.speakers import SPEAKERS, speaker_name
 from grpo.scenarios.readers.transcripts import refuse_transcript
+from grpo.scenarios.readers.written_calls import with_written_calls
 from grpo.scenarios.records import Converted, SourceRecord, convert_record, record_name
 from grpo.scenarios.times import instant
 
@@ -58,6 +53,8 @@ _FIRST_LISTS = {"openai_messages": ("messages",), "sharegpt": ("conversations",)
 """Key under which a format has its list of messages. It is looked up before the others."""
 _LABELS = ("label", "kto_tag")
 """Labels of a reply as desired or undesired, as TRL and LLaMA-Factory write them for KTO."""
+_RATINGS = {"good": True, "bad": False}
+"""Values of `rating` in AnythingLLM's exports. Other values, such as a number of stars, are not labels."""
 _PLACE_KEYS = ("id", "metadata", "custom_id")
 _LONGEST_DURATION = 10**8  # seconds, which are three years. The time of a message is more of them since 1970
 _UNREAD = {name: reason for name, reason in RECORD.items() if reason} | dict.fromkeys(_PLACE_KEYS, "")
@@ -96,6 +93,8 @@ def _labels(data: Mapping[str, Any], settings: ChatSettings) -> dict[str, bool]:
     """Labels of the last reply, unless the settings name these keys for something else: is it desired?"""
     own = (settings.column, *settings.names.values())
     truths = {name: _truth(data.get(name)) for name in _LABELS if name not in own}
+    if "rating" not in own:
+        truths["rating"] = _RATINGS.get(str(data.get("rating")).lower())
     return {name: desired for name, desired in truths.items() if desired is not None}
 
 
@@ -118,16 +117,12 @@ def _without_last_reply(chat: LoggedChat, label: str) -> LoggedChat:
 
 def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     ignored: list[str] = []
+    program = program_of(data) if settings.column is None else None
+    if program is not None:
+        data, ignored = program.read(data)
     data = rewrite_record(data)
-    if settings.column is None:
+    if settings.column is None and program is None:
         data, ignored = with_request(data, settings)
-    if settings.column is None and TREE in data:
-        given = {key: value for key, value in data.items() if key not in (TREE, END)}
-        data = {**given, "messages": branch_of(data)}
-    if settings.column is None and is_reply_tree(data):
-        messages, has_others = best_branch_of(data)
-        data = {**{key: value for key, value in data.items() if key != ROOT}, "messages": messages}
-        ignored += [OTHER_BRANCHES] if has_others else []
     list_key = _list_key(data, settings)
     if list_key is None:
         chat = _logged_chat(data, settings)
@@ -137,16 +132,25 @@ def _messages_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
         data, messages = {**without(messages, "messages"), **data}, messages["messages"]
     _check_count(messages)
     _check_order(messages, settings)
+    if (name := column_of_chats(messages)) is not None:
+        raise ValueError(
+            f"several chats in one list: {name} has several values. Read its messages as rows: kind: json, records: "
+            f"{list_key}, messages: {{group_by: {name}, speaker: …, text: …}}"
+        )
+    messages, has_others = shown_branch(messages)
+    ignored = [*ignored, *([OTHER_BRANCHES] if has_others else [])]
     messages = openai_messages(messages, settings)
     tools = _named(data, "tools", settings)
     functions = data.get("functions")
     ignored += left_out(_but(_UNREAD, *settings.names.values(), "tools", "functions", "system"), data, "record", "")
-    parsed = (*_system(data, settings), *parse_messages(messages))
-    declared = tools if tools is not None else functions if functions is not None else tools_in_prompt(messages)
+    system = _system(data, settings)
+    declared = tools if tools is not None else functions
+    if declared is None:
+        declared = tools_in_prompt(system[0].content if system else messages)
     return LoggedChat(
-        messages=parsed,
+        messages=(*system, *parse_messages(with_written_calls(messages, declared))),
         tools=parse_tools(declared, ignored),
-        ends_with_expected_call=True,
+        ends_with_expected_call=program is None or program.has_demonstrations,
         ignored=tuple(ignored),
     )
 
@@ -236,8 +240,9 @@ def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     _check_count(turns)
     table = _but(_UNREAD, prompt_key, completion_key, *settings.names.values(), "tools", "system")
     ignored += left_out(table, data, "record", "")
-    messages = openai_messages(turns, settings)
-    tools = parse_tools(_named(data, "tools", settings), ignored)
+    declared = _named(data, "tools", settings)
+    messages = with_written_calls(openai_messages(turns, settings), declared)
+    tools = parse_tools(declared, ignored)
     parsed = (*_system(data, settings), *parse_messages(messages))
     return LoggedChat(messages=parsed, tools=tools, ends_with_expected_call=True, ignored=tuple(ignored))
 

@@ -1,4 +1,4 @@
-"""Messages of a chat that is stored as a tree: in ChatGPT's export of an account's data, and in OpenAssistant's trees.
+"""Messages of a chat that is stored as a tree: in ChatGPT's and DeepSeek's exports, and in OpenAssistant's trees.
 
     {"id": "x", "current_node": "d", "mapping": {
         "b": {"parent": "a", "children": ["c", "d"], "message": {"author": {"role": "user"}, "content": {
@@ -6,6 +6,11 @@
 
     {"message_tree_id": "m1", "prompt": {"role": "prompter", "text": "Where is my parcel?", "replies": [
         {"role": "assistant", "text": "It is lost.", "rank": 0, "replies": [ … ]}, {…, "rank": 1, …}]}}
+
+DeepSeek's export has fragments, and does not say which branch was shown, so that the branch of its newest message is
+read:
+
+    {"mapping": {"2": {"parent": "1", "message": {"fragments": [{"type": "RESPONSE", "content": "It is lost."}]}}, …}}
 
 OpenAssistant's trees have several replies to one message. The best one by its rank is read, or the first one if none
 has a rank.
@@ -26,14 +31,30 @@ from grpo.scenarios.logged_chat import MAX_MESSAGES
 TREE, END = "mapping", "current_node"
 ROOT, REPLIES = "prompt", "replies"
 OTHER_BRANCHES = "record.prompt: other replies of the tree, of which the best by its rank is read"
+_THOUGHTS = ("thoughts", "reasoning_recap")
+"""Content that only tells what the model thought before a reply, and for how long."""
+_FRAGMENTS = ("REQUEST", "THINK", "RESPONSE")
 _SHOWN = 80  # characters of a value in a reason
+
+
+def is_chat_tree(data: Mapping[str, Any]) -> bool:
+    """Is this record a tree of ChatGPT or DeepSeek? A table may have a column of the same name."""
+    nodes = data.get(TREE)
+    return TREE in data and (
+        END in data or (isinstance(nodes, Mapping) and bool(nodes) and all(map(_is_node, nodes.values())))
+    )
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Mapping) and "message" in value and "parent" in value
 
 
 def branch_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Messages in OpenAI's format from the root to `current_node`. Raises `ValueError` if the tree is broken."""
-    nodes, place = data[TREE], data.get(END)
+    nodes = data[TREE]
     if not isinstance(nodes, Mapping):
         raise ValueError(f"{TREE} is not an object: {type(nodes).__name__}")
+    place = data.get(END, next(reversed(nodes), None) if any(map(_has_fragments, nodes.values())) else None)
     messages: list[dict[str, Any]] = []
     for _ in range(MAX_MESSAGES + 1):
         node = nodes.get(place) if isinstance(place, str) else None
@@ -71,20 +92,46 @@ def _rank(reply: Any) -> float:
     return rank if isinstance(rank, (int, float)) else float("inf")
 
 
+def _has_fragments(node: Any) -> bool:
+    message = node.get("message") if isinstance(node, Mapping) else None
+    return isinstance(message, Mapping) and isinstance(message.get("fragments"), list)
+
+
+def _of_fragments(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A message of DeepSeek: a request, or a response with the thoughts before it."""
+    texts: dict[str, list[str]] = {kind: [] for kind in _FRAGMENTS}
+    for part in message["fragments"]:
+        kind, text = (part.get("type"), part.get("content")) if isinstance(part, Mapping) else (None, None)
+        if kind not in texts or not isinstance(text, str):
+            raise ValueError(f"a fragment {excerpt(kind, _SHOWN)} cannot be read. Only texts and thoughts are read")
+        texts[kind].append(text)
+    asked, thought, replied = ("\n".join(texts[kind]) for kind in _FRAGMENTS)
+    files = {"files": message["files"]} if message.get("files") else {}
+    if asked:
+        return {"role": "user", "content": asked, **files}
+    return {"role": "assistant", "content": replied, **({"reasoning": thought} if thought else {}), **files}
+
+
 def _message(message: Any) -> dict[str, Any] | None:
     """A message in OpenAI's format. None if it has no text, or if the user does not see it."""
     if message is None:
         return None
     if not isinstance(message, Mapping):
         raise ValueError(f"message is not an object: {type(message).__name__}")
+    if isinstance(message.get("fragments"), list):
+        return _of_fragments(message)
     author, content = message.get("author"), message.get("content")
     metadata = message.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation") is True:
         return None
     kind = content.get("content_type") if isinstance(content, Mapping) else None
     parts = content.get("parts") if isinstance(content, Mapping) else None
+    if kind in _THOUGHTS:
+        return None
     if kind != "text" or not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise ValueError(f"content is not text: {excerpt(kind, _SHOWN)}")
     role = author.get("role") if isinstance(author, Mapping) else None
+    if role == "assistant" and message.get("recipient") not in (None, "all"):
+        raise ValueError(f"a call of {excerpt(message['recipient'], _SHOWN)}, which ChatGPT ran itself, cannot be read")
     text = "".join(parts)
     return {"role": role, "content": text} if text.strip() else None

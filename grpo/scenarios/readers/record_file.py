@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
 from grpo.data_errors import LONGEST_LINE
-from grpo.scenarios.message_columns import find_group, is_time_name, leaves
+from grpo.scenarios.logged_chat import MAX_MESSAGES
+from grpo.scenarios.message_columns import find_group, is_group_name, is_time_name, leaves
 from grpo.scenarios.readers.json_file import document_items, item_records, read_jsonl
 from grpo.scenarios.readers.langchain_messages import is_serialized
 from grpo.scenarios.readers.logged_requests import LISTS
 from grpo.scenarios.readers.message_items import is_item
+from grpo.scenarios.readers.silly_tavern import is_chat_file
 from grpo.scenarios.readers.source_files import data_suffix, open_json, read_document
 from grpo.scenarios.readers.speakers import CALLS, SPEAKERS, TOOLS, speaker_name
 from grpo.scenarios.records import SourceRecord
@@ -23,6 +26,7 @@ from grpo.scenarios.records import SourceRecord
 _LINES = (".jsonl", ".ndjson")
 _CHAT_KEYS = {*LISTS, "scenarios"}
 """Keys of a list of messages or of records in a document that is one record."""
+_SESSION = "session:"
 _NO_GROUPS = ("role", "type", "kind", "content", "parts", "status")
 """Keys of a message that tell nothing of its chat."""
 
@@ -33,21 +37,38 @@ def read_objects(path: Path, records: str | None = None, *, chats: bool = False)
     The file is read as lines if its name says `.jsonl` or `.ndjson`. A file `.json` is read as lines if its first line
     is an object and another line follows, and a file of any other name unless it begins like a document. Blank lines do
     not count. The `line` of a record is its line, or in a document its number. With `chats`, a document that is a list
-    of messages is one chat, and so is each list of messages in an object whose keys are ids. Without it, each message
-    is a record, because the records of other formats may look like messages.
+    of messages is one chat, and so is each list of messages in an object whose keys are ids, each session of Chatbox,
+    and a file of lines of SillyTavern. Without it, each message is a record, because the records of other formats may
+    look like messages.
 
     Raises `DataError` if a document is broken or over 64 MiB.
     """
     if records is None and (data_suffix(path) in _LINES or _has_lines(path)):
-        yield from map(_line, read_jsonl(path))
+        lines = read_jsonl(path)
+        begin = [*islice(lines, 2)] if chats else []
+        if is_chat_file([record.data for record in begin]):
+            yield _of_one_chat(begin[0], chain(begin[1:], lines))
+        else:
+            yield from map(_line, chain(begin, lines))
         return
     document = read_document(path)
     items = document_items(path, document, records)
     if items is None:
-        items = (chats and _by_id(document)) or [document]
+        items = (chats and (_by_id(document) or _sessions(document))) or [document]
     elif chats and _is_chat(items):
         items = [items]
     yield from item_records(path, [_as_object(item) for item in items])
+
+
+def _of_one_chat(first: SourceRecord, lines: Iterator[SourceRecord]) -> SourceRecord:
+    """One record of a file that is one chat: its first line, and the others as messages. It is broken if a line is."""
+    messages = []
+    for line in islice(lines, MAX_MESSAGES + 1):
+        if line.problem is not None:
+            problem = f"line {line.line} of the chat cannot be read: {line.problem}. Correct it, or delete the line"
+            return replace(first, data=None, raw=line.raw, problem=problem)
+        messages.append(line.data)
+    return replace(first, data={**(first.data or {}), "messages": messages})
 
 
 def _line(record: SourceRecord) -> SourceRecord:
@@ -61,6 +82,13 @@ def _by_id(document: Any) -> list[Any]:
     if not isinstance(document, dict) or document.keys() & _CHAT_KEYS or not all(map(_is_chat, document.values())):
         return []
     return [{"id": name, "messages": chat} for name, chat in document.items()]
+
+
+def _sessions(document: Any) -> list[Any]:
+    """Chats of a backup of Chatbox, whose keys say which values are sessions: {"session:c1": {"messages": […]}, …}."""
+    if not isinstance(document, dict):
+        return []
+    return [value for name, value in document.items() if name.startswith(_SESSION) and isinstance(value, dict)]
 
 
 def _is_chat(value: Any) -> bool:
@@ -89,14 +117,26 @@ def _is_table(messages: list[dict[str, Any]]) -> bool:
 
     [{"sample": 1, "role": "user", …}, {"sample": 1, "role": "assistant", …}, {"sample": 2, "role": "user", …}, …]
     """
+    return next(_columns_of_chats(messages), None) is not None
+
+
+def column_of_chats(messages: Any) -> str | None:
+    """Column with the name of a conversation that tells several chats of a list apart. None if the list is one chat."""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    return next(filter(is_group_name, _columns_of_chats(messages)), None)
+
+
+def _columns_of_chats(messages: list[dict[str, Any]]) -> Iterator[str]:
     speakers: dict[str, dict[str | int, list[str]]] = {}
     for message in messages:
+        speaker = str(message.get("role", message.get("from", message.get("type"))))
         for name, value in message.items():
             if isinstance(value, (str, int)) and not isinstance(value, bool) and not is_time_name(name):
-                speakers.setdefault(name, {}).setdefault(value, []).append(
-                    str(message.get("role", message.get("type")))
-                )
-    return any(_tells_chats_apart(values) for name, values in speakers.items() if name not in _NO_GROUPS)
+                speakers.setdefault(name, {}).setdefault(value, []).append(speaker)
+    for name, values in speakers.items():
+        if name not in _NO_GROUPS and _tells_chats_apart(values):
+            yield name
 
 
 def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:

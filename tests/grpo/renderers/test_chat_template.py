@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -77,12 +78,32 @@ def test_a_failing_template_is_refused_at_construction(tiny_folder: Path, templa
         Renderer(load_tokenizer(tiny_folder, chat_template=template))
 
 
-def test_a_template_that_does_not_end_is_refused(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """10¹⁵ rounds would take years."""
+LOOPS = "".join(f"{{% for x{i} in range(99999) %}}" for i in range(3)) + "{% endfor %}" * 3
+"""10¹⁵ rounds, which would take years."""
+SHORT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOPS,
+        f"{{% if tools %}}{LOOPS}{{% endif %}}{SHORT}",
+        f"{{% if messages | length > 1 %}}{LOOPS}{{% endif %}}{SHORT}",
+    ],
+    ids=["always", "with tools", "with a reply"],
+)
+def test_a_template_that_does_not_end_is_refused_after_one_rendering(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, template: str
+):
+    """Every other rendering would take as long: 0.2 s and 0.01 s per message. The rest of the trial takes less."""
     monkeypatch.setattr("grpo.renderers.template.RENDER_S", 0.2)
-    loops = "".join(f"{{% for x{i} in range(99999) %}}" for i in range(3)) + "{% endfor %}" * 3
-    with pytest.raises(PolicyError, match=r"TimeoutError: not done after 0\.2 s"):
-        Renderer(load_tokenizer(tiny_folder, chat_template=loops))
+    began = time.thread_time()
+    with pytest.raises(PolicyError, match=r"TimeoutError: not done after 0\.2[1-3] s"):
+        Renderer(load_tokenizer(tiny_folder, chat_template=template), tools=(TOOL,))
+    assert time.thread_time() - began < 0.39
 
 
 def test_a_model_without_chat_template_is_refused(renderer: Renderer):

@@ -223,6 +223,16 @@ def test_a_literal_that_json_lacks_is_malformed(literal: str):
     assert parsed.calls == ()
 
 
+@pytest.mark.parametrize(
+    "arguments", ["x=1, x=2", "**{'x': 1}", "x=1, **y", "x={'a': 1, 'a': 2}", "x=[{'a': 1, 'a': 2}]"]
+)
+def test_a_call_in_python_that_names_an_argument_twice_or_not_at_all_is_malformed(arguments: str):
+    """As a key that occurs twice in JSON."""
+    form = PythonCalls(Marks(opening="<calls>", between=None, closing="</calls>"))
+    parsed = form.parse(f"<calls>f({arguments})</calls>", ())
+    assert (parsed.calls, parsed.malformed is not None) == ((), True)
+
+
 def test_only_white_space_between_calls_does_not_hide_their_end():
     """A closing text begins with the white space that separates calls."""
     form = JsonCalls(Marks(opening="<calls>", between="\n", closing="\n</calls>"), name="name", arguments="arguments")

@@ -110,10 +110,13 @@ def down(home: Path) -> list[str]:
         if "PREFECT_API_URL" not in os.environ and (url := prefect.address()) is not None:
             os.environ.update({"PREFECT_API_URL": url, CLIENT: login(home, "prefect")})
         if "PREFECT_API_URL" in os.environ:
+            from prefect import get_client
+
             from grpo_local.workers.recovery import reschedule_lost_runs
 
-            for pool in POOLS:
-                reschedule_lost_runs(pool, worker_name(home, pool), worker_dead=True)
+            with get_client(sync_client=True) as client:
+                for pool in POOLS:
+                    reschedule_lost_runs(client, pool, worker_name(home, pool), worker_dead=True)
         return [
             f"another grpo command uses {server.name}, which stops when that command ends"
             for server in (mlflow_service(home), prefect)

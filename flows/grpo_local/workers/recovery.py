@@ -17,7 +17,6 @@ from typing import Any
 from uuid import UUID
 
 import psutil
-from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -49,26 +48,25 @@ _CLAIM_S = 60.0
 """Time within which a worker labels a run that it took. An older run without a label was lost."""
 
 
-def reschedule_lost_runs(pool: str, worker: str, *, worker_dead: bool) -> list[UUID]:
+def reschedule_lost_runs(client: SyncPrefectClient, pool: str, worker: str, *, worker_dead: bool) -> list[UUID]:
     """Schedule every run that this worker has lost again, and return their ids.
 
     With `worker_dead`, the remaining processes of its runs are killed, whatever state the runs are in. If the worker
     lives, a run in state Running that has no process is set to Crashed, so that an automation starts it again. A run
     that crashed before it began is scheduled again here, up to `ATTEMPTS` times.
     """
-    with get_client(sync_client=True) as client:
-        found = _unfinished(client, pool, worker_dead=worker_dead)
-        unfinished = (run for run in found if run.state_id not in _given_up)
-        held = [run for run in unfinished if _held_by(worker, run)]
-        if worker_dead:
-            kill_flow_runs({run.id for run in held})
-            lost = list(_still_unfinished(client, [run.id for run in held]))
-        else:
-            alive = flow_run_processes() if any(run.state_type == StateType.RUNNING for run in held) else {}
-            states = {run.id: run.state_id for run in held if _is_lost(run, alive)}
-            still = [run for run in _still_unfinished(client, states) if run.state_id == states[run.id]]
-            lost = [run for run in still if not _declare_crashed(client, run)]
-        return [run.id for run in lost if _settle(client, run)]
+    found = _unfinished(client, pool, worker_dead=worker_dead)
+    unfinished = (run for run in found if run.state_id not in _given_up)
+    held = [run for run in unfinished if _held_by(worker, run)]
+    if worker_dead:
+        kill_flow_runs({run.id for run in held})
+        lost = list(_still_unfinished(client, [run.id for run in held]))
+    else:
+        alive = flow_run_processes() if any(run.state_type == StateType.RUNNING for run in held) else {}
+        states = {run.id: run.state_id for run in held if _is_lost(run, alive)}
+        still = [run for run in _still_unfinished(client, states) if run.state_id == states[run.id]]
+        lost = [run for run in still if not _declare_crashed(client, run)]
+    return [run.id for run in lost if _settle(client, run)]
 
 
 def flow_run_processes() -> dict[UUID, list[psutil.Process]]:

@@ -139,7 +139,7 @@ def test_a_lost_run_beyond_the_first_page_is_recovered(crowd: Crowd, client: Syn
     """Its worker lives and its process is gone."""
     from grpo_local.workers.recovery import reschedule_lost_runs
 
-    reschedule_lost_runs(crowd.pool, WORKER, worker_dead=False)
+    reschedule_lost_runs(client, crowd.pool, WORKER, worker_dead=False)
     assert client.read_flow_run(crowd.lost).state_name == "Crashed"
 
 

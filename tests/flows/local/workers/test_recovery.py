@@ -52,7 +52,7 @@ class Pool:
     def reschedule(self, *, worker_dead: bool) -> list[UUID]:
         from grpo_local.workers.recovery import reschedule_lost_runs
 
-        return reschedule_lost_runs(self.name, WORKER, worker_dead=worker_dead)
+        return reschedule_lost_runs(self.client, self.name, WORKER, worker_dead=worker_dead)
 
 
 @pytest.fixture

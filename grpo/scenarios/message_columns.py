@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -138,6 +139,7 @@ def find_group(rows: Sequence[Row]) -> str | None:
     )
 
 
+@lru_cache(maxsize=1024)
 def is_group_name(place: str) -> bool:
     """Is this the name of a conversation, or of its id?"""
     name = folded(place)

@@ -19,6 +19,7 @@ _LINKS = (
     ("uuid", "parent_message_uuid"), ("uuid", "parentUuid"),
 )  # fmt: skip
 """Keys of a message's id and of its predecessor's: of Open WebUI, llama.cpp, HuggingChat, LibreChat and Claude."""
+_PARENTS = tuple(dict.fromkeys(parent_key for _, parent_key in _LINKS))
 _CHILDREN = ("children", "childrenIds")
 _SHOWN = 80  # characters of a value in a reason
 
@@ -29,6 +30,8 @@ def shown_branch(messages: Any, end: Any = None) -> tuple[Any, bool]:
     A list whose messages are not linked stays as it is. Raises `ValueError` if the links are broken.
     """
     if not isinstance(messages, list) or not messages or not all(isinstance(item, Mapping) for item in messages):
+        return messages, False
+    if not any(name in message for message in messages for name in _PARENTS):
         return messages, False
     messages = list(_flat(messages))
     keys = next((keys for keys in _LINKS if _are_linked(messages, *keys)), None)

@@ -82,6 +82,8 @@ def best_branch_of(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]
             raise ValueError(f"broken tree: a message without a text, after {len(messages)} messages")
         messages.append({"role": node.get("role"), "content": node["text"]})
         replies = node.get(REPLIES) or []
+        if not isinstance(replies, list):
+            raise ValueError(f"broken tree: {REPLIES} is not a list: {type(replies).__name__}")
         has_others = has_others or len(replies) > 1
         node = min(replies, key=_rank, default=None)
     return messages, has_others
@@ -102,7 +104,7 @@ def _of_fragments(message: Mapping[str, Any]) -> dict[str, Any] | None:
     texts: dict[str, list[str]] = {kind: [] for kind in _FRAGMENTS}
     for part in message["fragments"]:
         kind, text = (part.get("type"), part.get("content")) if isinstance(part, Mapping) else (None, None)
-        if kind not in texts or not isinstance(text, str):
+        if not isinstance(kind, str) or kind not in texts or not isinstance(text, str):
             raise ValueError(f"a fragment {excerpt(kind, _SHOWN)} cannot be read. Only texts and thoughts are read")
         texts[kind].append(text)
     asked, thought, replied = ("\n".join(texts[kind]) for kind in _FRAGMENTS)

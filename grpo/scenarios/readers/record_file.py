@@ -26,8 +26,10 @@ from grpo.scenarios.records import SourceRecord
 _LINES = (".jsonl", ".ndjson")
 _CHAT_KEYS = {*LISTS, "scenarios"}
 """Keys of a list of messages or of records in a document that is one record."""
+_WHO = ("role", "from", "type")
+"""Keys of the speaker."""
 _SESSION = "session:"
-_NO_GROUPS = ("role", "type", "kind", "content", "parts", "status")
+_NO_GROUPS = ("role", "from", "type", "kind", "content", "parts", "status")
 """Keys of a message that tell nothing of its chat."""
 
 
@@ -124,13 +126,18 @@ def column_of_chats(messages: Any) -> str | None:
     """Column with the name of a conversation that tells several chats of a list apart. None if the list is one chat."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return None
-    return next(filter(is_group_name, _columns_of_chats(messages)), None)
+    names = {name for message in messages for name in message}
+    groups = [name for name in names if is_group_name(name)]
+    if not groups:
+        return None
+    kept = [{name: message[name] for name in (*_WHO, *groups) if name in message} for message in messages]
+    return next(_columns_of_chats(kept), None)
 
 
 def _columns_of_chats(messages: list[dict[str, Any]]) -> Iterator[str]:
     speakers: dict[str, dict[str | int, list[str]]] = {}
     for message in messages:
-        speaker = str(message.get("role", message.get("from", message.get("type"))))
+        speaker = next((str(message[name]) for name in _WHO if name in message), "")
         for name, value in message.items():
             if isinstance(value, (str, int)) and not isinstance(value, bool) and not is_time_name(name):
                 speakers.setdefault(name, {}).setdefault(value, []).append(speaker)

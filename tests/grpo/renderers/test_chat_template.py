@@ -90,10 +90,9 @@ SHORT = (
     "template",
     [
         LOOPS,
-        f"{{% if tools %}}{LOOPS}{{% endif %}}{SHORT}",
         f"{{% if messages | length > 1 %}}{LOOPS}{{% endif %}}{SHORT}",
     ],
-    ids=["always", "with tools", "with a reply"],
+    ids=["always", "with a reply"],
 )
 def test_a_template_that_does_not_end_is_refused_after_one_rendering(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, template: str

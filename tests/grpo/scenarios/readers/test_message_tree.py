@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from grpo.config.scenarios import ChatSource
 from grpo.scenarios.guess import guess_source
 from grpo.scenarios.readers.message_tree import branch_of
 from grpo.scenarios.sources import read_records
@@ -58,3 +59,25 @@ def test_a_tree_that_cannot_be_read_has_its_reason(changes: dict[str, Any], reas
     """An end that is not there, a circle, and a message that is not a text."""
     with pytest.raises(ValueError, match=reason):
         branch_of({**_chat(), **changes})
+
+
+@pytest.mark.parametrize(
+    ("record", "problem"),
+    [
+        (
+            {"mapping": {"1": {"parent": None, "message": {"fragments": [{"type": ["IMAGE"], "content": "x"}]}}}},
+            'a fragment ["IMAGE"] cannot be read. Only texts and thoughts are read',
+        ),
+        (
+            {"message_tree_id": "m", "prompt": {"role": "prompter", "text": "x", "replies": [
+                {"role": "assistant", "text": "y", "replies": True}]}},
+            "broken tree: replies is not a list: bool",
+        ),
+    ],
+)  # fmt: skip
+def test_a_tree_with_something_else_in_it_is_quarantined(tmp_path: Path, record: dict[str, Any], problem: str) -> None:
+    """With the part that is not as it should be."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([record]))
+    (read,) = read_records(ChatSource(kind="openai_messages", path=str(path)))
+    assert read.problem == problem

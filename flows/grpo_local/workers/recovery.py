@@ -57,8 +57,8 @@ def reschedule_lost_runs(pool: str, worker: str, *, worker_dead: bool) -> list[U
     that crashed before it began is scheduled again here, up to `ATTEMPTS` times.
     """
     with get_client(sync_client=True) as client:
-        found = _unfinished(client, pool, worker_dead=worker_dead)
-        unfinished = (run for run in found if run.state_id not in _given_up)
+        runs = _unfinished(client, pool, worker_dead=worker_dead)
+        unfinished = (run for run in runs if run.state_id not in _given_up)
         held = [run for run in unfinished if _held_by(worker, run)]
         if worker_dead:
             kill_flow_runs({run.id for run in held})

@@ -55,8 +55,8 @@ def reschedule_lost_runs(client: SyncPrefectClient, pool: str, worker: str, *, w
     lives, a run in state Running that has no process is set to Crashed, so that an automation starts it again. A run
     that crashed before it began is scheduled again here, up to `ATTEMPTS` times.
     """
-    listed = _unfinished(client, pool, worker_dead=worker_dead)
-    unfinished = (run for run in listed if run.state_id not in _given_up)
+    runs = _unfinished(client, pool, worker_dead=worker_dead)
+    unfinished = (run for run in runs if run.state_id not in _given_up)
     held = [run for run in unfinished if _held_by(worker, run)]
     if worker_dead:
         kill_flow_runs({run.id for run in held})

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def _command(text: str, page: str, line: int, *, mentioned: bool) -> Iterator[Co
             yield CommandLine(page=page, line=line, program=found[2], arguments=arguments, mentioned=mentioned)
 
 
+@cache
 def examples() -> list[CommandLine]:
     """The examples in the help of every command."""
     return [
@@ -90,6 +92,7 @@ def examples() -> list[CommandLine]:
     ]
 
 
+@cache
 def commands() -> dict[str, Any]:
     """The commands of `grpo`, by name."""
     return dict(get_command(app).commands)  # type: ignore[attr-defined]

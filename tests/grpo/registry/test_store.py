@@ -116,27 +116,31 @@ def log_model(**_):
     Path(tempfile.mkdtemp(), "model.safetensors").write_bytes(b"copy")
     os.kill(os.getpid(), signal.SIGKILL)
 
-if sys.argv[3] == "kill":
-    mlflow.transformers.log_model = log_model
+mlflow.transformers.log_model = log_model
 _register(Registry(sys.argv[1]), load(Path(sys.argv[2])), "swept", model="swept")
 """
 
 
 def test_the_copy_of_a_killed_registration_is_removed_by_the_next(
-    registry: Registry, tiny_folder: Path, tmp_path: Path
+    registry: Registry,
+    policy: TransformersPolicy,
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """A whole model in the folder for temporary files, until another registration comes."""
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    for what, left, code in (("kill", ["model.safetensors"], -signal.SIGKILL), ("register", [], 0)):
-        done = subprocess.run(
-            [sys.executable, "-c", _KILLED, registry.tracking_uri, str(tiny_folder), what],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr.decode()
-        assert [path.name for path in tmp_path.rglob("*.safetensors")] == left
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLED, registry.tracking_uri, str(tiny_folder)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert [path.name for path in tmp_path.rglob("*.safetensors")] == ["model.safetensors"]
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    _register(registry, policy, "swept", model="swept")
+    assert list(tmp_path.rglob("*.safetensors")) == []
     assert registry.find("swept", "swept") is not None
 
 

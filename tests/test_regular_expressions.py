@@ -47,6 +47,7 @@ METHODS = {
             "grpo.scenarios.message_columns:_QUESTION",
             "grpo.scenarios.message_columns:_TRUE_IS_AGENT",
             "grpo.scenarios.message_columns:_TRUE_IS_USER",
+            "grpo.scenarios.readers.written_calls:_FORM",
             "grpo_local.login:_USABLE",
             "grpo_local.prefect_server.description:_DESCRIPTION",
         ),
@@ -58,6 +59,7 @@ METHODS = {
     "grpo.renderers.tool_formats:_FENCE_END": "match",
     "grpo.scenarios.readers.csv_rows:_TO_CLOSING_QUOTE": "match",
     "grpo.scenarios.readers.transcripts:_NAMES": "match",
+    "grpo.scenarios.readers.written_calls:_CALL": "match",
 }
 """Patterns that are compared with a whole text or with its beginning; others are searched."""
 MADE = {

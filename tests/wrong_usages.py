@@ -284,7 +284,7 @@ _dry(
     "template",
     "that does not end",
     "policy.chat_template='{%for␣a␣in␣range(99999)%}{%for␣b␣in␣range(99999)%}{%for␣c␣in␣range(99999)%}{%endfor%}{%endfor%}{%endfor%}'",
-    "TimeoutError: not done after 5 s",
+    "TimeoutError: not done after 5.01 s",
     code=1,
 )
 _dry(

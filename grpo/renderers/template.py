@@ -14,9 +14,9 @@ from grpo.renderers.time_limit import time_limit
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-RENDER_S = 1.0
+RENDER_S = 5.0
 """Time limit of rendering a conversation, in seconds. The published templates take up to 0.13 s for a short one, which
-is mostly compilation."""
+is mostly compilation. A garbage collection during the rendering may take a second and more in a large process."""
 RENDER_MESSAGE_S = 0.01
 """Further seconds per message. The published templates take up to 0.002."""
 _CACHED = 4096

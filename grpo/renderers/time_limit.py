@@ -11,6 +11,9 @@ from contextlib import contextmanager
 _WALL = 20
 """Seconds on the clock per second of the limit after which even code that only waits is interrupted."""
 _PAUSE_S = 0.01
+_AGAIN_S = 0.5
+"""Further processor time after which the block is interrupted again. An interruption is lost if it meets a callback of
+the garbage collector, because Python ignores errors there."""
 
 
 class _Expired(BaseException):
@@ -28,20 +31,26 @@ def time_limit(seconds: float) -> Iterator[None]:
     thread, lock = threading.get_ident(), threading.Lock()
     finished, expired = threading.Event(), threading.Event()
     interrupt = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    clock, end = _thread_clock(thread), time.monotonic() + _WALL * seconds
-    began = clock()
+    clock = _thread_clock(thread)
 
     def watch() -> None:
-        remaining = seconds
-        while not finished.wait(max(remaining, _PAUSE_S)):
+        due, end = clock() + seconds, time.monotonic() + _WALL * seconds
+        while not finished.wait(max(due - clock(), _PAUSE_S)):
             with lock:
                 if finished.is_set():
                     return
-                remaining = seconds - (clock() - began)
-                if remaining <= 0 or time.monotonic() >= end:
+                if clock() >= due or time.monotonic() >= end:
                     expired.set()
                     interrupt(ctypes.c_ulong(thread), ctypes.py_object(_Expired))
-                    return
+                    due, end = clock() + _AGAIN_S, time.monotonic() + _WALL * _AGAIN_S
+
+    def stop() -> None:
+        with lock:
+            finished.set()
+            if expired.is_set():
+                # clears a pending exception. If none is pending, CPython 3.11 would look for one forever after
+                interrupt(ctypes.c_ulong(thread), None)
+        watcher.join()
 
     watcher = threading.Thread(target=watch, name="time limit", daemon=True)
     watcher.start()
@@ -49,13 +58,9 @@ def time_limit(seconds: float) -> Iterator[None]:
         try:
             yield
         finally:
-            with lock:
-                finished.set()
-                if expired.is_set():
-                    # clears a pending exception. If none is pending, CPython 3.11 would look for one forever after
-                    interrupt(ctypes.c_ulong(thread), None)
-            watcher.join()
+            stop()
     except _Expired:
+        stop()  # an interruption may also have met the first one
         raise TimeoutError(f"not done after {seconds:g} s") from None
 
 

@@ -213,7 +213,7 @@ RECORDS = (
     ),
     RecordRow(
         part="sampling settings, identifiers, unknown fields",
-        becomes="left out, counted by `grpo ingest` as `left out of 5: …`",
+        becomes="left out, counted by `grpo ingest` as `left out of 5 scenarios: …`",
         samples=(
             _left_out(_messages(A, temperature=0.5), "record.temperature: how the reply was sampled"),
             _left_out(_messages(A, user="u1"), "record.user: identifiers and accounting of the API"),

@@ -70,7 +70,8 @@ def branch_of(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def is_reply_tree(data: Mapping[str, Any]) -> bool:
     """Is this record a tree of OpenAssistant?"""
-    return isinstance(data.get(ROOT), Mapping) and isinstance(data[ROOT].get(REPLIES), list)
+    root = data.get(ROOT)
+    return isinstance(root, Mapping) and "role" in root and isinstance(root.get(REPLIES), list)
 
 
 def best_branch_of(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], bool]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from grpo.errors import PolicyError
 from grpo.messages import Message, Tool, ToolCall
 from grpo.policy.tokenizer import load_tokenizer
 from grpo.renderers.chat_template import Renderer
+from grpo.renderers.time_limit import time_limit
 
 TOOL = Tool(name="look_up", parameters={"type": "object", "properties": {"order": {"type": "string"}}})
 USER = Message(role="user", content="my order 12")
@@ -97,12 +99,23 @@ SHORT = (
 def test_a_template_that_does_not_end_is_refused_after_one_rendering(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ):
-    """Every other rendering would take as long: 0.2 s and 0.01 s per message. The rest of the trial takes less."""
-    monkeypatch.setattr("grpo.renderers.template.RENDER_S", 0.2)
-    began = time.thread_time()
-    with pytest.raises(PolicyError, match=r"TimeoutError: not done after 0\.2[1-3] s"):
+    """Every other rendering would take as long: here half a second and 0.01 s per message."""
+    expired: list[float] = []
+
+    @contextmanager
+    def counted_limit(seconds: float) -> Iterator[None]:
+        try:
+            with time_limit(seconds):
+                yield
+        except TimeoutError:
+            expired.append(seconds)
+            raise
+
+    monkeypatch.setattr("grpo.renderers.template.time_limit", counted_limit)
+    monkeypatch.setattr("grpo.renderers.template.RENDER_S", 0.5)
+    with pytest.raises(PolicyError, match=r"TimeoutError: not done after 0\.5[1-3] s"):
         Renderer(load_tokenizer(tiny_folder, chat_template=template), tools=(TOOL,))
-    assert time.thread_time() - began < 0.39
+    assert len(expired) == 1
 
 
 def test_a_model_without_chat_template_is_refused(renderer: Renderer):

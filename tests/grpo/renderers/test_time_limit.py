@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -24,6 +25,21 @@ def test_an_endless_loop_raises_a_timeout():
     """Even if it catches every exception."""
     with pytest.raises(TimeoutError, match=r"not done after 0\.05 s"):
         _endless()
+
+
+def _ignoring_an_error() -> None:
+    with time_limit(0.05):
+        with suppress(BaseException):  # as Python does in a callback of the garbage collector
+            while True:
+                sum(range(100))
+        while True:
+            sum(range(100))
+
+
+def test_a_lost_interruption_is_repeated():
+    """The block computes on after the first one."""
+    with pytest.raises(TimeoutError, match=r"not done after 0\.05 s"):
+        _ignoring_an_error()
 
 
 def test_each_thread_has_its_own_limit():

@@ -287,7 +287,10 @@ def test_what_an_agent_of_claude_code_says_to_its_own_agents_is_left_out(tmp_pat
     ],
 )  # fmt: skip
 def test_texts_of_strangers_are_read_in_time_that_grows_with_their_length(unit: str):
-    """A text that repeats a piece 10,000 times takes less than a second in each reader."""
+    """A text that repeats a piece 10,000 times takes far less than ten seconds of CPU time.
+
+    Readers whose time grew with the square of the length would take minutes.
+    """
     text = unit * 10_000
     began = time.thread_time()
     for asked in ("user", "assistant"):
@@ -302,4 +305,4 @@ def test_texts_of_strangers_are_read_in_time_that_grows_with_their_length(unit: 
     ]
     try_call(partial(with_written_calls, messages, None))
     try_call(partial(openai_messages, messages, ChatColumns()))
-    assert time.thread_time() - began < 1
+    assert time.thread_time() - began < 10

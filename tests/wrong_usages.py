@@ -629,7 +629,7 @@ _case(
     files={"s.jsonl": '{"id": "[/x]", "user_responses": ["a"]}\n' * 2},
 )
 _case("ingest", "into a file", f"ingest {QUICK} --folder {{folder}}/f", 1, "/f", files={"f": ""})
-_case("deploy", "no file", "deploy --deployments nowhere.yaml", 2, "there is no file nowhere.yaml")
+_case("deploy", "no file", "deploy --deployments nowhere.yaml", 2, "the file nowhere.yaml does not exist")
 _case("doctor", "an infinite learning rate", f"doctor {QUICK} --set training.learning_rate=.inf", 2, "finite number")
 _case(
     "doctor",

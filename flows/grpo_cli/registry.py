@@ -72,7 +72,7 @@ def admit(
 ) -> None:
     """Sign a version that this home does not trust, because another home or MLflow's own client wrote or changed it.
 
-    Use it when a command refuses a version because it is not signed here, and you trust whoever made it. Its files are
+    Use it when a command refuses a version because it is not signed here, and you trust its author. Its files are
     verified, and its weights and the code that it imports are shown first. Its verdict is then `admitted`, so that
     grpo promote needs --force.
 
@@ -103,7 +103,7 @@ def rollback(
         bool,
         typer.Option(
             "--follow-alias",
-            help="Go back from the version that MLflow's alias champion names, even if somebody has moved it by hand.",
+            help="Go back from the version that MLflow's alias champion names, even if the alias was moved by hand.",
         ),
     ] = False,
     dry_run: DryRunOption = False,

@@ -66,7 +66,8 @@ def deploy(deployments: Path, *, gpu_slots: int | None = None, overrides: Sequen
     """
     if not deployments.is_file():
         raise ConfigError(
-            f"there is no file {deployments}. Call this in its folder, or name another file with --deployments"
+            f"the file {deployments} does not exist. Run the command in its folder, or name another file with "
+            "--deployments"
         )
     if not os.environ.get("PREFECT_API_URL"):
         raise ConfigError(

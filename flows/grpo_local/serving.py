@@ -25,8 +25,8 @@ _END_S = 30.0
 def start_serving(home: Path, config: ServeConfig, *, prefect_url: str, mlflow_url: str) -> str:
     """Start the server unless it runs, wait for its model, and leave it to the supervisor. Returns its address.
 
-    Raises `ConfigError` if a server with other settings runs already, or if the server ends at its start, e.g. because
-    there are no keys or no champion.
+    Raises `ConfigError` if a server with other settings runs already, or if the server cannot start, e.g. because the
+    home has no keys or the model has no champion.
     """
     file, text = served_file(home), _text(config)
     running = file.read_text(encoding="utf-8") if file.exists() else None

@@ -69,7 +69,7 @@ def render_page(document: ReportDocument) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Curve:
-    """One figure of the learning curves. `svg` is None if there are no values."""
+    """One figure of the learning curves. `svg` is None if the curve has no values."""
 
     title: str
     meaning: str
@@ -79,7 +79,7 @@ class _Curve:
 
 
 def _curves(iterations: Sequence[IterationMetrics]) -> list[_Curve]:
-    """Learning curves. Empty if there are no iterations."""
+    """Learning curves of a run. Empty if the run has no iterations."""
     if not iterations:
         return []
 

@@ -122,8 +122,8 @@ def guess_source(path: Path) -> Source:
         shown = excerpt(", ".join(names), 300) or "nothing"
         if {"conversation_a", "conversation_b"} <= {*names}:
             raise DataError(
-                f"{path}: each record has two chats to compare, and a scenario is one. Read those of one side with "
-                "kind: openai_messages and column: conversation_a"
+                f"{path}: each record has two chats to compare, and a scenario has only one. To read the first chat of "
+                "each record, write kind: openai_messages and column: conversation_a"
             )
         if {"chosen", "rejected"} <= {*names}:
             raise DataError(

@@ -22,7 +22,9 @@ def plan_deployments(file: Path, *, gpu_slots: int | None, overrides: Sequence[s
     Raises `ConfigError` if the file or a config cannot be used.
     """
     if not file.is_file():
-        raise ConfigError(f"there is no file {file}. Call this in its folder, or name another file with --deployments")
+        raise ConfigError(
+            f"the file {file} does not exist. Run the command in its folder, or name another file with --deployments"
+        )
     try:
         deployments = yaml.safe_load(file.read_text(encoding="utf-8"))["deployments"]
         facts = {_title(deployment): _describe(deployment, file.parent, overrides) for deployment in deployments}

@@ -86,8 +86,8 @@ def kill_flow_runs(runs: Collection[UUID]) -> None:
 def _unfinished(client: SyncPrefectClient, pool: str, *, worker_dead: bool) -> Iterator[FlowRun]:
     """Runs of a pool in a state of `_LOST`.
 
-    Crashed runs stay and become many, and the supervisor asks every two seconds. Therefore all of them are read only if
-    the worker is dead, e.g. when it is started again after a weekend, and otherwise those of the last day.
+    Prefect keeps crashed runs, so their number grows, and the supervisor reads them every two seconds. While the worker
+    lives, only the crashed runs of the last day are read. If it is dead, e.g. after a weekend, all of them are read.
     """
     if worker_dead:
         return _runs(client, pool, *_LOST)

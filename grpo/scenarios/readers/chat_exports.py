@@ -32,7 +32,7 @@ _END_OF_DETAILS = "</details>"
 _ATTRIBUTE = re.compile(r'\b(\w{1,40})="([^"]*)"')
 _SUMMARY = re.compile(r"<summary>[^<]*</summary>")
 _GREETING = "<|BEGIN-VISIBLE-CHAT|>"
-"""What text-generation-webui writes in the place of a user's message before the greeting."""
+"""Text that text-generation-webui stores as the user's message before the agent's greeting."""
 _CUT_OFF = ("length", "MAX_TOKENS")
 _SHOWN = 80  # characters of a value in a reason
 
@@ -310,7 +310,7 @@ def is_next_chat(data: Mapping[str, Any]) -> bool:
 
 
 def read_next_chat(data: Mapping[str, Any]) -> Read:
-    """The messages of the session's mask, which the model reads first, and those of the chat."""
+    """Messages of the session's mask, which the model reads first, followed by the messages of the chat."""
     messages = [
         {**{key: message[key] for key in ("role", "content")}, **({"weight": 0} if message.get("isError") else {})}
         for message in (*data["mask"]["context"], *data["messages"])

@@ -9,8 +9,8 @@
 
             ASSISTANT: It is lost. <|endoftext|>
 
-Other data sets use the same names, also with two line ends between turns. A text in which somebody else speaks is not
-read.
+Other data sets use the same names, also with two line ends between turns. A text with any
+other speaker is not read.
 """
 
 from __future__ import annotations

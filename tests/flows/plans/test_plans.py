@@ -62,7 +62,7 @@ def test_a_dry_run_names_what_would_happen_and_writes_nothing(home: Path, argume
         (("evaluate", "data/configs/quickstart.yaml"), "no model at models:/support-desk@champion"),
         (("evaluate", "data/configs/quickstart.yaml", "--model", "nowhere"), "no model in nowhere"),
         (("reproduce", "models:/support-desk@champion"), "no model is registered here"),
-        (("deploy", "--deployments", "nowhere.yaml"), "there is no file nowhere.yaml"),
+        (("deploy", "--deployments", "nowhere.yaml"), "the file nowhere.yaml does not exist"),
         (("tune", "data/configs/tune.yaml", "--set", "base.name=."), "name"),
     ],
 )

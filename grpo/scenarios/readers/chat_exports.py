@@ -44,7 +44,7 @@ def _settings(program: str) -> str:
 
 
 def _have(messages: Any, *keys: str) -> bool:
-    """Is this a list of messages of which each has these keys?"""
+    """Is this a list of messages that all have these keys?"""
     return (
         isinstance(messages, list)
         and bool(messages)

@@ -20,7 +20,7 @@ from typing import Any
 from grpo.data_errors import excerpt
 from grpo.scenarios.readers.places import parsed
 
-_OTHER_VERSIONS = "message.versions: other versions of a message, of which the selected one is read"
+_OTHER_VERSIONS = "message.versions: other versions of a message than the selected one"
 _SETTINGS = "record: settings and statistics of LM Studio"
 _SYSTEM = "llm.prediction.systemPrompt"
 _UNFINISHED = ("maxPredictedTokensReached", "contextLengthReached", "userStopped", "modelUnloaded", "failed")

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpo.data_errors import excerpt
 
-OTHER_BRANCHES = "record.messages: other replies of the tree, of which the shown branch is read"
+OTHER_BRANCHES = "record.messages: other replies, which are not in the shown branch"
 _LINKS = (
     ("id", "parentId"), ("id", "parent_id"), ("id", "parent"), ("id", "ancestors"), ("messageId", "parentMessageId"),
     ("uuid", "parent_message_uuid"), ("uuid", "parentUuid"),

@@ -32,7 +32,7 @@ TREE, END = "mapping", "current_node"
 ROOT, REPLIES = "prompt", "replies"
 OTHER_BRANCHES = "record.prompt: other replies of the tree, of which the best by its rank is read"
 _THOUGHTS = ("thoughts", "reasoning_recap")
-"""Content that only tells what the model thought before a reply, and for how long."""
+"""Content that only says what the model thought before a reply, and for how long."""
 _FRAGMENTS = ("REQUEST", "THINK", "RESPONSE")
 _SHOWN = 80  # characters of a value in a reason
 

@@ -123,7 +123,7 @@ def _is_table(messages: list[dict[str, Any]]) -> bool:
 
 
 def column_of_chats(messages: Any) -> str | None:
-    """Column with the name of a conversation that tells several chats of a list apart. None if the list is one chat."""
+    """Column with the chat of each message. None if the list has only one chat."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         return None
     names = {name for message in messages for name in message}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_SWIPES = "message.swipes: other replies, of which the shown one is read"
+_SWIPES = "message.swipes: other replies than the shown one"
 _HIDDEN = "message.is_system: a message that the model did not read"
 _SETTINGS = "record: names, dates and settings of SillyTavern"
 _MEDIA = ("image", "images", "image_swipes", "media", "file", "files", "video", "audio")

@@ -14,7 +14,7 @@
 A text is calls if it has one of these forms from its beginning to its end, and if it names tools of the record or a
 result follows. Names may have spaces. The arguments are parsed as literals of Python, and nothing is evaluated. If the
 form cannot be read, or a name is not among the tools, the record is quarantined, because the call would otherwise be
-learned as a text. The action Finish has the reply. If it has none, the agent gave up, and there is no reference.
+learned as a text. The action Finish has the reply. If it has none, the agent gave up, and the turn has no reference.
 """
 
 from __future__ import annotations

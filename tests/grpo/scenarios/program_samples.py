@@ -110,7 +110,7 @@ _THOUGHT = '<details type="reasoning" done="true" duration="1">\n<summary>Though
 
 
 def _nodes(id_key: str, parent_key: str, **fields: Any) -> list[dict[str, Any]]:
-    """A question with two replies, of which the second is shown."""
+    """A question with two replies. The second one is shown."""
     links = (("u", None, "user", ASKED), ("a", "u", "assistant", OTHER), ("b", "u", "assistant", DONE))
     return [
         {id_key: name, parent_key: parent, "role": role, "content": text, **fields}
@@ -211,7 +211,7 @@ PROGRAM_FILES = (
         name="Google AI Studio",
         file="orders.json",
         known_by="`chunkedPrompt` with `chunks`",
-        reads="the chunks, those of thoughts as reasoning, and `systemInstruction`",
+        reads="the chunks, with thoughts as reasoning, and `systemInstruction`",
         content={"runSettings": {"temperature": 1.0}, "systemInstruction": {"text": "Be kind."}, "chunkedPrompt": {
             "chunks": [{"role": "user", "text": ASKED}, {"role": "model", "text": "7?", "isThought": True},
                        {"role": "model", "text": DONE, "finishReason": "STOP"}]}},
@@ -276,7 +276,7 @@ PROGRAM_FILES = (
         name="NextChat",
         file="Backup-2026-11-20.json",
         known_by="a `mask` with a `context`",
-        reads="the messages of the mask, and those of the session",
+        reads="the messages of the mask, followed by the messages of the session",
         content={"chat-next-web-store": {"currentSessionIndex": 0, "sessions": [{"id": "s", "topic": "Orders",
             "mask": {"context": [{"role": "system", "content": "Be kind."}]}, "messages": [
                 {"id": "1", "role": "user", "content": ASKED, "date": "x"},

@@ -255,7 +255,7 @@ def test_a_list_of_messages_of_several_chats_is_read_as_rows(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["sessionId", "conversation_id", "chat"])
 def test_a_record_with_messages_of_several_chats_is_quarantined(tmp_path: Path, name: str):
-    """Read as one chat, the second user would go on where the first one ended. Another column tells nothing."""
+    """If they were read as one chat, the second user would go on in the first user's chat. Others name none."""
     messages = [{**message, name: message["sessionId"]} for message in TWO_CHATS]
     messages = [
         {key: value for key, value in message.items() if key in ("role", "content", name)} for message in messages

@@ -189,7 +189,7 @@ def test_an_agent_that_gave_up_left_no_reference(tmp_path: Path):
 
 
 def test_an_action_whose_input_is_not_json_quarantines_the_record(tmp_path: Path):
-    """A text that tells of an action, and nothing is known of the tool, stays one."""
+    """A text that mentions an action of an unknown tool stays a text."""
     broken = "Thought: I look.\nAction: look_up\nAction Input: order 7"
     assert (read(tmp_path, calls(broken), system=LISTED).problem or "").startswith(f"{FAULT} not JSON")
     other = broken.replace("look_up", "walk")

@@ -108,7 +108,7 @@ def ui() -> None:
 
     own = _own_servers()
     try:
-        with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+        with prefect_server(home, for_pages=True) as prefect_url, mlflow_server(home) as mlflow_url:
             addresses = f"Prefect {prefect_url.removesuffix('/api')}   MLflow {mlflow_url}"
             console.print(f"{addresses}   Ctrl-C stops both", soft_wrap=True)
             for server in own:

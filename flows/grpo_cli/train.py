@@ -39,17 +39,15 @@ def train(
         return
     started_at = time.time()
     settings.mark_start()
-    from grpo_local import preflight
-
-    preflight.check(pipeline, depth="files")
     from grpo_local.servers import prefect_server, running_prefect_server
 
-    packages: tuple[str, ...] = ("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
-    if not _is_repeated(pipeline, home):
-        packages += settings.LEARNER
-        if running_prefect_server(home) is None:  # its import takes three seconds, in which the server starts
-            packages += ("great_expectations",)
-    with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
+    def check() -> None:
+        from grpo_local import preflight
+
+        preflight.check(pipeline, depth="files")
+
+    imports = partial(_import_packages, pipeline, home, is_new=running_prefect_server(home) is None)
+    with prefect_server(home, check=check, while_starting=imports) as url:
         from grpo.evaluation.report import read_report
         from grpo_cli.console import show_progress
         from grpo_cli.display import print_summary
@@ -66,6 +64,15 @@ def train(
                 console.print(f"report: {page}", soft_wrap=True)
     if promotion.decision.verdict != "promote":
         raise typer.Exit(REFUSED)
+
+
+def _import_packages(config: PipelineConfig, home: Path, *, is_new: bool) -> None:
+    """Import what the flow of a run needs, while Prefect's server starts if it `is_new`."""
+    settings.import_packages("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
+    if not _is_repeated(config, home):
+        settings.import_packages(*settings.LEARNER)
+        if is_new:  # the import takes three seconds, in which the server starts
+            settings.import_packages("great_expectations")
 
 
 def _is_repeated(config: PipelineConfig, home: Path) -> bool:
@@ -207,13 +214,15 @@ def tune(
 
             print_outline(console, plan_study(tuning))
         return
-    from grpo_local.preflight import check_tuning
     from grpo_local.servers import prefect_server
 
-    check_tuning(tuning, depth="files")
+    def check() -> None:
+        from grpo_local.preflight import check_tuning
+
+        check_tuning(tuning, depth="files")
 
     packages = ("grpo_flows.tune", "mlflow", *settings.LEARNER)
-    with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
+    with prefect_server(home, check=check, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo.tuning.document import DOCUMENT, StudyDocument
         from grpo_cli.console import show_progress
         from grpo_cli.display import print_study

@@ -36,10 +36,18 @@ from grpo_local.service import Service
 
 _SEND_TIMEOUT_S = 10.0
 _ANSWER_S = 30.0
+_WITHOUT_BLOCKS = {
+    "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
+    "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",  # otherwise a later server takes them for registered
+}
 
 
-def prefect_service(home: Path) -> Service:
-    """Prefect's server of this home. It is started with its login in the environment, and without keys of others."""
+def prefect_service(home: Path, *, for_pages: bool = True) -> Service:
+    """Prefect's server of this home. It is started with its login in the environment, and without keys of others.
+
+    Its pages offer types of blocks, e.g. a message to Slack. It writes them into its database at its start, which takes
+    four seconds of CPU. A server that is not `for_pages` leaves that to a later one.
+    """
     host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
     origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))
     return Service(
@@ -51,7 +59,7 @@ def prefect_service(home: Path) -> Service:
         path="/api",
         remedy="Set PREFECT_SERVER_API_PORT to a free port, or PREFECT_API_URL to a Prefect server that is running",
         inherited=(*INHERITED, "PREFECT_*"),
-        environment={ORIGINS: os.environ.get(ORIGINS, origins)},
+        environment={ORIGINS: os.environ.get(ORIGINS, origins), **({} if for_pages else _WITHOUT_BLOCKS)},
     )
 
 
@@ -90,22 +98,39 @@ def running_prefect_server(home: Path) -> str | None:
 
 
 @contextmanager
-def prefect_server(home: Path, *, while_starting: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Provide a Prefect server while the block runs. `while_starting` is called first, while a new server starts.
+def prefect_server(
+    home: Path,
+    *,
+    for_pages: bool = False,
+    check: Callable[[], None] = lambda: None,
+    while_starting: Callable[[], None] = lambda: None,
+) -> Iterator[str]:
+    """Provide a Prefect server while the block runs.
 
     It is the server that PREFECT_API_URL names, with the login of PREFECT_API_AUTH_STRING, else a running one of this
     home, else a new one, with the login of the home. Raises `ConfigError` if another program uses the port.
+
+    Args:
+        home: Home of the server.
+        for_pages: True if the server is started for its pages, and not only for a run.
+        check: Called first, while a new server starts. What it raises stops that server again. PREFECT_API_URL is set
+            only if the user has set it, because a new server does not answer yet.
+        while_starting: Called next, with the address of the server in the environment.
+
     """
     if url := os.environ.get("PREFECT_API_URL"):
+        check()
         while_starting()
         yield url
         return
 
     def started(url: str) -> None:
+        with variables_set({"PREFECT_API_URL": None}):
+            check()
         os.environ["PREFECT_API_URL"] = url  # a running server may have another port than a new one
         while_starting()
 
-    with prefect_environment(home), prefect_service(home).shared(while_starting=started) as url:
+    with prefect_environment(home), prefect_service(home, for_pages=for_pages).shared(while_starting=started) as url:
         _require_login("prefect", f"{url}/admin/version", home)
         try:
             yield url

@@ -236,10 +236,10 @@ class Service:
         try:
             with starting:
                 fcntl.flock(users, fcntl.LOCK_SH)
-                while_starting(self.start())
-                url = self.wait()
+                address = self.start()
+            while_starting(address)
             with rotating(self.log.parent):
-                yield url
+                yield self.wait()
         finally:
             fcntl.flock(users, fcntl.LOCK_UN)
             os.close(users)

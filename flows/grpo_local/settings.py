@@ -101,6 +101,7 @@ def apply() -> Path:
     Packages are kept offline. If a config names a model by its id on the hub, it is fetched unless the user forbids it.
     """
     folder = home()
+    collect_rarely()
     keep_private()
     os.environ.setdefault(OFFLINE, os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "0")
     for name, value in {**offline_variables(), **home_variables(folder)}.items():
@@ -151,7 +152,13 @@ def without_gc() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        collect_rarely()
         gc.enable()
+
+
+def collect_rarely() -> None:
+    """Collect garbage after 10,000 new objects instead of Python's 700, which took a tenth of the CPU of a command."""
+    gc.set_threshold(10_000, 10, 10)
 
 
 LEARNER = ("grpo.learner.update", "grpo.learner.inference_backend", "grpo_tasks.execution.executor")

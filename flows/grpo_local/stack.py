@@ -76,7 +76,11 @@ def up(home: Path, deployments: Path, served: ServeConfig | None = None) -> Addr
     with _exclusive(home), ExitStack() as users:
         mlflow: list[str] = []
         prefect = users.enter_context(
-            prefect_server(home, while_starting=lambda: mlflow.append(users.enter_context(mlflow_server(home))))
+            prefect_server(
+                home,
+                for_pages=True,
+                while_starting=lambda: mlflow.append(users.enter_context(mlflow_server(home))),
+            )
         )
         deploy(deployments)
         supervisor = supervisor_service(home, servers)

@@ -36,7 +36,7 @@ def supervise(home: Path) -> None:
         checks["prefect"] = partial(restart_if_dead, prefect_service(home), wait=True)  # the pools need it
     if not os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
         checks["mlflow"] = partial(restart_if_dead, mlflow_service(home))
-    with prefect_server(home) as prefect_url, mlflow_server(home) as mlflow_url:
+    with prefect_server(home, for_pages=True) as prefect_url, mlflow_server(home) as mlflow_url:
         from prefect import get_client  # Prefect reads its address at import
 
         with get_client(sync_client=True) as client:  # one for all checks, because each reads all certificates

@@ -85,6 +85,22 @@ def changed(reads: Mapping[str, str | None]) -> list[str]:
     return [name for name, digest in reads.items() if current_digest(name) != digest]
 
 
+_CODE = (".py", ".pyc", ".so", ".pth")
+_INSTALLED_FILES, _STANDARD_FILES = f"{_INSTALLED}{os.sep}", f"{_STANDARD}{os.sep}"
+
+
+def is_installed_code(path: object) -> bool:
+    """Return True for a file of Python or of an installed package that no recorder counts, see `_of_the_installation`.
+
+    It looks only at the text of the path, because the imports of a run open six thousand such files.
+    """
+    if not isinstance(path, str):
+        return False
+    if path.startswith(_INSTALLED_FILES):
+        return path.endswith(_CODE) or ".dist-info" in path
+    return path.startswith(_STANDARD_FILES)
+
+
 def note(recorder: ReadRecorder, event: str, arguments: tuple[Any, ...]) -> None:
     """Record an audit event."""
     if event == "open":
@@ -199,5 +215,5 @@ def _of_the_installation(path: str) -> bool:
     """Return True for code of Python and of installed packages, because the identity has their versions already."""
     place = Path(path)
     if place.is_relative_to(_INSTALLED):
-        return place.suffix in (".py", ".pyc", ".so", ".pth") or ".dist-info" in path or place.is_dir()
+        return place.suffix in _CODE or ".dist-info" in path or place.is_dir()
     return place.is_relative_to(_STANDARD)

@@ -23,7 +23,7 @@ from grpo.reads import environment, status
 from grpo.reads.frames import Reader, claim, reader
 from grpo.reads.modules import find_module, import_root, is_users
 from grpo.reads.names import renamed, roots_of, without
-from grpo.reads.recorder import PROGRAMS, ReadRecorder, note
+from grpo.reads.recorder import PROGRAMS, ReadRecorder, is_installed_code, note
 from grpo.reads.watch import existing_places, may_name, watched
 
 _LISTINGS = ("os.listdir", "os.scandir")
@@ -142,6 +142,8 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook. It must not raise, because the error would reach the user's `open`."""
     if not _EVENTS or event not in _EVENTS or getattr(_own, "busy", False):
         return  # if _EVENTS is gone, the interpreter is ending and has begun to clear this module
+    if event == "open" and is_installed_code(arguments[0]):
+        return
     with _unrecorded():
         try:
             who = _reader()

@@ -41,13 +41,11 @@ def train(
     settings.mark_start()
     from grpo_local.servers import prefect_server, running_prefect_server
 
-    def check() -> None:
-        from grpo_local import preflight
-
-        preflight.check(pipeline, depth="files")
-
-    imports = partial(_import_packages, pipeline, home, is_new=running_prefect_server(home) is None)
-    with prefect_server(home, check=check, while_starting=imports) as url:
+    check = partial(_check, pipeline)
+    if not (is_repeated := _is_repeated(pipeline, home)):
+        check()  # what is refused leaves nothing in the home, so no server is started before
+    imports = partial(_import_packages, is_repeated=is_repeated, server_starts=running_prefect_server(home) is None)
+    with prefect_server(home, check=check if is_repeated else lambda: None, while_starting=imports) as url:
         from grpo.evaluation.report import read_report
         from grpo_cli.console import show_progress
         from grpo_cli.display import print_summary
@@ -66,19 +64,29 @@ def train(
         raise typer.Exit(REFUSED)
 
 
-def _import_packages(config: PipelineConfig, home: Path, *, is_new: bool) -> None:
-    """Import what the flow of a run needs, while Prefect's server starts if it `is_new`."""
+def _check(config: PipelineConfig) -> None:
+    """Make the checks that need neither PyTorch nor MLflow."""
+    from grpo_local import preflight
+
+    preflight.check(config, depth="files")
+
+
+def _import_packages(*, is_repeated: bool, server_starts: bool) -> None:
+    """Import what the flow needs. A repeated run has cache hits, which need neither PyTorch nor Great Expectations.
+
+    If one of its stages is computed nevertheless, it imports them.
+    """
     settings.import_packages("grpo_flows.train", "grpo.evaluation.html_report", "mlflow")
-    if not _is_repeated(config, home):
+    if not is_repeated:
         settings.import_packages(*settings.LEARNER)
-        if is_new:  # the import takes three seconds, in which the server starts
+        if server_starts:  # the import takes three seconds, in which the server starts
             settings.import_packages("great_expectations")
 
 
 def _is_repeated(config: PipelineConfig, home: Path) -> bool:
     """True if the last report of this run has the same code and settings, except for its gates, which a run completes.
 
-    Its stages are then cache hits, which need neither PyTorch nor Great Expectations. If one is not, it imports them.
+    Its config was not refused then, and its stages are cache hits.
     """
     import yaml
 
@@ -214,15 +222,13 @@ def tune(
 
             print_outline(console, plan_study(tuning))
         return
+    from grpo_local.preflight import check_tuning
     from grpo_local.servers import prefect_server
 
-    def check() -> None:
-        from grpo_local.preflight import check_tuning
-
-        check_tuning(tuning, depth="files")
+    check_tuning(tuning, depth="files")
 
     packages = ("grpo_flows.tune", "mlflow", *settings.LEARNER)
-    with prefect_server(home, check=check, while_starting=partial(settings.import_packages, *packages)) as url:
+    with prefect_server(home, while_starting=partial(settings.import_packages, *packages)) as url:
         from grpo.tuning.document import DOCUMENT, StudyDocument
         from grpo_cli.console import show_progress
         from grpo_cli.display import print_study

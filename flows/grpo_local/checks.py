@@ -44,6 +44,7 @@ from grpo_local.service import port_is_free
 State = Literal["ok", "absent", "warning", "problem"]
 PREFECT, MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
 _NAMES: dict[Server, str] = {"prefect": "Prefect's server", "mlflow": "MLflow"}
+_ANSWER_S = 5
 _ATTEMPTS, _PAUSE_S = 3, 1.0
 
 
@@ -165,9 +166,17 @@ def _check_server(
     package: Server, url: str, health: str, version: str, *, setting: str, login: str | None
 ) -> CheckResult:
     """Check that a server answers, and that its version matches the installed package."""
+    basic = None if login is None else httpx.BasicAuth(*login.partition(":")[::2])
+    with httpx.Client(timeout=_ANSWER_S, follow_redirects=True, auth=basic) as client:
+        return _check_answers(client, package, url, health, version, setting=setting)
+
+
+def _check_answers(
+    client: httpx.Client, package: Server, url: str, health: str, version: str, *, setting: str
+) -> CheckResult:
     installed = importlib.metadata.version(package)
     try:
-        _get(health, login, attempts=_ATTEMPTS)
+        _get(client, health, attempts=_ATTEMPTS)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         reason = masked(str(error) or type(error).__name__, known=url).splitlines()[0]
         return _server_check(
@@ -178,7 +187,7 @@ def _check_server(
             wrong_input=not isinstance(error, httpx.HTTPError) or isinstance(error, httpx.UnsupportedProtocol),
         )
     try:
-        served = _get(version, login).strip().strip('"')
+        served = _get(client, version).strip().strip('"')
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED:
             return _server_check(package, "problem", f"{masked(url)} refuses the login", LOGIN_REMEDIES[package])
@@ -189,12 +198,11 @@ def _check_server(
     return _server_check(package, "warning", detail, f"Install the same version of {package} on both sides")
 
 
-def _get(url: str, login: str | None, *, attempts: int = 1) -> str:
-    """GET a text with basic authentication. If the connection is dropped, it is tried again."""
-    basic = None if login is None else httpx.BasicAuth(*login.partition(":")[::2])
+def _get(client: httpx.Client, url: str, *, attempts: int = 1) -> str:
+    """GET a text. If the connection is dropped, it is tried again."""
     for left in reversed(range(attempts)):
         try:
-            response = httpx.get(url, timeout=5, follow_redirects=True, auth=basic)
+            response = client.get(url)
             response.raise_for_status()
             return response.text[:1000]
         except httpx.UnsupportedProtocol:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from grpo_local.login import CLIENT, HOSTS, ORIGINS, PASSWORD, SERVER, USERNAME
+from grpo_local.servers import WITHOUT_BLOCKS
 from grpo_local.service import Service
 from tests.places import ROOT
 from tests.ports import own_port
@@ -34,7 +35,7 @@ def basic(login: str) -> tuple[str, str]:
 
 
 def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Service:
-    """Prefect's API and pages, configured like a container, by the environment."""
+    """Prefect's API and pages, configured like a container, by the environment, but without types of blocks."""
     port = own_port()
     variables = {
         "PREFECT_API_URL": None,
@@ -43,6 +44,7 @@ def prefect_service(home: Path, environment: Mapping[str, str | None]) -> Servic
         SERVER: LOGIN,
         CLIENT: None,
         ORIGINS: f"http://127.0.0.1:{port}",
+        **WITHOUT_BLOCKS,
     }
     return Service(
         name="prefect",

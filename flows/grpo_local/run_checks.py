@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -113,10 +113,11 @@ def _check_waiting(client: httpx.Client) -> Iterator[CheckResult]:
         work_pools={"name": {"any_": list(POOLS)}},
         sort=STABLE,
     )
+    heard = _heard(client)
     kinds: dict[str, list[str]] = {"lost": [], "not begun": [], "not cancelled": [], "late": []}
     for run in runs:
         since = _seconds(run["state"]["timestamp"])
-        if run["state_type"] == "RUNNING" and since > SILENCE_S and _silence(client, run["id"], since) > SILENCE_S:
+        if run["state_type"] == "RUNNING" and since > SILENCE_S and run["id"] not in heard:
             kinds["lost"].append(_named(run))
         elif run["state_type"] == "PENDING" and since > IMAGE_S:
             kinds["not begun"].append(_named(run))
@@ -162,15 +163,12 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _silence(client: httpx.Client, run: str, since: float) -> float:
-    """Seconds since the last heartbeat of a run. `since` if it has none."""
-    newest = {
-        "order": "DESC",
-        "event": {"name": ["prefect.flow-run.heartbeat"]},
-        "resource": {"id": [f"prefect.flow-run.{run}"]},
-    }
-    answer = client.post("/events/filter", json={"limit": 1, "filter": newest}).raise_for_status()
-    return min([since, *(_seconds(event["occurred"]) for event in answer.json()["events"])])
+def _heard(client: httpx.Client) -> frozenset[str]:
+    """Ids of the runs that have sent a heartbeat within the time after which a run is lost."""
+    since = datetime.now(UTC) - timedelta(seconds=SILENCE_S)
+    recent = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "occurred": {"since": since.isoformat()}}
+    answer = client.post("/events/count-by/resource", json={"filter": recent}).raise_for_status()
+    return frozenset(count["value"].removeprefix("prefect.flow-run.") for count in answer.json())
 
 
 def _named(run: Mapping[str, Any]) -> str:

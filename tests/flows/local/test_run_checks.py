@@ -6,9 +6,10 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from grpo_local import run_checks
 from grpo_local.checks import CheckResult
 from grpo_local.servers import prefect_service
 from grpo_local.service import Service
+from tests import waiting
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -94,6 +96,34 @@ def test_runs_that_stand_still_are_named(
         assert check.detail.startswith(f"{kind} ({runs[kind]})")
         assert check.remedy
     assert str(runs["done"]) not in str(old)
+
+
+def test_a_run_that_sends_heartbeats_is_not_lost(
+    client: SyncPrefectClient, pool: str, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Both have been Running for longer than the limit of five seconds. The last heartbeat of one is an hour old."""
+    from prefect import flow
+    from prefect.events import emit_event
+    from prefect.states import Running
+
+    still = client.create_flow(flow(lambda: None, name="heard"))
+    deployment = client.create_deployment(still, pool, work_pool_name=pool)
+    runs = {name: client.create_flow_run_from_deployment(deployment, name=name).id for name in ("heard", "silent")}
+
+    def beat(name: str, **more: Any) -> None:
+        emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{runs[name]}"}, **more)
+
+    for run in runs.values():
+        client.set_flow_run_state(run, Running(), force=True)
+    beat("silent", occurred=datetime.now(UTC) - timedelta(hours=1))
+    monkeypatch.setattr(run_checks, "SILENCE_S", 5)
+
+    def only_the_silent_one_is_lost() -> bool:
+        beat("heard")
+        lost = checked(home)["runs lost"].detail
+        return "silent (" in lost and "heard (" not in lost
+
+    waiting.until("the loss of the silent run", only_the_silent_one_is_lost, patience_s=60.0)
 
 
 @pytest.mark.parametrize(("ahead_s", "state"), [(0, "ok"), (600, "problem"), (-600, "problem")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -14,6 +14,7 @@ from pydantic_core import from_json
 from grpo.data_errors import LONGEST_LINE
 from grpo.scenarios.logged_chat import MAX_MESSAGES
 from grpo.scenarios.message_columns import find_group, is_group_name, is_time_name, leaves
+from grpo.scenarios.readers.codex import is_session_file, is_session_item
 from grpo.scenarios.readers.json_file import document_items, item_records, read_jsonl
 from grpo.scenarios.readers.langchain_messages import is_serialized
 from grpo.scenarios.readers.logged_requests import LISTS
@@ -40,16 +41,19 @@ def read_objects(path: Path, records: str | None = None, *, chats: bool = False)
     is an object and another line follows, and a file of any other name unless it begins like a document. Blank lines do
     not count. The `line` of a record is its line, or in a document its number. With `chats`, a document that is a list
     of messages is one chat, and so is each list of messages in an object whose keys are ids, each session of Chatbox,
-    and a file of lines of SillyTavern. Without it, each message is a record, because the records of other formats may
-    look like messages.
+    and a file of lines of SillyTavern or of Codex. Without it, each message is a record, because the records of other
+    formats may look like messages.
 
     Raises `DataError` if a document is broken or over 64 MiB.
     """
     if records is None and (data_suffix(path) in _LINES or _has_lines(path)):
         lines = read_jsonl(path)
         begin = [*islice(lines, 2)] if chats else []
-        if is_chat_file([record.data for record in begin]):
+        first_lines = [record.data for record in begin]
+        if is_chat_file(first_lines):
             yield _of_one_chat(begin[0], chain(begin[1:], lines))
+        elif is_session_file(first_lines):
+            yield _of_one_chat(begin[0], chain(begin[1:], lines), is_message=is_session_item)
         else:
             yield from map(_line, chain(begin, lines))
         return
@@ -62,14 +66,22 @@ def read_objects(path: Path, records: str | None = None, *, chats: bool = False)
     yield from item_records(path, [_as_object(item) for item in items])
 
 
-def _of_one_chat(first: SourceRecord, lines: Iterator[SourceRecord]) -> SourceRecord:
+def _of_one_chat(
+    first: SourceRecord,
+    lines: Iterator[SourceRecord],
+    *,
+    is_message: Callable[[dict[str, Any]], bool] = lambda line: True,
+) -> SourceRecord:
     """One record of a file that is one chat: its first line, and the others as messages. It is broken if a line is."""
-    messages = []
-    for line in islice(lines, MAX_MESSAGES + 1):
+    messages: list[dict[str, Any]] = []
+    for line in lines:
         if line.problem is not None:
             problem = f"line {line.line} of the chat cannot be read: {line.problem}. Correct it, or delete the line"
             return replace(first, data=None, raw=line.raw, problem=problem)
-        messages.append(line.data)
+        if line.data is not None and is_message(line.data):
+            messages.append(line.data)
+        if len(messages) > MAX_MESSAGES:
+            break
     return replace(first, data={**(first.data or {}), "messages": messages})
 
 

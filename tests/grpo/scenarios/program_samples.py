@@ -101,6 +101,27 @@ SILLY_TAVERN: list[dict[str, Any]] = [
     INVOKED,
     SWIPED,
 ]
+CODEX_ITEMS: list[dict[str, Any]] = [
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": ASKED}]},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "7?"}], "encrypted_content": "gA"},
+    {"type": "function_call", "name": "look_up", "arguments": '{"order": "7"}', "call_id": "c1"},
+    {"type": "function_call_output", "call_id": "c1", "output": "lost"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": DONE}]},
+]
+
+
+def codex_lines(*items: dict[str, Any], **about: Any) -> list[dict[str, Any]]:
+    """A session of Codex with these items."""
+    time = "2025-11-20T10:00:00.000Z"
+    return [
+        {"timestamp": time, "type": "session_meta", "payload": {"id": "0199", "cwd": "/shop", **about}},
+        {"timestamp": time, "type": "event_msg", "payload": {"type": "user_message", "message": ASKED}},
+        {"timestamp": time, "type": "turn_context", "payload": {"cwd": "/shop", "model": "gpt-5.1-codex"}},
+        *({"timestamp": time, "type": "response_item", "payload": item} for item in items),
+        {"timestamp": time, "type": "event_msg", "payload": {"type": "token_count", "info": None}},
+    ]
+
+
 _CALLED = (
     '<details type="tool_calls" done="true" id="c1" name="look_up" '
     f'arguments="{html.escape(json.dumps(json.dumps({"order": "7"})))}" '
@@ -144,6 +165,29 @@ PROGRAM_FILES = (
         content=SILLY_TAVERN,
         lines=True,
         context="You opened the conversation: Welcome.",
+        has_call=True,
+    ),
+    ProgramFile(
+        name="Codex",
+        file="rollout-2025-11-20T10-00-00-0199.jsonl",
+        known_by="a first line of type `session_meta`, then lines with `type` and `payload`",
+        reads="the items of type `response_item`, up to the first summary of earlier turns, and `base_instructions`",
+        content=codex_lines(*CODEX_ITEMS, base_instructions={"text": "Be kind."}),
+        lines=True,
+        context="Be kind.",
+        has_call=True,
+    ),
+    ProgramFile(
+        name="Codex, first versions",
+        file="rollout-2025-05-20-0199.jsonl",
+        known_by="a first line with `id`, `timestamp` and `instructions`, then items",
+        reads="the items. `instructions` is left out, because a message repeats it",
+        content=[
+            {"id": "0199", "timestamp": "2025-05-20T10:00:00.000Z", "instructions": None},
+            {"record_type": "state"},
+            *CODEX_ITEMS,
+        ],
+        lines=True,
         has_call=True,
     ),
     ProgramFile(

@@ -1,0 +1,101 @@
+"""Sessions of Codex: a file of JSON lines, one for each event, of which some are what the model read and wrote.
+
+    {"timestamp": …, "type": "session_meta", "payload": {"id": "0199a2b3", "base_instructions": {"text": "Be brief."}}}
+    {"timestamp": …, "type": "response_item", "payload": {"type": "message", "role": "user", "content": […]}}
+    {"timestamp": …, "type": "response_item", "payload": {"type": "function_call", "call_id", "name", "arguments"}}
+    {"timestamp": …, "type": "event_msg", "payload": {"type": "token_count", …}}
+
+The items are those of OpenAI's Responses API (`message_items`). Versions from before autumn 2025 write them without the
+object around, after a first line with `id` and `instructions`. When a context is full, Codex goes on with a summary of
+it. The chat ends there, because the model did not read the earlier turns in the later ones.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_ITEM, _COMPACTED = "response_item", "compacted"
+_BARE = ("message", "reasoning", "function_call", "function_call_output", "local_shell_call", "custom_tool_call")
+_SUMMARIES = ("compaction", "compaction_summary", "context_compaction")
+_SKIPPED = ("ghost_snapshot", "other")
+_CALLS = {"custom_tool_call": ("name", "input"), "local_shell_call": (None, "action")}
+"""Calls in a form of their own: keys of the name and of what becomes the argument of that name."""
+_EVENTS = "record: events of Codex, such as counts of tokens, and the instructions that a message repeats"
+_LATER = "record: turns after a summary of the earlier ones, which the model read instead of them"
+
+
+def is_session_file(begin: Sequence[Mapping[str, Any] | None]) -> bool:
+    """Are these the first two lines of a session: one about it, and an event or an item?"""
+    if len(begin) < 2 or begin[0] is None or begin[1] is None or not _is_header(begin[0]):
+        return False
+    return {"type", "payload"} <= {*begin[1]} or _is_bare(begin[1]) or "record_type" in begin[1]
+
+
+def is_session_item(line: Mapping[str, Any]) -> bool:
+    """Is this line one of those that the chat is made of?"""
+    return line.get("type") in (_ITEM, _COMPACTED) or _is_bare(line)
+
+
+def is_codex(data: Mapping[str, Any]) -> bool:
+    """Is this a session with its items as messages?"""
+    return _is_header(data) and isinstance(data.get("messages"), list)
+
+
+def read_codex(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The record with items of the Responses API as messages, and what was left out."""
+    about = data["payload"] if data.get("type") == "session_meta" else data
+    ignored, messages = [_EVENTS], []
+    base = about.get("base_instructions")
+    if isinstance(base, Mapping) and isinstance(base.get("text"), str):
+        messages.append({"role": "system", "content": base["text"]})
+    for item in _items(data["messages"]):
+        if item.get("type") in _SUMMARIES:
+            ignored.append(_LATER)
+            break
+        messages.append(_plain(item))
+    return {"id": about["id"], "messages": messages}, ignored
+
+
+def _is_header(line: Mapping[str, Any]) -> bool:
+    if line.get("type") == "session_meta":
+        return isinstance(line.get("payload"), Mapping) and "id" in line["payload"]
+    return {"id", "timestamp", "instructions"} <= {*line} and "type" not in line
+
+
+def _is_bare(line: Mapping[str, Any]) -> bool:
+    return line.get("type") in _BARE and "payload" not in line
+
+
+def _items(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for line in lines:
+        if line.get("type") == _COMPACTED:
+            yield {"type": _SUMMARIES[0]}
+            continue
+        item = line.get("payload") if line.get("type") == _ITEM else line
+        if not isinstance(item, Mapping):
+            raise ValueError(f"a {_ITEM} has no object under payload. Correct it, or delete the line")
+        if item.get("type") not in _SKIPPED:
+            yield item
+
+
+def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item that the Responses API has too: calls in forms of their own become calls of a function."""
+    kind = item.get("type")
+    if (form := _CALLS.get(str(kind))) is not None:
+        named, given = form
+        arguments = item.get(given)
+        return {
+            "type": "function_call",
+            "call_id": item.get("call_id") or item.get("id"),
+            "name": item.get(named) if named is not None else "local_shell",
+            "arguments": json.dumps(arguments if isinstance(arguments, Mapping) else {given: arguments}),
+        }
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = item.get("output")
+        whole = output.get("content") if isinstance(output, Mapping) else output
+        return {"type": "function_call_output", "call_id": item.get("call_id"), "output": whole}
+    if kind == "reasoning":
+        return {"type": kind, "summary": item.get("summary") or ()}
+    return dict(item)

@@ -4,6 +4,7 @@
     LM Studio                  messages with versions, see `lm_studio`
     SillyTavern                lines with `mes` and `is_user`, see `silly_tavern`
     Codex                      lines of events, see `codex`
+    Gemini CLI                 messages with calls and their results, see `gemini_cli`
     Open WebUI, LibreChat, …   see `chat_exports`
     Glaive's data set          one text with the names of the speakers, see `glaive`
 
@@ -40,6 +41,7 @@ from grpo.scenarios.readers.chat_exports import (
     read_text_generation,
 )
 from grpo.scenarios.readers.codex import is_codex, read_codex
+from grpo.scenarios.readers.gemini_cli import is_gemini_cli, read_gemini_cli
 from grpo.scenarios.readers.glaive import is_glaive, read_glaive
 from grpo.scenarios.readers.lm_studio import is_lm_studio, read_lm_studio
 from grpo.scenarios.readers.message_links import OTHER_BRANCHES as OTHER_REPLIES
@@ -122,6 +124,7 @@ PROGRAMS = (
     Program(name="LM Studio", is_record=is_lm_studio, read=read_lm_studio),
     Program(name="SillyTavern", is_record=is_silly_tavern, read=read_silly_tavern),
     Program(name="Codex", is_record=is_codex, read=read_codex),
+    Program(name="Gemini CLI", is_record=is_gemini_cli, read=read_gemini_cli),
     Program(name="Open WebUI", is_record=is_open_webui, read=read_open_webui),
     Program(name="LibreChat", is_record=is_libre_chat, read=read_libre_chat),
     Program(name="llama.cpp", is_record=is_llama_cpp, read=read_llama_cpp),

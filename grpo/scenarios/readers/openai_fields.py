@@ -126,6 +126,19 @@ def is_mark(name: Any, value: Any) -> bool:
     return isinstance(value, bool) or (name == "train" and type(value) is int and value in (0, 1))
 
 
+_OF_TOOLS = frozenset(
+    f"{what}{part}{end}"
+    for what in ("tool", "function")
+    for part in ("call", "use", "invocation", "request", "result", "response", "output")
+    for end in ("", "s")
+)
+"""Keys of calls and results in the words of many programs, in lower case and without anything between the words."""
+
+
+def _folded(name: object) -> str:
+    return "".join(filter(str.isalnum, str(name))).lower()
+
+
 def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, place: str) -> tuple[str, ...]:
     """Fields that are not read, each with its reason: `message.audio: …`.
 
@@ -139,6 +152,12 @@ def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, pla
         if item is False and reason != _UNKNOWN:
             continue
         shown = f"{noun}.{excerpt(name, _SHOWN)}"
+        if reason == _UNKNOWN and isinstance(item, (list, dict)) and _folded(name) in _OF_TOOLS:
+            where = f"; {place}" if place else ""
+            raise ValueError(
+                f"{shown} cannot be read: it has calls or results of tools under a key of its own{where}. If they have "
+                f"OpenAI's form, name the key in the source's names: tool_calls: {excerpt(name, _SHOWN)}"
+            )
         if reason.startswith("!"):
             raise ValueError(f"{shown} cannot be read: {reason[1:]}{f'; {place}' if place else ''}")
         names.append(f"{shown}: {reason}")

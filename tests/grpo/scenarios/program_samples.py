@@ -122,6 +122,20 @@ def codex_lines(*items: dict[str, Any], **about: Any) -> list[dict[str, Any]]:
     ]
 
 
+GEMINI_CLI: list[dict[str, Any]] = [
+    {"id": "1", "timestamp": "2025-11-20T10:00:00Z", "type": "info", "content": "Update available: 0.19.0"},
+    {"id": "2", "timestamp": "2025-11-20T10:00:00Z", "type": "user", "content": [{"text": ASKED}]},
+    {
+        "id": "3", "type": "gemini", "content": "", "thoughts": [{"subject": "Order", "description": "7?"}],
+        "toolCalls": [
+            {
+                "id": "c1", "name": "look_up", "args": {"order": "7"}, "status": "success",
+                "result": [{"functionResponse": {"id": "c1", "name": "look_up", "response": {"output": "lost"}}}],
+            }
+        ],
+    },
+    {"id": "4", "type": "gemini", "content": DONE, "thoughts": [], "tokens": {"input": 9}, "model": "gemini-2.5-pro"},
+]  # fmt: skip
 _CALLED = (
     '<details type="tool_calls" done="true" id="c1" name="look_up" '
     f'arguments="{html.escape(json.dumps(json.dumps({"order": "7"})))}" '
@@ -188,6 +202,14 @@ PROGRAM_FILES = (
             *CODEX_ITEMS,
         ],
         lines=True,
+        has_call=True,
+    ),
+    ProgramFile(
+        name="Gemini CLI",
+        file="session-2025-11-20T10-00-0199.json",
+        known_by="`sessionId` and messages of the types `user` and `gemini`",
+        reads="texts, thoughts as reasoning, and `toolCalls` with their results; messages for the user are left out",
+        content={"sessionId": "0199", "projectHash": "a1", "startTime": "2025-11-20T10:00:00Z", "messages": GEMINI_CLI},
         has_call=True,
     ),
     ProgramFile(

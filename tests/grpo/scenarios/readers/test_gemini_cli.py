@@ -1,0 +1,88 @@
+"""Sessions of Gemini CLI: results in each form, and what is not whole."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grpo.config.scenarios import ChatSource
+from grpo.scenarios.records import SourceRecord
+from grpo.scenarios.sources import read_records
+from tests.grpo.scenarios.chat_samples import DONE
+from tests.grpo.scenarios.program_samples import GEMINI_CLI
+
+
+def read(tmp_path: Path, *messages: Any, **names: str) -> SourceRecord:
+    """The record of a session."""
+    path = tmp_path / "session.json"
+    path.write_text(json.dumps({"sessionId": "0199", "messages": messages}))
+    (record,) = read_records(ChatSource(kind="openai_messages", path=str(path), names=names))
+    return record
+
+
+def session(**call: Any) -> list[dict[str, Any]]:
+    """The session of the samples, with other fields of its call."""
+    messages = copy.deepcopy(GEMINI_CLI)
+    messages[2]["toolCalls"][0].update(call)
+    return messages
+
+
+def response(**fields: Any) -> list[dict[str, Any]]:
+    """The result of a call with these fields."""
+    return [{"functionResponse": {"id": "c1", "name": "look_up", "response": fields}}]
+
+
+@pytest.mark.parametrize(
+    ("result", "read_as"),
+    [
+        (response(error="no order 7"), {"error": "no order 7"}),
+        (response(output={"order": 7}), {"order": 7}),
+        ([*response(output="lost"), {"text": "and found"}], "lost\nand found"),
+        ("lost", "lost"),
+    ],
+)
+def test_a_result_is_read_in_each_form(tmp_path: Path, result: Any, read_as: Any):
+    """Of a call that failed the model read the whole response."""
+    record = read(tmp_path, *session(result=result))
+    assert record.data is not None, record.problem
+    (recorded,) = record.data["world"]["recorded"]
+    assert recorded["result"] == read_as
+    assert record.data["expected"] == {"responses": [DONE]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        (session(result=None, status="cancelled"), "unanswered tool call: look_up"),
+        (session(result=[{"inlineData": {"data": ""}}]), "content is not text: part inlineData in message 2"),
+        (
+            [{"type": "user", "content": [{"fileData": {}}]}, *GEMINI_CLI],
+            "content is not text: part fileData in message 0",
+        ),
+        ([{"type": "gemini", "content": "", "toolCalls": "x"}, *GEMINI_CLI], "toolCalls of message 0 is not a list"),
+    ],
+)
+def test_a_session_that_is_not_whole_is_quarantined(tmp_path: Path, messages: list[Any], problem: str):
+    """A call that its user cancelled has no result."""
+    assert (read(tmp_path, *messages).problem or "").startswith(problem)
+
+
+@pytest.mark.parametrize("key", ["toolCalls", "ToolUses", "tool-invocations", "functionResponse", "tool_outputs"])
+def test_calls_under_a_key_of_an_unknown_program_are_not_left_out(tmp_path: Path, key: str):
+    """Without them the reply would seem to come from nothing. If their form is known, `names` reads them."""
+    calls = [{"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"order": "7"}'}}]
+    messages = [
+        {"role": "user", "content": "Where is order 7?"},
+        {"role": "assistant", "content": None, key: calls},
+        {"role": "tool", "tool_call_id": "c1", "content": "lost"},
+        {"role": "assistant", "content": DONE},
+    ]
+    record = read(tmp_path, *messages)
+    assert (record.problem or "").startswith(f"message.{key} cannot be read: it has calls or results of tools")
+    named = read(tmp_path, *messages, tool_calls=key)
+    assert named.data is not None, named.problem
+    assert [call["name"] for call in named.data["world"]["recorded"]] == ["look_up"]

@@ -109,7 +109,7 @@ _yaml("a key twice", "name: a\nname: b", "'name' stands twice")
 _yaml("a month 13", "name: 2026-13-01", "month must be in 1..12")
 _yaml("an integer of 5,000 digits", "seed: " + "9" * 5000, "cannot be read as YAML")
 _yaml("extends a file elsewhere", "extends: ../other.yaml", "Name another file in the same folder")
-_yaml("extends itself", "extends: c.yaml", "Extend that one")
+_yaml("extends itself", "extends: c.yaml", "Only one level is allowed")
 _yaml("extends nothing", "extends: none.yaml", "no config at")
 
 # settings

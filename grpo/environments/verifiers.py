@@ -135,7 +135,7 @@ def _check_covered(task: vf.Task[Any, Any, Any]) -> None:
     }
     missing = [name for name, needed in needs.items() if needed]
     if missing:
-        raise DataError(f"task {task_id(task)} needs {', '.join(missing)}, which is not covered. Leave it out")
+        raise DataError(f"task {task_id(task)} needs {', '.join(missing)}, which is not supported. Leave the task out")
 
 
 def _needs_runtime(function: Callable[..., Any]) -> bool:

@@ -125,7 +125,8 @@ def examined(models: Registry, address: str) -> Iterator[Admission]:
         policy = read_state(place).policy_hash
         if provenance is not None and provenance.policies[-1] != policy:
             raise ArtifactError(
-                f"{address}: its provenance is about policy {provenance.policies[-1]}, and its checkpoint is {policy}"
+                f"{address}: its provenance names policy {provenance.policies[-1]}, but its checkpoint has policy "
+                f"{policy}. Register the model again"
             )
         yield Admission(
             address=address,

@@ -338,9 +338,9 @@ def server_urls(servers: tuple[str, ...] | StartedServers) -> tuple[str, ...]:
     urls = os.environ.get(STARTED, "").split()
     if len(urls) != servers.count:
         raise PolicyError(
-            f"rollout.servers.count {servers.count}: this process has {len(urls)} servers of its run. They are started "
-            "by grpo train, retrain, tune, evaluate and reproduce. Elsewhere start them yourself and list their "
-            "addresses"
+            f"rollout.servers.count {servers.count}: the servers were not started for this process ({len(urls)} are "
+            "known). Only grpo train, retrain, tune, evaluate and reproduce start them. In other programs start "
+            "servers yourself, and list their addresses in rollout.servers"
         )
     return tuple(urls)
 

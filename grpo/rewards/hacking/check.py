@@ -78,7 +78,7 @@ def check_rewards(components: Sequence[RewardComponent]) -> None:
             )
             needed = ", ".join((*accepted, *(result.probe.name for result in exploited)))
             raise ConfigError(
-                f"reward {component.kind} is fooled by {scores}. Use another one, or accept it by name: "
+                f"reward {component.kind} is fooled by {scores}. Use another reward, or accept the exploits by name: "
                 f"accepted_exploits: [{needed}]"
             )
 

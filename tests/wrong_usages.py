@@ -274,7 +274,7 @@ _dry(
 _dry(
     "model", "the address of a server", "policy.model=openai+https://host/v1#m", "can be evaluated, not trained", code=1
 )
-_dry("model", "an object without a digest", "policy.model=s3://bucket/m", "is not an artifact", code=2)
+_dry("model", "an object without a digest", "policy.model=s3://bucket/m", "is not the address of an artifact", code=2)
 _dry("template", "syntax error", "policy.chat_template='{%␣for␣%}'", "chat template", "TemplateSyntaxError", code=1)
 _dry("template", "that raises", "policy.chat_template=\"{{␣raise_exception('no')␣}}\"", "chat template", "no", code=1)
 _dry("template", "that divides by zero", "policy.chat_template='{{␣1/0␣}}'", "ZeroDivisionError", code=1)

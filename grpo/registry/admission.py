@@ -202,7 +202,7 @@ def _converted(folder: Path, address: str) -> Iterator[Path]:
     if not all(part.is_dir() for part in parts):
         raise ArtifactError(
             f"{address} has no folders model and components/tokenizer, as mlflow.transformers.log_model writes them. "
-            "Register it with that"
+            "Register the model with this function"
         )
     with tempfile.TemporaryDirectory(dir=user_temp_folder()) as scratch:
         whole, checkpoint = Path(scratch) / "model", Path(scratch) / "checkpoint"

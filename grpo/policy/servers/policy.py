@@ -156,7 +156,10 @@ class ServersSession:
         """See `Session.generate`. Raises `ConnectionError` or `PolicyError` if no server is left."""
         sampling.refuse_unread("a rollout server")
         if not sampling.unfiltered:
-            raise ConfigError("rollout servers sample without top-p, top-k and greedy decoding. Raise the temperature")
+            raise ConfigError(
+                "rollout servers support neither top_p and top_k nor temperature 0. Leave top_p and top_k out, and "
+                "raise the temperature"
+            )
         self._ids += prompt.new_ids
         reply = None
         while reply is None:  # until the version is not replaced before the turn has begun

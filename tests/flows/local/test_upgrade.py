@@ -189,7 +189,12 @@ def test_the_scenarios_of_this_version_are_read():
 @pytest.mark.parametrize(
     ("read", "file", "message"),
     [
-        (read_trajectories, "rollouts-5.parquet", "has trajectory schema version 5, but this release reads 6, 7, 8"),
+        (
+            read_trajectories,
+            "rollouts-5.parquet",
+            "has trajectory schema version 5, but this release reads 6, 7, 8. Repeat the rollout, or use the release "
+            "that wrote the file",
+        ),
         (
             read_scenarios,
             "scenarios-1.parquet",

@@ -352,7 +352,7 @@ def stored_artifact(store: ArtifactStore, name: str) -> Artifact:
         with file_system.open(content, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError as error:
-        raise ArtifactError(f"{store.uri}/{name} has no manifest, or is gone") from error
+        raise ArtifactError(f"{store.uri}/{name} was deleted, or its upload was cut off") from error
     return Artifact(uri=f"{store.uri}/{name}", sha256=digest, kind=name.partition("/")[0])
 
 
@@ -372,7 +372,7 @@ def local_path(address: str) -> Path:
     uri, _, digest = address.partition("#")
     parts = uri.rsplit("/", 2)
     if not digest or len(parts) < 3:
-        raise ConfigError(f"{uri} is not an artifact: write the URI in a store, # and the artifact's sha256")
+        raise ConfigError(f"{uri} is not the address of an artifact. Write the URI in a store, then # and the sha256")
     return ArtifactStore(parts[0]).path(Artifact(uri=uri, sha256=digest, kind=parts[1]))
 
 

@@ -191,14 +191,15 @@ def kept(what: str) -> Iterator[None]:
             name = what if nested or _depths else ", ".join(_names)
         if changed:
             logger.warning(
-                "%s: code of the user changed %s. This was set back, because other stages would compute with it. "
-                "Change such settings in the environment of the process, or only for the time of a block",
+                "%s: user code changed %s. The change was undone, because later stages would compute with it. Make "
+                "such changes in the environment of the process, or undo them in the same block of code",
                 name,
                 ", ".join(changed),
             )
         if failures:
             logger.warning(
-                "%s: these settings of the process cannot be set back: %s. Later stages may compute with other ones",
+                "%s: user code changed settings of the process that cannot be restored: %s. Later stages may compute "
+                "with the changed ones",
                 name,
                 ", ".join(failures),
             )

@@ -68,7 +68,7 @@ def move_store(source: str, target: str, *, keep: bool = False, dry_run: bool = 
     """
     before, after = ArtifactStore(source), ArtifactStore(target)
     if f"{before.uri}/".startswith(f"{after.uri}/") or f"{after.uri}/".startswith(f"{before.uri}/"):
-        raise ConfigError(f"{before.uri} and {after.uri} lie in each other. Name two separate places")
+        raise ConfigError(f"{before.uri} and {after.uri} contain each other. Name two separate places")
     _content_of(before, after)  # before the lock, because a refused move leaves no file in a new home
     with nullcontext() if dry_run else file_lock(home() / "stores.lock"):
         return _move(before, after, keep=keep, dry_run=dry_run)

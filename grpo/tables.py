@@ -125,7 +125,10 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     file = open_parquet(path)
     version = (file.schema_arrow.metadata or {}).get(b"schema_version", b"none").decode()
     if version not in _READABLE:
-        raise DataError(f"{path} has trajectory schema version {version}, this code reads {', '.join(_READABLE)}")
+        raise DataError(
+            f"{path} has trajectory schema version {version}, but this release reads {', '.join(_READABLE)}. Repeat "
+            "the rollout, or use the release that wrote the file"
+        )
     light_columns = [name for name in file.schema_arrow.names if name not in dict(TOKEN_COLUMNS)]
     for batch in file.iter_batches(batch_size=_ROWS):
         columns = {name: batch.column(name) for name, _ in TOKEN_COLUMNS}

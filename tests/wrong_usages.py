@@ -109,7 +109,7 @@ _yaml("a key twice", "name: a\nname: b", "'name' stands twice")
 _yaml("a month 13", "name: 2026-13-01", "month must be in 1..12")
 _yaml("an integer of 5,000 digits", "seed: " + "9" * 5000, "cannot be read as YAML")
 _yaml("extends a file elsewhere", "extends: ../other.yaml", "Name another file in the same folder")
-_yaml("extends itself", "extends: c.yaml", "Extend that one")
+_yaml("extends itself", "extends: c.yaml", "Only one level is allowed")
 _yaml("extends nothing", "extends: none.yaml", "no config at")
 
 # settings
@@ -274,7 +274,7 @@ _dry(
 _dry(
     "model", "the address of a server", "policy.model=openai+https://host/v1#m", "can be evaluated, not trained", code=1
 )
-_dry("model", "an object without a digest", "policy.model=s3://bucket/m", "is not an artifact", code=2)
+_dry("model", "an object without a digest", "policy.model=s3://bucket/m", "is not the address of an artifact", code=2)
 _dry("template", "syntax error", "policy.chat_template='{%␣for␣%}'", "chat template", "TemplateSyntaxError", code=1)
 _dry("template", "that raises", "policy.chat_template=\"{{␣raise_exception('no')␣}}\"", "chat template", "no", code=1)
 _dry("template", "that divides by zero", "policy.chat_template='{{␣1/0␣}}'", "ZeroDivisionError", code=1)

@@ -125,7 +125,12 @@ def _failure_reported(config: RetrainConfig, folder: Path, known: Sequence[Retra
             if isinstance(failure, Exception):
                 retraining_report(report, None, folder)
         except Exception:
-            logger.warning("the report of the failed retraining %s is not in every record", config.name, exc_info=True)
+            logger.warning(
+                "the report of the failed retraining %s could not be written completely: its folder, Prefect or "
+                "MLflow lacks it",
+                config.name,
+                exc_info=True,
+            )
         raise
 
 

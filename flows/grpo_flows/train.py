@@ -249,7 +249,12 @@ def _failure_reported(
                     written = _explained(written)
                     report(written, config, written.lineage.run, data.validated.docs, folder)
             except Exception:
-                logger.warning("the report of the failed run in %s is not in every record", folder, exc_info=True)
+                logger.warning(
+                    "the report of the failed run in %s could not be written completely: its folder, Prefect or "
+                    "MLflow lacks it",
+                    folder,
+                    exc_info=True,
+                )
         raise
 
 

@@ -164,7 +164,11 @@ def override(parameters: Mapping[str, Any], overrides: Mapping[str, Number]) -> 
         before = place.get(last) if isinstance(place, dict) else None
         if not isinstance(before, int | float) or isinstance(before, bool) is not isinstance(value, bool):
             kind = "switch" if isinstance(value, bool) else "number"
-            raise invalid_request(f"the config has no {kind} {path}", param=f"overrides.{path}", code="invalid_value")
+            raise invalid_request(
+                f"the deployed config has no setting {path} that is a {kind}",
+                param=f"overrides.{path}",
+                code="invalid_value",
+            )
         place[last] = value
     return changed
 

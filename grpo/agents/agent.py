@@ -39,7 +39,7 @@ def to_message(chat: ChatMessage) -> Message:
     unknown = set(chat) - _KEYS
     if unknown or "role" not in chat:
         raise DataError(
-            "a message may have role, content and tool_calls, and this one has "
+            "a message needs role, and may have content and tool_calls. This one has "
             f"{', '.join(sorted(map(str, chat))) or 'none'}"
         )
     content = chat.get("content") or ""
@@ -62,7 +62,9 @@ def _to_tool_call(chat: Any) -> ToolCall:
     try:
         name, arguments = chat["function"]["name"], chat["function"]["arguments"]
     except (KeyError, TypeError) as error:
-        raise DataError(f"a tool call is {{'function': {{'name', 'arguments'}}}}, got {str(chat)[:80]}") from error
+        raise DataError(
+            f"a tool call needs the form {{'function': {{'name', 'arguments'}}}}, got {str(chat)[:80]}"
+        ) from error
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
-        raise DataError(f"a tool call has a name and an object of arguments, got {str(chat)[:80]}")
+        raise DataError(f"a tool call needs a name and an object of arguments, got {str(chat)[:80]}")
     return ToolCall(name=name, arguments=arguments)

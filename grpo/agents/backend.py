@@ -21,7 +21,8 @@ def make_backend(config: AgentConfig, renderer: Renderer | None) -> Policy:
     kind = config.model_name.partition("://")[0]
     if kind.startswith(TOKENS) and renderer is None:
         raise PolicyError(
-            f"{config.model_name} reads token ids: give the agent the renderer of the checkpoint that it serves"
+            f"{config.model_name} takes token ids, and the agent has no renderer. Give the agent the renderer of the "
+            "checkpoint"
         )
     policy = open_policy(config.model_name)
     if not is_weights(config.model_name):

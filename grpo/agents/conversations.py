@@ -108,8 +108,8 @@ class ConversationManager:
         conversation = self._conversations.get(conversation_id)
         if conversation is None:
             raise DataError(
-                f"no conversation {conversation_id!r}, because it was never started, ended or was removed. Start "
-                "another"
+                f"no conversation {conversation_id!r} is open, because it was never started, has ended or was removed. "
+                "Start another"
             )
         return conversation
 

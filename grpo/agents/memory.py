@@ -119,7 +119,10 @@ class ConversationMemory:
         try:
             record: Any = json.loads(path.read_text(encoding="utf-8"))
             if record["format"] != _FORMAT:
-                raise DataError(f"{path} has memory format {record['format']}, this code reads {_FORMAT}")
+                raise DataError(
+                    f"{path} has memory format {record['format']}, but this release reads {_FORMAT}. Use the release "
+                    "that wrote it, or move the file away to start without a memory"
+                )
             for name, stored in record["owners"].items():
                 user = self._users[name] = _UserMemory(self.max_turns)
                 user.turns.extend((str(role), str(text)) for role, text in stored["turns"])

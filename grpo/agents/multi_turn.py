@@ -201,8 +201,9 @@ class MultiTurnAgent(Agent):
         for name in ("memory_window", "enable_context_compression"):
             if getattr(self.config, name):
                 raise ConfigError(
-                    f"{name} {getattr(self.config, name)} is only for serving, because in a rollout tokens that were "
-                    "read stay read. Leave it out, and let rollout.max_context end episodes that grow too long"
+                    f"{name} {getattr(self.config, name)} can be used only in serving, because a rollout never drops "
+                    "tokens from the context. Leave it out, and let rollout.max_context end episodes that grow too "
+                    "long"
                 )
 
     @asynccontextmanager

@@ -206,7 +206,7 @@ def make_toolbox(tools: Sequence[Mapping[str, Any]], *, timeout_s: float = 30.0)
         unknown = set(tool) - {"name", "function", "description", "parameters"}
         if unknown or not {"name", "function"} <= set(tool):
             raise ConfigError(
-                "a tool may have name, function, description and parameters, and this one has "
+                "a tool needs name and function, and may have description and parameters. This one has "
                 f"{', '.join(map(str, tool))}"
             )
         toolbox.register(

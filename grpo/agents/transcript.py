@@ -297,7 +297,7 @@ class TokenTranscript:
         if not new:
             raise PrefixMismatch(
                 f"the agent's prompt of {len(messages)} messages does not extend the {count} messages that the policy "
-                "has read and generated in this conversation. Because tokens that were read stay read, let "
+                "has read and generated in this conversation. The tokens of a conversation cannot change, so let "
                 "process_turn and generate_response pass the history on unchanged, or add the same prefix each time"
             )
         renderer, raw = self.renderer, list(self._raw)

@@ -94,6 +94,6 @@ class AgentConfig(AgentSettings):
             raise ValueError("use_stub_model needs stub_responses: a list of replies")
         if self.stub_responses and not self.use_stub_model and not (self.model_name or "").startswith(STUB):
             raise ValueError(
-                f"stub_responses are not read with model {self.model_name!r}. Set use_stub_model or model_name stub://…"
+                f"stub_responses have no effect with model {self.model_name!r}. Set use_stub_model or model_name stub://…"
             )
         return self

@@ -40,10 +40,10 @@ class AppliesWhen:
         return value in self.values if self.values else bool(value)
 
     def fault(self, value: object) -> str:
-        """Reason and remedy for a field that is not read."""
+        """Reason and remedy for a field that has no effect."""
         remedy = f", or set {self.setting} to {self.values[0]}" if self.values and type(self) is AppliesWhen else ""
         condition = f"with {self.setting} {value}" if value else f"without {self.setting}"
-        return f"is not read {condition}. Leave it out{remedy}"
+        return f"has no effect {condition}. Leave it out{remedy}"
 
 
 class IgnoredWhen(AppliesWhen):
@@ -252,9 +252,9 @@ _HOME_FILE = re.compile(r".+\.(db|json|lock)(-\w+)?")
 
 def _not_a_place_of_the_home(name: str) -> str:
     if name.lower() in HOME_FOLDERS:
-        raise ValueError(f"{name} is a folder of the home. Choose another name")
+        raise ValueError(f"{name} is the name of a folder that GRPO_HOME keeps for itself. Choose another name")
     if _HOME_FILE.fullmatch(name.lower()):
-        raise ValueError(f"{name} may be a file of the home, whose names end in .db, .json and .lock. Choose another")
+        raise ValueError(f"{name} ends in .db, .json or .lock, as files of GRPO_HOME do. Choose another name")
     return name
 
 

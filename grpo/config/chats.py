@@ -51,11 +51,15 @@ class ChatSettings(Settings):
         known = KEYS[self.format]
         unknown = [key for key in self.names if key not in known]
         if unknown:
-            raise ValueError(f"names has {unknown[0]}, but {self.format} has only {', '.join(known)} to name")
+            raise ValueError(f"names has the key {unknown[0]}, but {self.format} has only the keys {', '.join(known)}")
         if self.format in ("alpaca", "prompt_completion") and (self.column or self.tags):
-            raise ValueError(f"column and tags are not read with {self.format}. Name its keys in names")
+            raise ValueError(
+                f"column and tags have no effect with {self.format}. Name the keys of its records in names"
+            )
         if self.format == "input_output" and self.column:
-            raise ValueError("column is not read with input_output. Name its keys in names, such as input")
+            raise ValueError(
+                "column has no effect with input_output. Name the keys of its records in names, such as input"
+            )
         return self
 
 

@@ -37,12 +37,11 @@ class ImprovementGate(Settings):
     margin: float = 0.0
     """Value that the lower bound of the paired difference must exceed. Below 0 it allows a loss of this size."""
     max_base_loss: float = Field(default=0.1, ge=0)
-    """In a retraining that also holds out conversations: loss on the base scenarios that the lower bound of their
-    difference must rule out."""
+    """In a retraining that also holds out conversations: largest loss on the base scenarios. The lower bound of the
+    difference on them must be above minus this."""
     colluding_keys: int = Field(default=2, ge=0)
-    """In a retraining with conversations of several keys: number of keys that together may not decide. If an
-    improvement disappears without the conversations of the keys that raise it most, as many as this, it is refused. 0
-    leaves this check out, so that a single key may decide."""
+    """In a retraining with conversations of several keys: the improvement must also be shown without the conversations
+    of this many keys, namely the keys that raise it most. 0 leaves this check out, so that a single key may decide."""
 
 
 class CategoryGate(Settings):

@@ -103,9 +103,14 @@ def _read(path: Path, *, extended_by: Path | None = None) -> dict[str, Any]:
     if base is None:
         return document
     if extended_by is not None:
-        raise ConfigError(f"{extended_by} extends {path}, which extends {base}. Extend that one")
+        raise ConfigError(
+            f"{extended_by} extends {path}, which itself extends {base}. Only one level is allowed: extend {base}, or "
+            "a config that extends none"
+        )
     if not isinstance(base, str) or not base or Path(base).name != base:
-        raise ConfigError(f"{path}: extends is {base!r}. Name another file in the same folder")
+        raise ConfigError(
+            f"{path}: extends is {base!r}, which is not the name of a file. Name another file in the same folder"
+        )
     return _merged(_read(path.with_name(base), extended_by=path), document)
 
 

@@ -73,8 +73,8 @@ class GpuStages(Settings):
     stages: tuple[Literal["rollout", "train", "evaluate"], ...] = Field(default=("rollout", "train"), min_length=1)
     """Stages that are sent. `rollout.workers` shards of a rollout run at once."""
     no_progress_s: float = Field(default=3600.0, gt=0)
-    """Longest time in which a stage completes no episode and no optimizer step. Then its process is ended, and the
-    stage is sent again. Starting an engine and loading a model count too."""
+    """If a stage completes neither an episode nor an optimizer step for this many seconds, its process is ended and the
+    stage is sent again. The time for starting an engine and loading a model counts too."""
 
 
 class ComputeSettings(Settings):
@@ -182,7 +182,7 @@ class PipelineConfig(Settings):
             ):
                 raise ValueError(
                     f"source verifiers {source.id} {source.args} needs the environment of the same id and args, and "
-                    f"environment is {environment.kind}. Write them alike"
+                    f"environment is {environment.kind}. Give both the same id and args"
                 )
         if isinstance(environment, VerifiersSettings) and len(sources) != len(self.scenarios.sources):
             raise ValueError(
@@ -247,7 +247,9 @@ class PipelineConfig(Settings):
             f"policy.quantization {self.policy.quantization}": self.policy.quantization is not None,
         }
         if faults := [setting for setting, is_unfit in unfit.items() if is_unfit]:
-            raise ValueError(f"policy.dtype {self.policy.dtype} does not go with {', '.join(faults)}. Leave one out")
+            raise ValueError(
+                f"policy.dtype {self.policy.dtype} cannot be combined with {', '.join(faults)}. Leave one out"
+            )
         if training.importance_sampling_cap is None:
             raise ValueError(
                 f"policy.dtype {self.policy.dtype} makes the learner's log-probabilities differ from the sampler's. "
@@ -291,8 +293,8 @@ class PipelineConfig(Settings):
             )
         if self.rollout.informative_groups is not None and self.training.algorithm in ("ppo", "a2c"):
             raise ValueError(
-                f"rollout.informative_groups counts groups with different rewards, which {self.training.algorithm} "
-                "does not compare. Leave it out"
+                f"rollout.informative_groups counts groups with different rewards, but {self.training.algorithm} does "
+                "not compare the rewards of a group. Leave it out"
             )
         return self
 
@@ -303,7 +305,7 @@ class PipelineConfig(Settings):
             if isinstance(gate, PassGate) and gate.k > samples:
                 raise ValueError(
                     f"gates: pass_hat_k with k {gate.k} needs {gate.k} episodes of a scenario, but evaluation.samples "
-                    f"is {samples}. Raise it, or lower k"
+                    f"is {samples}. Raise evaluation.samples, or lower k"
                 )
         return self
 
@@ -319,8 +321,8 @@ class PipelineConfig(Settings):
             return self
         if faults := [setting for setting, is_unfit in unfit.items() if is_unfit]:
             raise ValueError(
-                f"rollout.mode continuous does not go with {', '.join(faults)}. Leave it out, or set rollout.mode to "
-                "stages"
+                f"rollout.mode continuous cannot be combined with {', '.join(faults)}. Leave it out, or set "
+                "rollout.mode to stages"
             )
         if training.importance_sampling_cap is None:
             raise ValueError(

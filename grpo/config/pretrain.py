@@ -11,7 +11,7 @@ class PretrainConfig(Settings):
     """Pretraining of a small chat model on demonstrations of mixed quality, and generation of its scenarios."""
 
     demonstration_phrasebook: str = "data/scenarios/phrasebook_demonstrations.yaml"
-    """Phrasebook of the customers in the demonstrations. It shares no wording with the other one."""
+    """Phrasebook of the customers in the demonstrations. It shares no wording with scenario_phrasebook."""
     scenario_phrasebook: str = "data/scenarios/phrasebook_scenarios.yaml"
     """Phrasebook of the customers in the scenario pack."""
     scenarios_path: str = "data/scenarios/support_desk.jsonl"
@@ -23,7 +23,7 @@ class PretrainConfig(Settings):
     scenarios: int = Field(default=864, ge=1)
     """Scenarios in the pack."""
     written_demonstrations: int = Field(default=192, ge=1)
-    """Demonstrations in that file."""
+    """Demonstrations that are written to demonstrations_path."""
     demonstrations: int = Field(default=80_000, ge=1)
     """Demonstrations that the base model is trained on."""
     vocab_size: int = Field(default=768, ge=300)

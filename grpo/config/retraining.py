@@ -32,7 +32,7 @@ class NewConversationsSettings(Settings):
     kind: Literal["new_conversations"]
     """Trigger."""
     min_conversations: int = Field(default=200, ge=1)
-    """New conversations that pass every filter."""
+    """The trigger fires if at least this many new conversations pass every filter."""
 
 
 class TopicDriftSettings(Settings):
@@ -73,7 +73,7 @@ class HeldoutRewardSettings(Settings):
     kind: Literal["heldout_reward"]
     """Trigger."""
     drop: float = Field(default=0.03, gt=0)
-    """It fires if the upper bound of the new mean is this far below the registered mean."""
+    """The trigger fires if the upper bound of the new mean is at least this far below the registered mean."""
 
 
 class AgeSettings(Settings):
@@ -82,7 +82,7 @@ class AgeSettings(Settings):
     kind: Literal["age"]
     """Trigger."""
     days: float = Field(default=30.0, gt=0)
-    """Days since then."""
+    """Days since the last challenger was evaluated or, if there is none, since the champion was trained."""
 
 
 TriggerSettings = Annotated[
@@ -130,7 +130,7 @@ class CorrectionLimits(Settings):
         if self.max_corrections < self.min_corrections:
             raise ValueError(
                 f"max_corrections {self.max_corrections} is below min_corrections {self.min_corrections}, so "
-                "nothing would be trained on. Raise it"
+                "corrections would never be trained on. Raise max_corrections"
             )
         return self
 
@@ -139,7 +139,7 @@ class SFTCorrections(CorrectionLimits, FineTuningSettings):
     """Supervised fine-tuning of the champion on corrections of its replies."""
 
     method: Literal["sft"]
-    """Imitation of the corrections."""
+    """Supervised fine-tuning on the corrections."""
 
 
 class DPOCorrections(CorrectionLimits, PreferenceSettings):
@@ -192,8 +192,8 @@ class RetrainConfig(Settings):
         if isinstance(config.environment, VerifiersSettings):
             raise ConfigError(
                 f"{self.pipeline}: environment verifiers {config.environment.id} plays only the tasks of its taskset, "
-                "and conversations are not among them. Train it again with grpo train, or name the config of another "
-                "environment"
+                "so it cannot play logged conversations. Train again with grpo train instead, or name a config with "
+                "another environment"
             )
         if self.corrections is not None and config.policy.quantization is not None:
             raise ConfigError(
@@ -207,8 +207,8 @@ class RetrainConfig(Settings):
         for source in self.conversations:
             if isinstance(source, VerifiersSource):
                 raise ValueError(
-                    f"conversations of kind verifiers {source.id}: its tasks are played only in its own environment, "
-                    "and are not conversations. Name a log"
+                    f"conversations has the source verifiers {source.id}, which holds tasks of an environment and no "
+                    "conversations. Name a log, for example kind: served"
                 )
         return self
 

@@ -71,7 +71,8 @@ class RewardComponent(Settings):
     optional: bool = False
     """If this reward fails, score the episode without it. Otherwise the episode gets no reward."""
     floor: float | None = None
-    """Hard constraint: below it the episode gets the least score, whatever the other rewards give."""
+    """Hard constraint: if the score of this reward is below it, the episode gets the lowest score, whatever the other
+    rewards give."""
     accepted_exploits: tuple[str, ...] = ()
     """Known exploits of this reward, by probe. Any other exploit stops the run. `grpo check-reward` lists them."""
 
@@ -105,7 +106,8 @@ class RewardComponent(Settings):
             if self.object is None:
                 raise ValueError(f"kind {self.kind} needs object: module:name, which names your reward")
             raise ValueError(
-                f"object {self.object} is not read with kind {self.kind}. Set kind: python or trl, or leave object out"
+                f"object {self.object} has no effect with kind {self.kind}. Set kind: python or trl, or leave object "
+                "out"
             )
         return self
 
@@ -122,7 +124,7 @@ class JudgeSettings(Settings):
     seed: int = 0
     """Seed of the order and the labels of the group's replies, with the scenario's id."""
     temperature: float | None = Field(default=0.0, ge=0, le=2)
-    """None for models that take no temperature."""
+    """Sampling temperature of the judge. None for models that take no temperature."""
     max_completion_tokens: int = Field(default=4096, ge=16)
     """Most tokens of one answer of the judge."""
     max_chars: int = Field(default=12_000, ge=100)
@@ -193,7 +195,10 @@ File = TypeVar("File", bound="PairFile | LabelFile")
 
 def _one_prompt_of_messages(settings: File) -> File:
     if isinstance(settings.prompt, tuple) and settings.layout == "messages":
-        raise ValueError(f"prompt {', '.join(settings.prompt)}: texts of several columns are joined with layout: text")
+        raise ValueError(
+            f"prompt names several columns ({', '.join(settings.prompt)}), and lists of messages cannot be joined. Set "
+            "layout: text, or name one column"
+        )
     return settings
 
 
@@ -235,5 +240,8 @@ class LabelFile(_RewardDataFile):
     @model_validator(mode="after")
     def _one_source_of_scores(self) -> Self:
         if self.score is not None and self.scores:
-            raise ValueError(f"score column {self.score} and scores of labels: give one of them")
+            raise ValueError(
+                f"score (the column {self.score}) and scores (a number for each label) exclude each other. Leave one "
+                "out"
+            )
         return _one_prompt_of_messages(self)

@@ -112,7 +112,8 @@ class RolloutSettings(EpisodeSettings):
     """Generation of the episodes of an iteration: the inference backend, shards and their execution."""
 
     backend: Literal["transformers", "vllm", "servers"] = "transformers"
-    """Inference backend: the model in this process, a vLLM engine that its weights are loaded into, or `servers`."""
+    """Inference backend: transformers in this process, a vLLM engine in this process that loads the policy's weights,
+    or `servers`."""
     servers: Annotated[RolloutServers, AppliesWhen("backend", ("servers",)), Placement()] = ()
     """Addresses of servers that take rollouts (`grpo serve` or `vllm serve`), such as http://10.0.0.7:8000, for which
     GRPO_ROLLOUT_KEY has the key, or `{count: 2}` for servers that the run starts itself. Each gets the weights of a
@@ -198,9 +199,9 @@ class RolloutSettings(EpisodeSettings):
         }
         if self.mode == "continuous" and (faults := [setting for setting, is_unfit in unfit.items() if is_unfit]):
             raise ValueError(
-                f"mode continuous begins groups from one queue in this process, in an order that is fixed before the "
-                f"run, and replaces weights while episodes go on. It does not go with {', '.join(faults)}. Leave it "
-                "out, or set mode to stages"
+                "mode continuous begins groups from one queue in this process, in an order that is fixed before the "
+                f"run, and replaces weights while episodes go on. It cannot be combined with {', '.join(faults)}. "
+                "Leave it out, or set mode to stages"
             )
         return self
 

@@ -33,12 +33,15 @@ class _TableSource(Settings):
     @model_validator(mode="after")
     def _one_way_to_read_rows(self) -> Self:
         if self.chat is not None and self.messages is not None:
-            raise ValueError("chat and messages: a row is a chat or a message. Give one of them")
+            raise ValueError(
+                "chat and messages exclude each other, because a row is either a chat or a message. Leave one out"
+            )
         if self.chat is not None or self.messages is not None:
             taken = [name for name in self.columns if name.partition(".")[0] not in _BESIDE_A_CHAT]
             if taken:
                 raise ValueError(
-                    f"columns has {taken[0]}, which the chat gives. Only {', '.join(_BESIDE_A_CHAT)} can be mapped"
+                    f"columns has {taken[0]}, which the chat gives. Leave it out. Only {', '.join(_BESIDE_A_CHAT)} can "
+                    "be mapped"
                 )
         return self
 
@@ -57,7 +60,7 @@ class FileSource(_TableSource):
     @model_validator(mode="after")
     def _records_of_a_document(self) -> Self:
         if self.records is not None and self.kind != "json":
-            raise ValueError(f"records is read with kind json, not with {self.kind}. Leave it out")
+            raise ValueError(f"records has an effect only with kind json, not with {self.kind}. Leave it out")
         return self
 
 
@@ -130,7 +133,9 @@ class ChatSource(ChatSettings):
     @model_validator(mode="after")
     def _requests_of_a_batch(self) -> Self:
         if self.requests is not None and self.kind != "openai_messages":
-            raise ValueError(f"requests is read with openai_messages, not with {self.kind}. Leave it out")
+            raise ValueError(
+                f"requests has an effect only with kind openai_messages, not with {self.kind}. Leave it out"
+            )
         return self
 
     @property

@@ -44,9 +44,9 @@ class ServiceSettings(Settings):
     """Limits of the whole server, and the consent and licence that turns are logged with."""
 
     max_requests: int = Field(default=256, ge=1)
-    """Turns that may run or wait. More get 503."""
+    """Most turns that run or wait. A turn above it gets 503."""
     max_tokens: int = Field(default=1_000_000, ge=1)
-    """Tokens of the conversations and replies of these turns."""
+    """Most tokens of all running and waiting turns, conversations and replies together. A turn above it gets 503."""
     conversation_tokens: int = Field(default=2_000_000, ge=1)
     """Most tokens of the conversations in memory."""
     stream_interval_s: float = Field(default=0.04, ge=0)

@@ -31,7 +31,7 @@ class ServedDemonstrations(AllowedUse, ServedLogSettings):
     """
 
     min_rating: float | None = Field(default=None, ge=0, le=1)
-    """Least rating of a conversation that is a demonstration although its outcome was not verified. None uses only
+    """Lowest rating at which a conversation is a demonstration although its outcome was not verified. None uses only
     verified successes and corrections."""
 
 

@@ -88,12 +88,14 @@ class TrainingSettings(Settings):
     scale_by_std: Annotated[bool | None, _SCALED] = None
     """Divide advantages by the group's standard deviation. By default as in the algorithm."""
     credit_assignment: Annotated[Literal["trajectory", "turn", "state"], _GROUP_BASELINE, _NOT_TRL] = "trajectory"
-    """trajectory: one advantage for all turns of an episode. turn: one per turn, from its own return. state: the first,
-    plus one per turn that compares the turns of the scenario's episodes in the same state of the world (GiGPO)."""
+    """trajectory: one advantage for all turns of an episode. turn: one per turn, from its own return. state: the
+    advantage of the trajectory, plus one per turn that compares the turns of the scenario's episodes in the same state
+    of the world (GiGPO)."""
     state_discount: Annotated[float, AppliesWhen("credit_assignment", ("state",))] = Field(default=0.95, gt=0, le=1)
     """Discount per turn of the returns that are compared in a state. If it is below 1, a shorter way is better."""
     state_history: Annotated[int, AppliesWhen("credit_assignment", ("state",))] = Field(default=0, ge=0)
-    """States before it by which turns in one state are compared once more, up to this number (HGPO). 0 is GiGPO."""
+    """Turns in the same state are compared again for each h from 1 to this number, now only with turns that have the
+    same h states before them (HGPO). 0 compares by the state only (GiGPO)."""
     turn_reward_admission: TurnRewardAdmission = "off"
     """Compare turn rewards with success in the first rollout, before anything is trained. refuse: the run ends unless
     their correlation within groups is shown to be above 0. warn: the log says so."""
@@ -105,7 +107,7 @@ class TrainingSettings(Settings):
     """Episodes with this many completion tokens or more lose 1 reward (DAPO's overlong punishment). None disables
     it."""
     overlong_buffer: Annotated[int, AppliesWhen("overlong_limit"), _NOT_TRL] = Field(default=64, ge=1)
-    """Tokens before that limit over which the penalty grows."""
+    """Tokens before overlong_limit over which the penalty grows from 0 to 1."""
     iterations: int = Field(default=20, ge=1)
     """Iterations of rollout, scoring and policy update."""
     learning_rate: Annotated[float, _NOT_TRPO] = Field(default=1e-4, ge=0)
@@ -157,7 +159,7 @@ class TrainingSettings(Settings):
     """Most tokens of one forward pass. A shared prefix counts once."""
     ratio_tolerance: Annotated[float, IgnoredWhen("importance_sampling_cap"), _NOT_DPO] = Field(default=1e-4, gt=0)
     """Largest distance of the importance ratio from 1 before the first step, averaged over the tokens of a row. In
-    float32 an unlikely token is off by up to 3e-5, and a short reply may have no others."""
+    float32 an unlikely token is off by up to 3e-5, and a short reply may consist of such tokens only."""
     critic: Annotated[CriticSettings, AppliesWhen("algorithm", ("ppo", "a2c"))] = CriticSettings()
     """Value head of ppo and a2c."""
     trust_region: Annotated[TrustRegionSettings, AppliesWhen("algorithm", ("trpo",))] = TrustRegionSettings()
@@ -190,7 +192,7 @@ class TrainingSettings(Settings):
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
         if self.engine == "trl" and self.algorithm not in TRL_ALGORITHMS:
-            raise ValueError(f"engine trl has no {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
+            raise ValueError(f"engine trl does not support {self.algorithm}, only {', '.join(TRL_ALGORITHMS)}")
         if self.algorithm == "maxrl" and self.overlong_limit is not None:
             raise ValueError(
                 "overlong_limit gives rewards below 0, and maxrl divides by the mean reward of a group; leave it out, "
@@ -199,8 +201,8 @@ class TrainingSettings(Settings):
         baseline = self.baseline or ("global_mean" if self.algorithm == "reinforce" else None)
         if self.credit_assignment != "trajectory" and baseline == "global_mean":
             raise ValueError(
-                f"credit_assignment: {self.credit_assignment} compares the trajectories of a group by "
-                f"{self.credit_assignment}. Set baseline to group_mean or leave_one_out"
+                f"credit_assignment: {self.credit_assignment} needs a baseline of the group, but baseline is "
+                f"{baseline}. Set baseline to group_mean or leave_one_out"
             )
         if self.algorithm == "dpo" and not self.beta:
             raise ValueError("dpo needs beta above 0, for example 0.1")
@@ -210,11 +212,13 @@ class TrainingSettings(Settings):
                 "Set importance_sampling_cap, for example 2.0, which corrects it"
             )
         if self.algorithm in ("trpo", "dpo") and self.workers > 1:
-            raise ValueError(f"{self.algorithm} takes its steps in one process. Set processes and nodes to 1")
+            raise ValueError(f"algorithm {self.algorithm} runs only in one process. Set processes and nodes to 1")
         if self.algorithm in ("ppo", "a2c") and self.sharding == "sharded":
-            raise ValueError(f"the critic of {self.algorithm} reads whole models. Set sharding to replicated")
+            raise ValueError(
+                f"the critic of {self.algorithm} needs whole models on each device. Set sharding to replicated"
+            )
         if self.sharding == "sharded" and self.workers == 1:
             raise ValueError("sharding: sharded needs at least 2 processes")
         if self.update_timeout_s != _UPDATE_TIMEOUT_S and self.workers == 1:
-            raise ValueError("update_timeout_s is not read with processes 1. Leave it out")
+            raise ValueError("update_timeout_s has no effect with processes 1. Leave it out")
         return self

@@ -111,5 +111,5 @@ class TuneConfig(HPOConfig):
                 "put it into the environment as PGPASSWORD"
             )
         if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-            raise ConfigError(f"storage {self.storage} ends when its process ends. Write sqlite:///PATH")
+            raise ConfigError(f"storage {self.storage} is in memory, so the study would be lost. Write sqlite:///PATH")
         return self

@@ -85,7 +85,7 @@ def constant_component(evidence: RunEvidence) -> Diagnosis | None:
         kind="constant_component",
         certainty="likely" if value.mean == 0 else "possible",
         measured=f"the reward component {name} is {value.mean:.4g} in all {value.count} episodes",
-        meaning="It adds the same to each reward, so it teaches nothing, and its weight is missing in the others.",
+        meaning="It adds the same to each reward, so it teaches nothing, and its weight is lost for the others.",
         change=f"correct {name} if it should differ, make it easier to earn, or leave it out",
         command=evidence.check_reward(name),
     )
@@ -149,7 +149,7 @@ def contradicting_reward(evidence: RunEvidence) -> Diagnosis | None:
         kind="contradicting_reward",
         certainty="certain" if is_whole else "likely",
         measured=f"the reward component {component} has correlation {worst:+.2f} with success within the groups of "
-        f"{len(success)} episodes, the whole reward {total or 0.0:+.2f} (bound {bound:+.2f})",
+        f"{len(success)} episodes, while the whole reward has {total or 0.0:+.2f} (bound {bound:+.2f})",
         meaning="Failures are paid more than successes of the same scenario, so the policy is trained to fail."
         if is_whole
         else "This component pulls against the others, so the gradients cancel in part.",

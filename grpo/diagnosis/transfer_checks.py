@@ -69,7 +69,8 @@ def contamination(evidence: RunEvidence) -> Diagnosis | None:
         kind="contamination",
         certainty="certain",
         measured=f"{value:.1%} of {len(held_out)} held-out scenarios ({', '.join(shared[:3])}, …) have the prompt of a "
-        f"training scenario (bound {SHARED_PROMPTS:.0%}), of {len(trained)} that were read",
+        f"training scenario (bound {SHARED_PROMPTS:.0%}), among the {len(trained)} training scenarios that were "
+        "read",
         meaning="The evaluation measures memory: held-out success will be above the success in service.",
         change="remove the copies from the sources, or give copies the same id, so that one split holds all of them",
         command="grpo ingest CONFIG",

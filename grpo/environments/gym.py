@@ -75,7 +75,7 @@ class GymEnvironment(Environment):
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Start with the text that the instance's `reset` returns. The scenario's own seed makes the start."""
         if scenario is None:
-            raise DataError(f"environment {self._name} has no scenarios of its own. Pass one to reset")
+            raise DataError(f"environment {self._name} has no scenarios. Pass a scenario to reset")
         instance = self.factory()
         given = {**columns(scenario), "seed": _seed(scenario), "options": dict(scenario.world)}
         returned = await _call(instance.reset, **accepted(instance.reset, given))

@@ -37,7 +37,10 @@ class ScenarioSampler:
     def sample(self, seed: int | None) -> Scenario:
         """Sample the next scenario, or the seed's scenario. Raises `DataError` if there are none."""
         if not self.scenarios:
-            raise DataError("reset got no scenario, and the environment has none. Pass one to either")
+            raise DataError(
+                "reset got no scenario, and the environment has none. Pass a scenario to reset, or scenarios to the "
+                "environment"
+            )
         size = len(self.scenarios)
         position = next(self._positions) if seed is None else seed
         if not self._shuffled:

@@ -58,7 +58,8 @@ class TRLEnvironment(Environment):
             raise ConfigError(f"{self._name} has no method reset. Write `def reset(self, **kwargs) -> str | None`")
         if success_reward is not None and not hasattr(type(probe), "get_reward"):
             raise ConfigError(
-                f"success_reward {success_reward} compares with get_reward, which {self._name} does not have. Write it"
+                f"success_reward {success_reward} is compared with the result of get_reward, but {self._name} has no "
+                "such method. Write the method, or leave success_reward out"
             )
         self._tool_names = tuple(_tool_names(probe))
         self._has_digests = callable(getattr(probe, "_state_digest", None))
@@ -67,7 +68,7 @@ class TRLEnvironment(Environment):
     async def reset(self, scenario: Scenario | None = None, *, seed: int | None = None) -> EnvironmentState:
         """Start with the scenario's message, followed by the text that the instance's `reset` returns."""
         if scenario is None:
-            raise DataError(f"environment {self._name} has no scenarios of its own. Pass one to reset")
+            raise DataError(f"environment {self._name} has no scenarios. Pass a scenario to reset")
         instance = self.factory()
         prompt = [{"role": "user", "content": scenario.user_responses[0]}]
         if scenario.context:
@@ -76,7 +77,7 @@ class TRLEnvironment(Environment):
         if not isinstance(observation, str | None):
             raise DataError(
                 f"scenario {scenario.id}: {self._name}.reset returned {type(observation).__name__}. Return a text or "
-                "None, pictures are not covered"
+                "None. Images are not supported"
             )
         opening = Message(role="user", content=scenario.user_responses[0] + (observation or ""))
         return EnvironmentState(

@@ -49,7 +49,8 @@ class VerifiersEnvironment(Environment):
             offered = (*self._shared.tools, *_task_tools(task).tools)
             if number and offered != self.tools:
                 raise DataError(
-                    f"task {task_id(task)} has other tools than the first, but a run shows all tasks the same"
+                    f"task {task_id(task)} has other tools than the first task, but a run shows the same tools in all "
+                    "tasks. Use tasks with the same tools"
                 )
             self.tools = offered
 
@@ -135,7 +136,7 @@ def _check_covered(task: vf.Task[Any, Any, Any]) -> None:
     }
     missing = [name for name, needed in needs.items() if needed]
     if missing:
-        raise DataError(f"task {task_id(task)} needs {', '.join(missing)}, which is not covered. Leave it out")
+        raise DataError(f"task {task_id(task)} needs {', '.join(missing)}, which is not supported. Leave the task out")
 
 
 def _needs_runtime(function: Callable[..., Any]) -> bool:

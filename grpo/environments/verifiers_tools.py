@@ -78,9 +78,14 @@ def _checked(toolset: Toolset[Any, Any]) -> Toolset[Any, Any]:
     name, config = type(toolset).__name__, toolset.config
     runtime = getattr(getattr(config, "runtime", None), "type", "subprocess")
     if getattr(config, "url", None) or runtime != "subprocess":
-        raise ConfigError(f"tool server {name} runs in {runtime} or at an address, which is not covered here")
+        raise ConfigError(
+            f"tool server {name} runs in {runtime} or at an address, which is not supported. Use a tool server that "
+            "runs in the process of the rollout"
+        )
     if type(toolset).register is not Toolset.register:
-        raise ConfigError(f"tool server {name} registers tools itself, which is not covered here. Mark them vf.tool")
+        raise ConfigError(
+            f"tool server {name} registers tools itself, which is not supported. Mark the tools with vf.tool"
+        )
     return toolset
 
 

@@ -39,7 +39,10 @@ def read_report(path: Path) -> ReportDocument:
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as a report: {error}") from error
     if version != SCHEMA_VERSION:
-        raise DataError(f"{path} has report schema version {version!r}, this code reads {SCHEMA_VERSION}. Run it again")
+        raise DataError(
+            f"{path} has report schema version {version!r}, but this release reads {SCHEMA_VERSION}. Run its config "
+            "again"
+        )
     try:
         return ReportDocument.model_validate_json(content)
     except ValidationError as error:

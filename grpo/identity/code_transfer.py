@@ -44,6 +44,7 @@ def check_modules(inputs: Mapping[str, Any], modules: Mapping[str, str]) -> None
     for name in sorted({*here, *modules}):
         if here.get(name) != modules.get(name):
             raise ConfigError(
-                f"{name}: this worker has {here.get(name, 'none')}, the run that sent the stage "
-                f"{modules.get(name, 'none')}. Remove the other version from the worker's path, or install the same"
+                f"module {name} differs: this worker has digest {here.get(name, 'none')}, the run that sent the stage "
+                f"{modules.get(name, 'none')}. Remove the other version from the worker's path, or install the same "
+                "version on both"
             )

@@ -83,7 +83,9 @@ def _read_request(document: bytes, sources: str) -> UpdateRequest:
     """
     try:
         if _Sources.model_validate_json(document).sources != sources:
-            raise ConfigError("its sources of grpo differ from the first node's. Install the same version on both")
+            raise ConfigError(
+                "this node has other sources of grpo than the first node. Install the same version on both"
+            )
         request = UpdateRequest.model_validate_json(document)
     except ValidationError as error:
         raise ConfigError(
@@ -92,7 +94,9 @@ def _read_request(document: bytes, sources: str) -> UpdateRequest:
     check_devices(request.settings)
     missing = [path for path in (*request.scored, request.parent, request.base) if not path.exists()]
     if missing:
-        raise ConfigError(f"{missing[0]} is not there. Set store to a folder that all nodes see at the same path")
+        raise ConfigError(
+            f"{missing[0]} does not exist on this node. Set store to a folder that all nodes see at the same path"
+        )
     return request
 
 

@@ -58,7 +58,7 @@ def expire(folder: Path, retention_days: int, *, today: date | None = None) -> i
     A segment that is still being written is not read, so its records expire only after it is compacted.
     """
     if retention_days < 1:
-        raise ConfigError(f"a retention of {retention_days} days keeps nothing. Give at least 1")
+        raise ConfigError(f"retention_days {retention_days} would keep no turn. Set it to at least 1")
     oldest = ((today or datetime.now(UTC).date()) - timedelta(days=retention_days)).isoformat()
     days = set()
     with storage_errors(str(folder)), exclusive(folder):
@@ -95,7 +95,9 @@ def erase_records(
     to write to its segment for longer than `wait_s`, and `DataError` if a table cannot be read.
     """
     if (user is None) == (conversation_id is None) or not (user or conversation_id):
-        raise ConfigError(f"erase a user or a conversation, got user {user!r}, conversation_id {conversation_id!r}")
+        raise ConfigError(
+            f"name either a user or a conversation to erase, got user {user!r}, conversation_id {conversation_id!r}"
+        )
     log = ServedLog(folder)
     with storage_errors(str(folder)), exclusive(folder):
         for path in log.segments().values():
@@ -139,8 +141,8 @@ def _close(path: Path, documents: Path, wait_s: float) -> None:
                 return
         if monotonic() >= deadline:
             raise StorageError(
-                f"cannot erase: a process writes to segment {path} and began no other in {wait_s:g} s. End that "
-                "process and erase again"
+                f"cannot erase: a process still writes to segment {path}, and did not begin another segment within "
+                f"{wait_s:g} s. End that process and erase again"
             )
 
 

@@ -361,7 +361,10 @@ def _records_of(path: Path, is_wanted: Callable[[str], bool], segments: Set[str]
 def _check_version(path: Path, schema: pa.Schema) -> None:
     version = (schema.metadata or {}).get(VERSION_KEY, b"none").decode(errors="replace")
     if version not in SCHEMA_VERSIONS:
-        raise DataError(f"{path} has serving log version {version}, this code reads {', '.join(SCHEMA_VERSIONS)}")
+        raise DataError(
+            f"{path} has serving log version {version}, but this release reads {', '.join(SCHEMA_VERSIONS)}. Use the "
+            "release that wrote it"
+        )
 
 
 def _row_content(row: dict[str, Any]) -> Record | Damage:

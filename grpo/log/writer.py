@@ -270,7 +270,11 @@ class ServingLog:
                 try:
                     erasure = read_erasure(path)
                 except DataError as error:  # readers of the log refuse it as well
-                    logger.error("turns in progress go on, and feedback is refused: %s", error)
+                    logger.error(
+                        "the serving log has an erasure that cannot be read. Turns in progress go on, and feedback is "
+                        "refused: %s",
+                        error,
+                    )
                     damage = error
                 else:
                     self._known_erasures[path.stem] = erasure

@@ -145,7 +145,9 @@ class TrainingConfig(TrainingSettings, EpisodeSettings):
         units = {name: document[name] for name in _Units.model_fields if name in document}
         for name, fields in OTHER_NAMES.items():
             if name in document and own.keys() & fields:
-                raise ValueError(f"{name} sets {' and '.join(fields)}, as another setting does. Leave one of them out")
+                raise ValueError(
+                    f"{name} sets {' and '.join(fields)}, which another setting sets as well. Leave one of the two out"
+                )
             if name in document and name not in units:
                 own |= dict.fromkeys(fields, document[name])
         try:

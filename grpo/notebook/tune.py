@@ -177,6 +177,9 @@ def _check_effect(space: SearchSpace) -> None:
     """Raise `ConfigError` for dimensions that set the budget of a trial, or that have no effect."""
     for name in space:
         if name == "iterations":
-            raise ConfigError("iterations are the length of a trial, the same for all. Set them in the base config")
+            raise ConfigError(
+                "iterations cannot be tuned, because all trials must have the same length. Set iterations in the base "
+                "config"
+            )
         if name.partition(".")[0] not in {*TrainingSettings.model_fields, *EpisodeSettings.model_fields}:
             raise ConfigError(f"dimension {name} changes neither rollout nor update. Leave it out")

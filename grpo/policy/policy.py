@@ -69,7 +69,7 @@ class Sampling:
         if self.top_logprobs:
             raise ConfigError(f"top_logprobs {self.top_logprobs}: {backend} returns no log-probabilities. Set it to 0")
         if self.grammar is not None:
-            raise ConfigError(f"a grammar is not read by {backend}. Sample from a model of this process")
+            raise ConfigError(f"{backend} does not support a grammar. Sample from a model of this process")
 
     def uniforms(self, turn: int) -> NDArray[np.float64]:
         """Random numbers of this sample's turn, from its own generator, so that they do not depend on the batch."""

@@ -125,7 +125,8 @@ def examined(models: Registry, address: str) -> Iterator[Admission]:
         policy = read_state(place).policy_hash
         if provenance is not None and provenance.policies[-1] != policy:
             raise ArtifactError(
-                f"{address}: its provenance is about policy {provenance.policies[-1]}, and its checkpoint is {policy}"
+                f"{address}: its provenance names policy {provenance.policies[-1]}, but its checkpoint has policy "
+                f"{policy}. Register the model again"
             )
         yield Admission(
             address=address,
@@ -201,7 +202,7 @@ def _converted(folder: Path, address: str) -> Iterator[Path]:
     if not all(part.is_dir() for part in parts):
         raise ArtifactError(
             f"{address} has no folders model and components/tokenizer, as mlflow.transformers.log_model writes them. "
-            "Register it with that"
+            "Register the model with this function"
         )
     with tempfile.TemporaryDirectory(dir=user_temp_folder()) as scratch:
         whole, checkpoint = Path(scratch) / "model", Path(scratch) / "checkpoint"

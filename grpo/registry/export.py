@@ -48,7 +48,7 @@ def export(models: Registry, address: str, folder: Path, *, adapters: bool = Fal
     already, or if `adapters` is set and the version has none, and `AddressError` if the version does not exist.
     """
     if folder.exists():
-        raise ConfigError(f"{folder} exists. Name a folder that does not")
+        raise ConfigError(f"{folder} exists. Name a folder that does not exist yet")
     if not str(folder).isprintable():
         raise ConfigError(f"{str(folder)!r} has control characters. Name another folder")
     version = models.resolve(address)

@@ -162,7 +162,10 @@ def _component(reward: WeightedReward) -> Objective:
         single = as_reward(reward[0])
         reward = Objective(name=single.name, reward=single, weight=reward[1])
     if wrong := reward.keys() ^ Objective.__annotations__.keys():
-        raise ConfigError(f"objective {reward!r:.80}: {sorted(wrong)} missing or unknown. Give name, reward, weight")
+        raise ConfigError(
+            f"objective {reward!r:.80}: {sorted(wrong)} missing or unknown. Give exactly the keys name, reward and "
+            "weight"
+        )
     checked_weight(reward["weight"], reward["name"])
     return reward
 

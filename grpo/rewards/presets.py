@@ -42,7 +42,7 @@ def create_customer_service_reward(
 def create_domain_reward(domain: str, *, weight: float = 1.0) -> CompositeReward:
     """The domain's reward .6, helpfulness .3, engagement .1, or for creative writing only the domain's reward."""
     if domain not in DOMAINS:
-        raise ConfigError(f"domain {domain!r} has no reward of its own. Known are {', '.join(DOMAINS)}")
+        raise ConfigError(f"domain {domain!r} has no reward. Use one of {', '.join(DOMAINS)}")
     if domain == "creative_writing":
         return CompositeReward([(make_named_reward(domain), 1.0)], weight=weight)
     shares = {domain: 0.6, "helpfulness": 0.3, "engagement": 0.1}

@@ -273,7 +273,10 @@ def as_result(returned: Any, episode: Episode, name: str) -> RewardResult | Unsc
 def checked_results(results: Sequence[Any], episodes: Sequence[Episode], name: str) -> list[RewardResult | Unscored]:
     """The results of a group. Raises `RewardError` if an episode has none, or if one is not a score."""
     if len(results) != len(episodes):
-        raise RewardError(f"{len(results)} scores for {len(episodes)} siblings. Return one for each from compute_group")
+        raise RewardError(
+            f"reward {name} returned {len(results)} scores for a group of {len(episodes)} episodes. Return one for "
+            "each from compute_group"
+        )
     checked = []
     for episode, result in zip(episodes, results, strict=True):
         with errors_at(f"sample {episode.context.sample}"):

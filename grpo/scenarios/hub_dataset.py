@@ -80,7 +80,7 @@ def _split_files(source: HubDataSource, repository: HubRepository, files: dict[s
         declared = subset.get("data_files")
         patterns = try_call(lambda: sanitize_patterns(declared) if declared else get_data_patterns(str(base)))
         if isinstance(patterns, Exception):
-            raise DataError(f"{repository} has no files of data: {error_text(patterns)}. Name another one")
+            raise DataError(f"{repository} has no data files: {error_text(patterns)}. Choose another data set")
         by_split = {str(split): list(parts) for split, parts in patterns.items()}
         if source.split not in by_split:
             raise DataError(
@@ -89,7 +89,10 @@ def _split_files(source: HubDataSource, repository: HubRepository, files: dict[s
         resolved: list[str] = []
         for pattern in by_split[source.split]:
             if not _is_inside(pattern) or "::" in pattern:
-                raise DataError(f"{repository}: {_CARD} names files elsewhere, {excerpt(pattern)}. Name another one")
+                raise DataError(
+                    f"{repository}: {_CARD} names files outside of the repository, {excerpt(pattern)}. Choose another "
+                    "data set"
+                )
             matches = try_call(partial(resolve_pattern, pattern, str(base)))
             if isinstance(matches, Exception):
                 if declared is None:

@@ -29,7 +29,8 @@ def select_scenarios(config: PipelineConfig, scenarios_file: str | None, num_epi
         samples = config.evaluation.samples
         if num_episodes < samples:
             raise ConfigError(
-                f"{num_episodes} episodes: each scenario has {samples} episodes (evaluation.samples). Ask for more"
+                f"{num_episodes} episodes are too few, because each scenario has {samples} (evaluation.samples). Ask "
+                "for more"
             )
         limits = [num_episodes // samples, *([scenarios.limit] if scenarios.limit is not None else [])]
         scenarios = scenarios.model_copy(update={"limit": min(limits)})

@@ -214,7 +214,10 @@ def open_scenarios(path: Path) -> pq.ParquetFile:
     file = open_parquet(path)
     version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != SCHEMA_VERSION:
-        raise DataError(f"{path} has scenario schema version {version}, this code reads {SCHEMA_VERSION}. Ingest again")
+        raise DataError(
+            f"{path} has scenario schema version {version}, but this release reads {SCHEMA_VERSION}. Ingest the "
+            "sources again"
+        )
     return file
 
 

@@ -84,7 +84,7 @@ def erase(
         with mlflow_errors():
             versions, skipped = _erase_copies(folder, digests, home or default_home(), stores, receipt)
     except (GRPOError, OSError) as error:
-        raise StorageError(f"not every copy is erased: {error}. Erase again once that is repaired") from error
+        raise StorageError(f"not every copy is erased: {error}. Remove the cause, and erase again") from error
     return receipt.complete(versions, skipped)
 
 

@@ -90,7 +90,9 @@ def pin(repository: HubRepository) -> HubRepository:
         commit = api.repo_info(name, revision=revision, repo_type=kind, timeout=_ANSWER_S).sha
         api.resolve_revision(name, revision=revision, repo_type=kind)  # cached for a later run that is offline
     if commit is None or _COMMIT.fullmatch(commit) is None:
-        raise repository.error(f"{repository}: {endpoint()} names no commit but {commit!r}. Check HF_ENDPOINT")
+        raise repository.error(
+            f"{repository}: {endpoint()} answered with {commit!r}, which is not the id of a commit. Check HF_ENDPOINT"
+        )
     return replace(repository, revision=commit)
 
 

@@ -48,7 +48,7 @@ def split(
     if environment is not None:
         excluded = find_unplayable(environment, read_scenarios(table), max_fraction=max_refused_share)
     for reason in excluded.values():
-        logger.warning("left out: %s", reason)
+        logger.warning("a scenario is left out of the split: %s", reason)
     splits = split_scenarios(table, validation_fraction=validation_fraction, limit=limit, excluded=excluded)
     return SplitResult(
         scenarios=scenarios,

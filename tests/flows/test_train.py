@@ -349,7 +349,7 @@ def test_scenarios_that_fail_an_expectation_stop_the_run_before_any_compute(
 def test_a_reward_that_a_probe_fools_stops_the_run_before_any_stage(module_config: Any, home: Path, tmp_path: Path):
     """Not even the scenarios are read."""
     reward, store = [{"kind": "keywords", "weight": 1.0}], tmp_path / "store"
-    with pytest.raises(ConfigError, match=r"keywords is fooled by .*accepted_exploits"):
+    with pytest.raises(ConfigError, match=r"keywords can be hacked by .*accepted_exploits"):
         run(module_config, home, name="fooled", reward=reward, store=str(store))
     assert not (store / "scenarios").exists()
     assert not list(store.rglob("*.parquet"))

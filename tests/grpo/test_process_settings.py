@@ -92,9 +92,7 @@ def test_a_setting_that_a_stage_changes_is_set_back(setting: str, tmp_path: Path
     with pytest.raises(ValueError, match=setting):
         changing.fn(setting=setting, store=str(tmp_path))
     assert read() == before
-    assert [line.partition(". ")[0] for line in _lines(caplog)] == [
-        f"stage changing: code of the user changed {setting}"
-    ]
+    assert [line.partition(". ")[0] for line in _lines(caplog)] == [f"stage changing: user code changed {setting}"]
 
 
 def test_a_setting_that_a_module_changes_when_it_is_imported_is_set_back(
@@ -106,7 +104,7 @@ def test_a_setting_that_a_module_changes_when_it_is_imported_is_set_back(
     monkeypatch.syspath_prepend(tmp_path)
     assert load_object("sets_the_dtype:REWARD") == 1
     assert (torch.get_default_dtype(), Path.cwd()) == (torch.float32, tmp_path)
-    assert "module sets_the_dtype: code of the user changed the working folder, torch's default dtype" in caplog.text
+    assert "module sets_the_dtype: user code changed the working folder, torch's default dtype" in caplog.text
 
 
 def test_variables_that_a_module_adds_stay(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
@@ -152,7 +150,7 @@ def test_the_last_of_the_stages_in_several_threads_sets_back_what_any_of_them_ch
                 assert torch.get_default_dtype() == torch.float64
             assert torch.get_default_dtype() == torch.float64
     assert torch.get_default_dtype() == torch.float32
-    assert "shard 2, shard 1, shard 3: code of the user changed torch's default dtype" in caplog.text
+    assert "shard 2, shard 1, shard 3: user code changed torch's default dtype" in caplog.text
 
 
 def test_an_import_within_a_stage_leaves_what_the_stage_has_changed(
@@ -168,8 +166,8 @@ def test_an_import_within_a_stage_leaves_what_the_stage_has_changed(
         load_object("sets_the_precision:REWARD")
         assert (torch.get_default_dtype(), torch.get_float32_matmul_precision()) == (torch.float64, "highest")
     assert [line.partition(". ")[0] for line in _lines(caplog)] == [
-        "module sets_the_precision: code of the user changed torch's precision of float32 products",
-        "stage score: code of the user changed torch's default dtype",
+        "module sets_the_precision: user code changed torch's precision of float32 products",
+        "stage score: user code changed torch's default dtype",
     ]
 
 
@@ -207,8 +205,8 @@ def test_a_setting_that_cannot_be_set_back_leaves_the_others_and_the_result(
 
     assert scored() == 0.5
     assert torch.get_default_dtype() == torch.float32
-    assert "stage score: code of the user changed torch's default dtype. This was set back" in caplog.text
-    assert "stage score: these settings of the process cannot be set back: the working folder (Perm" in caplog.text
+    assert "stage score: user code changed torch's default dtype. The change was undone" in caplog.text
+    assert "settings of the process that cannot be restored: the working folder (Perm" in caplog.text
 
 
 def test_a_handler_that_was_not_installed_from_python_is_not_reported_as_set_back(

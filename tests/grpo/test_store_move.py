@@ -234,7 +234,7 @@ def test_a_run_that_writes_meanwhile_loses_nothing(tmp_path: Path, monkeypatch: 
 def test_two_names_of_one_place_are_refused(tmp_path: Path, inner: str):
     """A move into itself would remove what it copied."""
     source, _ = full(tmp_path)
-    with pytest.raises(ConfigError, match="lie in each other"):
+    with pytest.raises(ConfigError, match="contain each other"):
         move_store(source, str(tmp_path / inner))
 
 

@@ -41,7 +41,7 @@ def test_a_scenario_that_cannot_be_played_is_on_neither_side(tmp_path: Path, cap
     assert (result.train + result.heldout, result.excluded) == (19, 1)
     assert "s0" not in (*sides.train, *sides.heldout)
     assert sides.excluded == {"s0": "scenario s0 is not playable: no world has brew. Leave it out"}
-    assert "left out: scenario s0 is not playable" in caplog.text
+    assert "left out of the split: scenario s0 is not playable" in caplog.text
     whole = split.fn(scenarios=table, validation_fraction=0.25, limit=None, store=store)
     assert (whole.train + whole.heldout, whole.excluded) == (20, 0)
 

@@ -176,6 +176,6 @@ def _set(client: SyncPrefectClient, run: FlowRun, state: State[object]) -> bool:
     with suppress(ObjectNotFound):
         forced = run.state_type == StateType.CANCELLING
         if client.set_flow_run_state(run.id, state, force=forced).status == SetStateStatus.ACCEPT:
-            logger.warning("%s (%s) is %s now: %s", run.name, run.id, state.name, state.message)
+            logger.warning("flow run %s (%s) was set to %s: %s", run.name, run.id, state.name, state.message)
             return True
     return False

@@ -106,7 +106,7 @@ def _parse(record: Any, place: str) -> WrittenPair:
 
 def _reply(messages: Any, side: str) -> Message:
     if not isinstance(messages, list) or len(messages) != 1:
-        raise DataError(f"{side} is a list of one message, the agent's reply")
+        raise DataError(f"{side} must be a list of one message, the agent's reply")
     reply = to_message(messages[0])
     if reply.role != "assistant" or not (reply.content.strip() or reply.tool_calls):
         raise DataError(f"{side} must be a reply of the assistant that is not empty")

@@ -18,8 +18,8 @@ def check_read_back(message: Message, after: Sequence[Message], renderer: Render
     most = renderer.most_calls
     if len(message.tool_calls) > most:
         raise DataError(
-            f"{place} has {len(message.tool_calls)} calls, and the model's chat template renders {most} a turn. Write "
-            "each call as a turn of its own, with its result after it"
+            f"{place} has {len(message.tool_calls)} calls, but the model's chat template renders at most {most} per "
+            "turn. Write each call as a turn of its own, with its result after it"
         )
     parsed = renderer.parse_reply(renderer.encode_reply(message, after))
     for part, written, read in (
@@ -29,6 +29,7 @@ def check_read_back(message: Message, after: Sequence[Message], renderer: Render
     ):
         if written != read:
             raise DataError(
-                f"{place}: its {part} reads back from its tokens as {read!r:.200}, and was written as "
-                f"{written!r:.200}. Write what the model's chat template has a form for"
+                f"{place}: its {part} was written as {written!r:.200}, but reads back from its tokens as "
+                f"{read!r:.200}, because the model's chat template has no form for it. Change the message, or leave it "
+                "out"
             )

@@ -156,7 +156,10 @@ class ServersSession:
         """See `Session.generate`. Raises `ConnectionError` or `PolicyError` if no server is left."""
         sampling.refuse_unread("a rollout server")
         if not sampling.unfiltered:
-            raise ConfigError("rollout servers sample without top-p, top-k and greedy decoding. Raise the temperature")
+            raise ConfigError(
+                "rollout servers support neither top_p and top_k nor temperature 0. Leave top_p and top_k out, and "
+                "raise the temperature"
+            )
         self._ids += prompt.new_ids
         reply = None
         while reply is None:  # until the version is not replaced before the turn has begun
@@ -338,9 +341,9 @@ def server_urls(servers: tuple[str, ...] | StartedServers) -> tuple[str, ...]:
     urls = os.environ.get(STARTED, "").split()
     if len(urls) != servers.count:
         raise PolicyError(
-            f"rollout.servers.count {servers.count}: this process has {len(urls)} servers of its run. They are started "
-            "by grpo train, retrain, tune, evaluate and reproduce. Elsewhere start them yourself and list their "
-            "addresses"
+            f"rollout.servers.count {servers.count}: the servers were not started for this process ({len(urls)} are "
+            "known). Only grpo train, retrain, tune, evaluate and reproduce start them. In other programs start "
+            "servers yourself, and list their addresses in rollout.servers"
         )
     return tuple(urls)
 

@@ -116,8 +116,8 @@ def as_version(version: MlflowVersion) -> ModelVersion:
     if (fault := fault_of(version)) is not None:
         address = f"{REGISTERED}{version.name}/{version.version}"
         raise SignatureError(
-            f"{address} {fault}, so nothing in it is believed. `grpo admit {address} --reason WHY` shows what is in "
-            "it, and signs it"
+            f"{address} {fault}, so nothing in it is trusted. `grpo admit {address} --reason WHY` shows what is in it, "
+            "and signs it"
         )
     document = verify(_KIND, version.tags[SIGNATURE])
     return ModelVersion(
@@ -250,9 +250,9 @@ def as_promoted(version: ModelVersion, state: PromotionState) -> ModelVersion:
     contents = [change.content for change in state.history if change.champion == version.version]
     if contents and contents[-1] != version.content:
         raise SignatureError(
-            f"{version.address} is another version than the one of this number that was promoted. Promote it: grpo "
-            f"promote {version.address} --reason WHY --force, or go back: grpo rollback "
-            f"{REGISTERED}{version.name}@{CHAMPION} --reason WHY"
+            f"{version.address} was replaced after its promotion: the promoted version with this number had other "
+            f"content. Promote the new one with grpo promote {version.address} --reason WHY --force, or go back with "
+            f"grpo rollback {REGISTERED}{version.name}@{CHAMPION} --reason WHY"
         )
     return version
 

@@ -298,8 +298,8 @@ def _base_source(address: str, folder: Path) -> ModelSource | None:
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(name, str) or not name or "://" in name or name.startswith(REGISTERED):
         raise PolicyError(
-            f"{address} holds adapters, and {ADAPTERS} names no folder or model on a hub that they are for "
-            f"({name!r}). Set its base_model_name_or_path"
+            f"{address} holds adapters, but base_model_name_or_path in {ADAPTERS} is {name!r}, which is neither a "
+            "folder nor a model on a hub. Set it to the model that they are for"
         )
     try:
         return model_source(f"{name}@{revision}" if revision and hub.hub_model(name) is not None else name)
@@ -318,7 +318,10 @@ def _whole_model(address: str, base: ModelSource) -> Path:
             f"{address} holds adapters for {base.pinned}, and {error}. Correct base_model_name_or_path in {ADAPTERS}"
         ) from error
     if (folder / ADAPTERS).is_file():
-        raise PolicyError(f"{address} holds adapters for {base.pinned}, which are adapters too. Merge those first")
+        raise PolicyError(
+            f"{address} holds adapters for {base.pinned}, which holds adapters too. Merge these into their own base "
+            "first"
+        )
     return folder
 
 

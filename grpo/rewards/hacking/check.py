@@ -78,8 +78,8 @@ def check_rewards(components: Sequence[RewardComponent]) -> None:
             )
             needed = ", ".join((*accepted, *(result.probe.name for result in exploited)))
             raise ConfigError(
-                f"reward {component.kind} is fooled by {scores}. Use another one, or accept it by name: "
-                f"accepted_exploits: [{needed}]"
+                f"reward {component.kind} can be hacked by {scores}. Use another reward, or accept the exploits by "
+                f"name: accepted_exploits: [{needed}]"
             )
 
 

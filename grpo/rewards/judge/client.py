@@ -97,7 +97,7 @@ class JudgeClient:
             ) from None
         usage = answer.usage
         self.ledger.add(server.address, usage.prompt_tokens, usage.completion_tokens)
-        logger.info("%s: %s in all", server.address, self.ledger.usage)
+        logger.info("judge %s: %s spent so far", server.address, self.ledger.usage)
         content = answer.choices[0].message.content
         return server.redact(content) if isinstance(content, str) else ""
 

@@ -98,7 +98,10 @@ def held_out_mask(groups: Sequence[str], *, parts: int = 5, part: int = 0) -> ND
     heldout = np.array([sides[group] == part for group in groups], dtype=bool)
     if not heldout.any() or heldout.all():
         amount = "all" if heldout.any() else "none"
-        raise DataError(f"of {len(sides)} groups {amount} would be held out. Both sides need at least one: add others")
+        raise DataError(
+            f"of {len(sides)} groups {amount} would be held out. Training and held-out part need at least one group "
+            "each: add groups"
+        )
     return heldout
 
 

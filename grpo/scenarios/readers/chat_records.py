@@ -197,7 +197,10 @@ def _logged_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
 def _alpaca_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     keys = {name: settings.names.get(name, name) for name in ("instruction", "input", "output", "history", "system")}
     if keys["instruction"] not in data:
-        raise ValueError(f"no {keys['instruction']}: the record has {', '.join(data) or 'no field'}. Name it in keys")
+        raise ValueError(
+            f"no {keys['instruction']}: the record has {', '.join(data) or 'no field'}. Name its key in the source's "
+            "names"
+        )
     parts = [_text(data, keys[name]) for name in ("instruction", "input")]
     question, answer = "\n\n".join(part for part in parts if part.strip()), _text(data, keys["output"])
     refuse_transcript(question, keys["instruction"])
@@ -229,7 +232,9 @@ def _prompt_chat(data: dict[str, Any], settings: ChatSettings) -> LoggedChat:
     ignored: list[str] = []
     prompt_key, completion_key = (settings.names.get(name, name) for name in ("prompt", "completion"))
     if prompt_key not in data:
-        raise ValueError(f"no {prompt_key}: the record has {', '.join(data) or 'no field'}. Name it in keys")
+        raise ValueError(
+            f"no {prompt_key}: the record has {', '.join(data) or 'no field'}. Name its key in the source's names"
+        )
     prompt, completion = (_written_messages(data.get(key)) for key in (prompt_key, completion_key))
     if isinstance(prompt, str):
         refuse_transcript(prompt, prompt_key)

@@ -73,7 +73,9 @@ def _encoding(path: Path, head: bytes, settings: CsvFormat) -> str:
     if settings.encoding is not None:
         given = codecs.lookup(settings.encoding).name
         if mark is not None and not given.startswith(mark.removesuffix("-sig")):
-            raise DataError(f"{path} begins with the byte order mark of {mark}, and encoding is {given}. Leave it out")
+            raise DataError(
+                f"{path} begins with the byte order mark of {mark}, and encoding is {given}. Leave encoding out"
+            )
         return mark if mark is not None and given in ("utf-8", "utf-16", "utf-32") else given
     if mark is None and head.count(b"\x00") > len(head) // 4:
         raise DataError(f"{path} has a zero in every second byte, as UTF-16 has. Set encoding: utf-16-le or utf-16-be")

@@ -110,8 +110,8 @@ def _read_header(path: Path, header: list[str] | str, required: Collection[str],
     missing = [name for name in required if name not in header]
     if missing:
         raise DataError(
-            f"{path}: no column {', '.join(missing)} in the header ({_clean(', '.join(header)):.200}). "
-            "The first line must name the columns. Another delimiter is set by the source's delimiter"
+            f"{path}: no column {', '.join(missing)} in the header ({_clean(', '.join(header)):.200}). The first line "
+            "must name the columns. If the columns are separated by another character, set the source's delimiter"
         )
     counts = Counter(header)
     duplicates = {name for name in counts if counts[name] > 1 and (all_columns or name in required)}

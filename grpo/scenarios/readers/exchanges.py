@@ -71,7 +71,9 @@ def read_exchange(data: Mapping[str, Any], names: Mapping[str, str]) -> Exchange
         keys["system"] = "instructions"  # of OpenAI's Responses API
     given = value_at(data, keys["input"])
     if given in (None, "", [], {}):
-        raise ValueError(f"no {keys['input']}: the record has {', '.join(data) or 'no field'}. Name it in names")
+        raise ValueError(
+            f"no {keys['input']}: the record has {', '.join(data) or 'no field'}. Name its key in the source's names"
+        )
     ignored: list[str] = []
     output, expected = (_unpacked(value_at(data, keys[name])) for name in ("output", "expected"))
     is_answered = any(value not in (None, "", [], {}) for value in (output, expected))
@@ -234,7 +236,7 @@ def _answer(value: Any, place: str, ignored: list[str]) -> str:
         answer = texts[0]
     if answer is None:
         shown = excerpt(", ".join(map(str, value)), _SHOWN)
-        raise ValueError(f"no answer in {place}: it has {shown}. Name it in names, with {place}.NAME")
+        raise ValueError(f"no answer in {place}: it has {shown}. Name its key in the source's names, as {place}.NAME")
     ignored += _unread(value, place, (answer,))
     return _text(value[answer])
 

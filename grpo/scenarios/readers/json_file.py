@@ -40,8 +40,8 @@ def read_json(path: Path, records: str | None = None) -> Iterator[SourceRecord]:
     items = document_items(path, read_document(path), records)
     if items is None:
         raise DataError(
-            f'{path} holds no records. Expected a list, or an object with a list under "scenarios". The list of '
-            "another key is named by the source's records"
+            f'{path} holds no records. Expected a list, or an object with a list under "scenarios". If the '
+            "list has another key, name the key in the source's records"
         )
     yield from item_records(path, items)
 

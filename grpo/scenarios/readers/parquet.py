@@ -23,8 +23,8 @@ def read_parquet(path: Path, *, columns: Sequence[str] | None = None) -> Iterato
     missing = [column for column in ("id",) if column not in names] if columns is None else set(columns) - set(names)
     if missing:
         raise DataError(
-            f"{path} has no column {', '.join(sorted(missing))}, only {', '.join(names)}. Name the columns like a "
-            "scenario's fields, or in the settings as they are"
+            f"{path} has no column {', '.join(sorted(missing))}, only {', '.join(names)}. Rename the columns, or "
+            "name them in the settings of the source"
         )
     for row in rows.read(names if columns is None else list(columns)):
         yield row_record(path, row, fields=None if columns is None else dict)

@@ -52,7 +52,7 @@ def make_taskset(id: str, args: Mapping[str, Any]) -> vf.Taskset[Any, Any]:
     if program is not SingleAgentEnv:
         raise ConfigError(
             f"taskset {id} has a program of its own, {program.__name__}, which needs that package's agents and is not "
-            "covered here. Use a taskset with episodes of replies and tool calls"
+            "supported. Use a taskset with episodes of replies and tool calls"
         )
     return taskset
 

@@ -85,8 +85,8 @@ class RefusedWork:
         self.exceeded += 1
         raise UsedUp(
             429,
-            f"refused requests of this key had {used} bytes within a minute, the limit is {self._most}. "
-            f"Try again in {wait_s:.3g} s, and mend what the answers name",
+            f"refused requests of this key had {used} bytes within a minute, the limit is {self._most}. Try again in "
+            f"{wait_s:.3g} s, and correct the faults that the refusals name",
             type="rate_limit_error",
             code="rate_limit_exceeded",
             retry_after_s=wait_s,

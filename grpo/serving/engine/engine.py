@@ -209,7 +209,10 @@ class Engine:
         """
         slots = self._start.concurrency
         if not 1 <= concurrency <= slots:
-            raise ConfigError(f"concurrency {concurrency} of an engine with {slots} slots: take 1 to {slots}")
+            raise ConfigError(
+                f"concurrency {concurrency} is not between 1 and {slots}, the number of slots that the engine was "
+                "started with"
+            )
         self._frames.send(Scale(concurrency))
 
     @property

@@ -155,7 +155,7 @@ class Mirror:
                     self._mirror()
             except Exception as error:  # e.g. a full disk, or a position that another process has damaged
                 self.counts.failures += 1
-                logger.warning("the mirror in MLflow does not begin: %s: %s", type(error).__name__, error)
+                logger.warning("the mirror of the log in MLflow cannot start: %s: %s", type(error).__name__, error)
             self._stop.wait(self._settings.every_s)
 
     def _mirror(self) -> None:
@@ -168,7 +168,12 @@ class Mirror:
                 pause_s = self._settings.every_s
             except Exception as error:
                 self.counts.failures += 1
-                logger.warning("the mirror in MLflow waits %.0f s: %s: %s", pause_s, type(error).__name__, error)
+                logger.warning(
+                    "the mirror of the log in MLflow failed, and tries again in %.0f s: %s: %s",
+                    pause_s,
+                    type(error).__name__,
+                    error,
+                )
                 self._stop.wait(pause_s)
                 pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s)
             else:
@@ -298,6 +303,6 @@ def _read_state(path: Path) -> _State:
         return _State()
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"the position of the mirror in {path} cannot be read: {error}. Delete the file, and all is sent again, "
-            "nothing of it twice"
+            f"the position of the mirror in {path} cannot be read: {error}. Delete the file. The mirror then sends the "
+            "whole log again, and MLflow keeps each record only once"
         ) from error

@@ -72,7 +72,10 @@ class ChatRequest(SamplingRequest):
         None
     )
     verbosity: Annotated[
-        None, refused("the length of replies cannot be set so. Send max_completion_tokens", neutral=("medium",))
+        None,
+        refused(
+            "replies have no other verbosity. Send max_completion_tokens to limit their length", neutral=("medium",)
+        ),
     ] = None
     web_search_options: Annotated[None, refused("this server does not search the web. Offer a tool that does")] = None
     prediction: Ignored

@@ -190,7 +190,8 @@ class TextConfig(Part):
         | None
     ) = None
     verbosity: Annotated[
-        None, refused("the length of replies cannot be set so. Send max_output_tokens", neutral=("medium",))
+        None,
+        refused("replies have no other verbosity. Send max_output_tokens to limit their length", neutral=("medium",)),
     ] = None
 
 
@@ -241,14 +242,16 @@ class ResponsesRequest(Part):
     user: str | None = Field(default=None, max_length=LABEL_CHARACTERS)
     conversation_id: str | None = Field(default=None, max_length=NAME_CHARACTERS)
     strategy: str | None = Field(default=None, max_length=NAME_CHARACTERS)
-    background: Annotated[None, refused("responses are not made in the background. Leave it out")] = None
-    context_management: Annotated[None, refused("contexts are not compacted. Leave it out")] = None
+    background: Annotated[None, refused("this server makes no responses in the background. Leave it out")] = None
+    context_management: Annotated[None, refused("this server does not compact contexts. Leave it out")] = None
     conversation: Annotated[None, refused("send previous_response_id instead")] = None
-    max_tool_calls: Annotated[None, refused("the client runs the tools, and bounds their calls")] = None
+    max_tool_calls: Annotated[None, refused("the client runs the tools, so limit the calls there. Leave it out")] = None
     moderation: Annotated[None, refused("this server does not moderate. Leave it out")] = None
     prompt: Annotated[None, refused("this server keeps no prompts. Send instructions and input")] = None
     reasoning: Reasoning | None = None
-    truncation: Annotated[None, refused("inputs are not cut. Send fewer messages", neutral=("disabled",))] = None
+    truncation: Annotated[
+        None, refused("this server does not truncate inputs. Send fewer messages", neutral=("disabled",))
+    ] = None
     prompt_cache_key: Ignored
     prompt_cache_options: Ignored
     prompt_cache_retention: Ignored

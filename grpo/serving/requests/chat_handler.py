@@ -155,16 +155,17 @@ class ChatHandler:
             raise invalid_request(message, param="strategy", code="unsupported_value")
         if self.request.calls_nothing and type(self._renderer) is not Renderer:
             message = (
-                "tool_choice none is not read, because a renderer of the user's own or another server parses calls"
+                "tool_choice none is not supported for this model, because a custom renderer or another server parses "
+                "calls"
             )
             raise invalid_request(message, param="tool_choice", code="unsupported_value")
         if self.request.stops and (agent.overrides_replies or agent.config.enable_reasoning or self._renderer.reasons):
-            message = "stop is not read, because the agent reasons, or generates several texts in a turn"
+            message = "stop is not supported for this agent, because it reasons or generates several texts per turn"
             raise invalid_request(message, param="stop", code="unsupported_value")
         asks = self.request.must_call or self.request.has_format
         if self._constraint is not None and asks and (agent.overrides_replies or agent.config.enable_reasoning):
             param = "tool_choice" if self.request.must_call else "response_format"
-            message = f"{param} is not read, because the agent reasons, or generates several texts in a turn"
+            message = f"{param} is not supported for this agent, because it reasons or generates several texts per turn"
             raise invalid_request(message, param=param, code="unsupported_value")
 
     async def _choose(self, index: int, queue: _Events) -> None:

@@ -168,7 +168,8 @@ class Constraints:
         policy = version.served.policy
         if not isinstance(policy, ProcessPolicy) or type(renderer) is not Renderer:
             message = (
-                f"{constraint.param} is not read, because another server or a renderer of the user's own writes replies"
+                f"{constraint.param} is not supported for this model, because a custom renderer or another server "
+                "writes replies"
             )
             raise invalid_request(message, param=constraint.param, code="unsupported_value")
         name = (version.served.version, constraint.grammar)

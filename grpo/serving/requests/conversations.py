@@ -261,7 +261,9 @@ class Conversations:
         others = ("assistant",) if whole else ("assistant", "system")  # a system message can only begin a conversation
         if any(message.role in others for message in new):
             raise invalid_request(
-                f"messages are neither new ones of conversation {conversation_id} nor the whole of it", param="messages"
+                f"messages are neither the new messages of conversation {conversation_id} nor the whole conversation. "
+                "Send one of the two",
+                param="messages",
             )
         history = (*before.messages, *new)
         self._turns.move_to_end(before.turn_id)

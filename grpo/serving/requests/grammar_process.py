@@ -103,7 +103,7 @@ class GrammarProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._closed:
-                raise PolicyError("the server ends, so that no grammar is compiled")
+                raise PolicyError("the server is stopping, so no grammar is compiled")
             if self._process is not None and self._process.poll() is not None:  # ended while it was idle
                 self._end_locked()
             if self._process is None:

@@ -176,7 +176,9 @@ class Service:
         while True:
             version = self.version_of(request.model) if place.before is None else place.before.served_by
             if own := {tool.name for tool in tools.tools} & {tool.name for tool in version.served.agent.tools}:
-                raise invalid_request(f"tool {min(own)} is one of the agent's own", param="tools")
+                raise invalid_request(
+                    f"the server runs tool {min(own)} itself. Leave it out of tools, or rename it", param="tools"
+                )
             self._refuse_silent(version)
             count = partial(self._count, version, place, tools.tools, await self.size_of(version))
             renderer, needed = await self.preparation.run(caller.key_hash, characters, count)

@@ -56,9 +56,9 @@ async def watch_jobs(orchestrator: Orchestrator, hub: EventHub, *, every_s: floa
             try:
                 jobs = {job.id: job for job in await orchestrator.recent()}
             except (GRPOError, APIError) as error:
-                logger.debug("training runs are not known: %s", error)
+                logger.debug("the training runs cannot be listed: %s", error)
             except Exception as error:
-                logger.warning("training runs are not known: %s", one_line(error))
+                logger.warning("the training runs cannot be listed: %s", one_line(error))
             else:
                 for job in jobs.values():
                     publish_change(hub, None if known is None else known.get(job.id), job, is_first=known is None)

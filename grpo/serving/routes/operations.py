@@ -193,5 +193,5 @@ async def _erase(service: Service, *, user: str | None = None, conversation_id: 
 
 def _present(orchestrator: Orchestrator | None) -> Orchestrator:
     if orchestrator is None:
-        raise overloaded("no server of training runs is configured here", retry_after_s=_RETRY_S)
+        raise overloaded("this server has no Prefect server that could run trainings", retry_after_s=_RETRY_S)
     return orchestrator

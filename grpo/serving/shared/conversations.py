@@ -214,7 +214,10 @@ class SharedConversations:
                     raise
                 await asyncio.sleep(_COMMIT_RETRY_S)
         if not rows[0][0]:
-            raise busy_error(f"another turn of conversation {turn.conversation_id} was answered in place of this one")
+            raise busy_error(
+                f"another turn of conversation {turn.conversation_id} was answered while this one ran. Send the "
+                "request again"
+            )
 
     async def forget(self, erasure: Erasure) -> None:
         """See `TurnStore`."""

@@ -93,7 +93,9 @@ class SharedDatabase:
         try:
             await self.beat()
         except APIError:
-            logger.error("the database of the servers does not answer. No conversation goes on: %s", self.away)
+            logger.error(
+                "the database of the servers does not answer. No conversation can continue until it does: %s", self.away
+            )
         loops = (self._repeat(self.beat, HEARTBEAT_S), self._repeat(self._tidy, _TIDY_S), self._work_off())
         self._tasks = [in_background(loop, self.on_failure) for loop in loops]
         return self
@@ -106,7 +108,9 @@ class SharedDatabase:
             await self._send_later()
             await self.rows("DELETE FROM pods WHERE id = $1", self.pod)
         except APIError as away:
-            logger.warning("the row of this server expires by itself: %s", away.message)
+            logger.warning(
+                "this server could not remove its row from the database, so the row expires by itself: %s", away.message
+            )
         if self._alive is not None:
             self._alive.terminate()
         if self._pool is not None:
@@ -127,7 +131,11 @@ class SharedDatabase:
     def later(self, query: str, *arguments: Any) -> None:
         """Execute a statement as soon as the database answers, after the statements that were queued before it."""
         if len(self._later) >= _MOST_LATER:
-            logger.error("a statement is lost, because %d wait for the database: %s", len(self._later), query)
+            logger.error(
+                "a statement for the database was dropped, because %d statements wait already: %s",
+                len(self._later),
+                query,
+            )
             return
         self._later.append((query, arguments))
         self._due.set()
@@ -213,7 +221,7 @@ class SharedDatabase:
 
 def log_failure(error: BaseException) -> None:
     """Log the error that ended the heartbeats of a server."""
-    logger.error("this server does not tell the others any more that it is alive: %s", one_line(error))
+    logger.error("this server cannot send its heartbeat to the other servers any more: %s", one_line(error))
 
 
 _HOLD = (

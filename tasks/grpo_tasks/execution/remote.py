@@ -99,7 +99,7 @@ class RemoteStages:
             raise
         if isinstance(ended, State):
             return _outcome(stage, flow_run, ended, store)
-        logger.warning("the run %s is cancelled, because it has left its result and stays Running", flow_run.name)
+        logger.warning("flow run %s is cancelled, because it has stored its result but stays Running", flow_run.name)
         _cancel(flow_run.id)
         return ended
 

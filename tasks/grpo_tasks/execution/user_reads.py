@@ -26,7 +26,8 @@ def warn_of_unseen(stage: str, code: UserCode, unseen: Sequence[str]) -> None:
         if not code.declares and (stage, way) not in _warned:
             _warned.add((stage, way))
             logger.warning(
-                "stage %s: %s reads through %s, of which not all is seen (docs/internals/identity.md). If what it "
-                "reads changes, the stage is not computed again, unless you declare it: reads: [FILE, $VARIABLE]",
+                "stage %s: %s reads through %s, and not all of these reads can be seen (docs/internals/identity.md). "
+                "If the data changes, the stage is not computed again, unless you declare what is read: reads: [FILE, "
+                "$VARIABLE]",
                 *(stage, " and ".join(code.references), way),
             )

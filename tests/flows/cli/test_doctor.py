@@ -307,7 +307,7 @@ def test_files_that_do_not_ship_are_a_problem(tmp_path: Path):
         ((), "ok", "a run of this config can start"),
         (("policy.model=Qwen/Qwen3-0.6B",), "problem", "no folder Qwen/Qwen3-0.6B"),
         (("policy.chat_template='{% for %}'",), "problem", "TemplateSyntaxError"),
-        (("reward=[{kind: conciseness, weight: 1, options: {target: 20}}]",), "problem", "is fooled by"),
+        (("reward=[{kind: conciseness, weight: 1, options: {target: 20}}]",), "problem", "can be hacked by"),
         (("scenarios.sources.0.path=nowhere.jsonl",), "problem", "nowhere.jsonl"),
         (("store=/proc/store",), "problem", "/proc/store"),
     ],

@@ -126,7 +126,7 @@ def test_an_unsigned_version_is_listed_with_the_command_that_admits_it(registry:
     client.create_model_version("listed", source="file:///nowhere")
     client.set_registered_model_alias("listed", "champion", "1")
     shown = _grpo("models", "listed").stdout
-    assert "models:/listed/1 is not signed, so nothing in it is believed. `grpo admit models:/listed/1" in shown
+    assert "models:/listed/1 is not signed, so nothing in it is trusted. `grpo admit models:/listed/1" in shown
     assert "the alias champion of listed was moved by hand to version 1, and no version of it was promoted" in shown
 
 

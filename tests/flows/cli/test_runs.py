@@ -64,7 +64,7 @@ def test_a_run_that_is_not_there_is_wrong_input(run: Path):
     [
         ("{", "cannot be read as a report"),
         ("[1]", "cannot be read as a report"),
-        (json.dumps({"schema_version": "0"}), "schema version '0', this code reads 2"),
+        (json.dumps({"schema_version": "0"}), "schema version '0', but this release reads 2"),
         (json.dumps({"schema_version": "2", "name": "weekly"}), "Field required"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_store_is_moved_with_what_stays_and_the_next_step(source: str, tmp_pat
     assert "notes.txt stays in the old store, because it is not a file of a store" in text
     assert text.endswith(f"now set `store: {target}` in the configs")
     code, text = grpo("store", "move", target, f"{target}/inner")
-    assert (code, "lie in each other" in text) == (2, True), text
+    assert (code, "contain each other" in text) == (2, True), text
 
 
 def test_unsigned_documents_of_an_earlier_version_are_signed(source: str):

@@ -60,12 +60,12 @@ def test_every_shipped_config_has_rewards_that_withstand_the_probes(path: Path):
         ("nonsense", "not of the form"),
         ("rollout.staleness=1", r"rollout\.staleness 1 .*Set training\.importance_sampling_cap"),
         ("rollout.mode=continuous", r"rollout\.mode continuous .*Set training\.importance_sampling_cap"),
-        ("rollout={mode: continuous, shards: 2, informative_groups: 4}", "go with shards 2, informative_groups"),
-        ("rollout={mode: continuous, runner: dask, curriculum: {}}", "go with runner dask, curriculum"),
-        ("rollout={mode: continuous, staleness: 1}", "staleness is not read with mode continuous"),
-        ("rollout.max_staleness=2", "max_staleness is not read with mode stages"),
+        ("rollout={mode: continuous, shards: 2, informative_groups: 4}", "combined with shards 2, informative_groups"),
+        ("rollout={mode: continuous, runner: dask, curriculum: {}}", "combined with runner dask, curriculum"),
+        ("rollout={mode: continuous, staleness: 1}", "staleness has no effect with mode continuous"),
+        ("rollout.max_staleness=2", "max_staleness has no effect with mode stages"),
         ("rollout.informative_groups=97", r"rollout: .*3 rounds of 32 scenarios are 96 groups"),
-        ("rollout.dask_address='tcp://127.0.0.1:8786'", r"rollout: .*not read with runner threads"),
+        ("rollout.dask_address='tcp://127.0.0.1:8786'", r"rollout: .*no effect with runner threads"),
     ],
 )
 def test_a_config_that_cannot_be_used_names_key_value_and_rule(override: str, message: str):

@@ -142,7 +142,7 @@ def test_a_registry_without_signatures_is_refused_in_one_line_and_later_ones_are
     assert {number: row.verdict for number, row in listed.items()} == {1: "promote", 2: "promote"}
     if version == 1:
         assert all(
-            "is not signed, so nothing in it is believed. `grpo admit" in str(row.refusal) for row in listed.values()
+            "is not signed, so nothing in it is trusted. `grpo admit" in str(row.refusal) for row in listed.values()
         )
         for read in (lambda: registry.resolve("models:/desk/1"), lambda: registry.champion("desk")):
             with pytest.raises(SignatureError) as refused:

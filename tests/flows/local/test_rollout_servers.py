@@ -176,7 +176,7 @@ def test_a_server_that_does_not_start_is_one_sentence_with_the_end_of_its_log(tm
 def test_a_process_without_servers_of_its_run_names_the_commands_that_start_them(monkeypatch: pytest.MonkeyPatch):
     """A stage that another program calls has none."""
     monkeypatch.delenv(STARTED, raising=False)
-    with pytest.raises(PolicyError, match=r"rollout.servers.count 2: this process has 0 servers of its run"):
+    with pytest.raises(PolicyError, match=r"rollout.servers.count 2: the servers were not started for this process"):
         server_urls(StartedServers(count=2))
 
 

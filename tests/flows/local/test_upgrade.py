@@ -189,8 +189,17 @@ def test_the_scenarios_of_this_version_are_read():
 @pytest.mark.parametrize(
     ("read", "file", "message"),
     [
-        (read_trajectories, "rollouts-5.parquet", "has trajectory schema version 5, this code reads 6, 7, 8"),
-        (read_scenarios, "scenarios-1.parquet", "has scenario schema version 1, this code reads 2. Ingest again"),
+        (
+            read_trajectories,
+            "rollouts-5.parquet",
+            "has trajectory schema version 5, but this release reads 6, 7, 8. Repeat the rollout, or use the release "
+            "that wrote the file",
+        ),
+        (
+            read_scenarios,
+            "scenarios-1.parquet",
+            "has scenario schema version 1, but this release reads 2. Ingest the sources again",
+        ),
     ],
 )
 def test_tables_that_are_too_old_are_refused_in_one_line(
@@ -226,5 +235,7 @@ def test_a_serving_log_that_is_too_old_is_named_and_kept(home: Path):
     )
     table, segment = ServedLog(home / "served").read()
     assert table.problem is not None
-    assert table.problem.endswith("has serving log version 1, this code reads 2, 3")
+    assert table.problem.endswith(
+        "has serving log version 1, but this release reads 2, 3. Use the release that wrote it"
+    )
     assert segment.record is not None

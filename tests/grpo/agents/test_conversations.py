@@ -112,7 +112,7 @@ def test_an_unknown_conversation_or_strategy_is_refused():
     with pytest.raises(ConfigError, match="'poker'"):
         run(manager.generate_multiturn_response(conversation.conversation_id, "hi", strategy="poker"))
     manager.end_conversation(conversation.conversation_id)
-    with pytest.raises(DataError, match="it was never started, ended or was removed"):
+    with pytest.raises(DataError, match="it was never started, has ended or was removed"):
         run(manager.generate_multiturn_response(conversation.conversation_id, "hi"))
     with pytest.raises(ConfigError, match="max_conversations 0"):
         ConversationManager(stub("a"), max_conversations=0)

@@ -99,9 +99,9 @@ def test_an_agent_replies_only_after_initialize():
     [
         ([], "no messages"),
         ([{"role": "bot", "content": "x"}], "role 'bot' is unknown"),
-        ([{"speaker": "user", "content": "x"}], "this one has content, speaker"),
+        ([{"speaker": "user", "content": "x"}], "This one has content, speaker"),
         ([{"role": "user", "content": 3}], "is a int"),
-        ([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}], "a tool call is"),
+        ([{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}], "a tool call needs"),
     ],
 )
 def test_malformed_messages_are_refused(messages: list[dict[str, Any]], problem: str):

@@ -147,7 +147,7 @@ def test_an_exception_of_a_tool_returns_a_typed_error(function: Any, message: st
         ({"name": "", "function": multiply}, "'' is empty"),
         ({"name": "x", "function": 3}, "cannot be called"),
         ({"name": "x", "function": multiply, "parameters": {"type": "thing"}}, "not a JSON schema"),
-        ({"name": "x", "fn": multiply}, "this one has name, fn"),
+        ({"name": "x", "fn": multiply}, "This one has name, fn"),
         ({"name": "x", "function": lambda *rest: rest}, "without names"),
     ],
 )

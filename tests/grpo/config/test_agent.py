@@ -24,7 +24,7 @@ from grpo.config.agent import AgentConfig
         ({"memory_window": 0}, "memory_window"),
         ({"strategy": "poker"}, "strategy"),
         ({"enable_context_compression": True, "compression_ratio": 1.0}, "compression_ratio"),
-        ({"compression_ratio": 0.4}, "compression_ratio is not read without enable_context_compression"),
+        ({"compression_ratio": 0.4}, "compression_ratio has no effect without enable_context_compression"),
         ({"enable_context_compression": True, "compression_strategy": "zip"}, "compression_strategy"),
         ({"use_stub_model": True}, "stub_responses"),
         ({"model_name": "folder", "stub_responses": ["a"]}, "use_stub_model"),

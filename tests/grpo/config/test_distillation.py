@@ -21,8 +21,11 @@ HINTED = {"privileged_context": ["outcome"]}
         ({**HINTED, "distillation_weight": 0}, "distillation_weight"),
         ({**HINTED, "teacher_prompt_template": "{prompt}"}, "needs {prompt} and {privileged_context}, each once"),
         ({**HINTED, "teacher_prompt_template": "{prompt} {privileged_context} {x}"}, "no other name in braces"),
-        ({"teacher_model_name_or_path": "a/b", "teacher_prompt_template": "{privileged_context} {prompt}"}, "not read"),
-        ({"teacher_model_name_or_path": "a/b", "teacher_model_kind": "live"}, "teacher_model_kind is not read with"),
+        (
+            {"teacher_model_name_or_path": "a/b", "teacher_prompt_template": "{privileged_context} {prompt}"},
+            "no effect",
+        ),
+        ({"teacher_model_name_or_path": "a/b", "teacher_model_kind": "live"}, "teacher_model_kind has no effect with"),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(settings: dict[str, Any], problem: str):
@@ -35,7 +38,7 @@ def test_settings_that_contradict_themselves_are_refused(settings: dict[str, Any
 @pytest.mark.parametrize("other", [{"algorithm": "ppo"}, {"algorithm": "trpo"}, {"engine": "trl"}])
 def test_a_distillation_that_would_not_be_read_is_refused(other: dict[str, Any]):
     """Critics, trust regions and TRL's trainer take their own steps."""
-    with pytest.raises(ValidationError, match="distillation is not read with"):
+    with pytest.raises(ValidationError, match="distillation has no effect with"):
         TrainingSettings.model_validate({"distillation": HINTED, **other})
 
 

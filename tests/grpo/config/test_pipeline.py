@@ -88,14 +88,14 @@ def test_a_run_that_vllm_cannot_play_is_refused(tmp_path: Path, sections: dict[s
         ),
         (
             {"rollout": {"backend": "transformers", "servers": {"count": 2}}},
-            "servers is not read with backend transformers. Leave it out, or set backend to servers",
+            "servers has no effect with backend transformers. Leave it out, or set backend to servers",
         ),
         ({"rollout": {"servers": ["http://a:8000", "http://a:8000/"]}}, "names a server twice"),
         ({"rollout": {"servers": ["http://key@a:8000"]}}, r"of the form http\(s\)://host\[:port\], without a key"),
         ({"rollout": {"servers": ["a:8000"]}}, r"of the form http\(s\)://host"),
         (
             {"rollout": {"backend": "transformers"}},
-            "servers is not read with backend transformers. Leave it out, or set backend to servers",
+            "servers has no effect with backend transformers. Leave it out, or set backend to servers",
         ),
         ({"policy": {"quantization": "nf4"}, "training": {"lora": {"r": 4}}}, "not from policy.quantization nf4"),
         (
@@ -152,13 +152,16 @@ def test_a_taskset_is_played_with_its_own_scenarios(tmp_path: Path, sections: di
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
-        ({"training": {"engine": "trl"}}, "does not go with training.engine trl"),
-        ({"training": {"algorithm": "dpo", "beta": 0.1}}, "does not go with training.algorithm dpo"),
-        ({"compute": {"gpu_stages": {"stages": ["rollout"]}}}, "does not go with rollout in compute.gpu_stages.stages"),
-        ({"rollout": {"backend": "vllm"}}, "does not go with backend vllm. Leave it out, or set mode to stages"),
-        ({"rollout": {"shards": 2}}, "does not go with shards 2. Leave it out, or set mode to stages"),
-        ({"rollout": {"curriculum": {}}}, "does not go with curriculum. Leave it out, or set mode to stages"),
-        ({"rollout": {"trees": 2}}, "does not go with trees. Leave it out, or set mode to stages"),
+        ({"training": {"engine": "trl"}}, "cannot be combined with training.engine trl"),
+        ({"training": {"algorithm": "dpo", "beta": 0.1}}, "cannot be combined with training.algorithm dpo"),
+        (
+            {"compute": {"gpu_stages": {"stages": ["rollout"]}}},
+            "cannot be combined with rollout in compute.gpu_stages.stages",
+        ),
+        ({"rollout": {"backend": "vllm"}}, "cannot be combined with backend vllm. Leave it out, or set mode to stages"),
+        ({"rollout": {"shards": 2}}, "cannot be combined with shards 2. Leave it out, or set mode to stages"),
+        ({"rollout": {"curriculum": {}}}, "cannot be combined with curriculum. Leave it out, or set mode to stages"),
+        ({"rollout": {"trees": 2}}, "cannot be combined with trees. Leave it out, or set mode to stages"),
     ],
 )
 def test_a_continuous_rollout_refuses_what_it_cannot_be_combined_with(
@@ -187,8 +190,8 @@ def test_nodes_without_a_common_folder_are_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("training", "problem"),
     [
-        ({"nodes": 2, "algorithm": "trpo"}, "trpo takes its steps in one process. Set processes and nodes to 1"),
-        ({"nodes": 2, "algorithm": "ppo", "sharding": "sharded"}, "the critic of ppo reads whole models"),
+        ({"nodes": 2, "algorithm": "trpo"}, "trpo runs only in one process. Set processes and nodes to 1"),
+        ({"nodes": 2, "algorithm": "ppo", "sharding": "sharded"}, "the critic of ppo needs whole models"),
     ],
 )
 def test_several_nodes_are_several_processes(training: dict[str, object], problem: str):
@@ -204,5 +207,5 @@ def test_sharded_weights_go_with_passes_in_bfloat16(tmp_path: Path):
     sharded = {**correction, "processes": 2, "sharding": "sharded"}
     playable = changed(short_run(tmp_path), policy={"dtype": "bfloat16"}, training=sharded)
     assert PipelineConfig.model_validate(playable).training.sharding == "sharded"
-    with pytest.raises(ValidationError, match=r"policy\.dtype bfloat16 does not go with precision bf16"):
+    with pytest.raises(ValidationError, match=r"policy\.dtype bfloat16 cannot be combined with precision bf16"):
         PipelineConfig.model_validate(changed(playable, training={"precision": "bf16"}))

@@ -55,7 +55,7 @@ def test_a_run_on_a_taskset_cannot_be_retrained(folder: Path):
 
 def test_tasks_of_a_taskset_are_not_conversations(folder: Path):
     """They are played in the environment of the taskset alone."""
-    with pytest.raises(ConfigError, match=r"conversations of kind verifiers my-words: .* Name a log"):
+    with pytest.raises(ConfigError, match=r"the source verifiers my-words, .* Name a log"):
         _retraining(folder, LOG, {"kind": "verifiers", "id": "my-words"})
 
 

@@ -169,7 +169,11 @@ def test_wrong_calls_are_results():
         ("Bare", {}, "Bare has no method reset"),
         ("Undescribed", {}, r"method move of Undescribed is a tool.*Give each argument a type"),
         ("WordleEnv", {"options": {"penlty": 1}}, "trl_wordle:WordleEnv has no option 'penlty'. It takes penalty"),
-        ("WordleEnv", {"success_reward": 1}, "success_reward 1.0 compares with get_reward, which WordleEnv does not"),
+        (
+            "WordleEnv",
+            {"success_reward": 1},
+            "success_reward 1.0 is compared with the result of get_reward, but WordleEnv has no such",
+        ),
         ("Missing", {}, "module trl_wordle has no Missing"),
     ],
 )

@@ -40,7 +40,7 @@ def test_the_data_docs_are_copied_beside_the_report(tmp_path: Path):
         ("no JSON", "cannot be read as a report"),
         ("[" * 100_000, "cannot be read as a report"),
         ("[]", "cannot be read as a report"),
-        ('{"schema_version": "0"}', "has report schema version '0', this code reads 2. Run it again"),
+        ('{"schema_version": "0"}', "has report schema version '0', but this release reads 2. Run its config again"),
         ('{"name": "x"}', "has report schema version None"),
         ('{"schema_version": "2"}', r"is not a report: Field required at \('name',\)"),
     ],

@@ -63,9 +63,13 @@ def test_other_modules_are_refused(inputs: dict[str, Any]):
     assert sorted(name.rpartition(" ")[2] for name in sent) == ["far_shop", "far_shop.desk", "far_shop.words"]
     check_modules(inputs, sent)
     words = next(name for name in sent if name.endswith("far_shop.words"))
-    with pytest.raises(ConfigError, match=f"far_shop.words: this worker has {sent[words]}, the run .* other-digest"):
+    with pytest.raises(
+        ConfigError, match=f"far_shop.words differs: this worker has digest {sent[words]}, the run .* other-digest"
+    ):
         check_modules(inputs, {**sent, words: "other-digest"})
-    with pytest.raises(ConfigError, match=r"far_shop\.absent: this worker has none, the run that sent the stage abc\."):
+    with pytest.raises(
+        ConfigError, match=r"far_shop\.absent differs: this worker has digest none, the run that sent the stage abc\."
+    ):
         check_modules(inputs, {**sent, "far_shop.desk:Desk, module far_shop.absent": "abc"})
 
 

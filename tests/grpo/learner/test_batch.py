@@ -119,7 +119,7 @@ def test_maxrl_refuses_rewards_below_zero_with_their_scenario():
 )
 def test_maxrl_refuses_what_it_does_not_read(setting: str, value: object):
     """Its baseline and its divisor are the mean of the group."""
-    with pytest.raises(ValueError, match=f"{setting} is not read with algorithm maxrl"):
+    with pytest.raises(ValueError, match=f"{setting} has no effect with algorithm maxrl"):
         TrainingSettings.model_validate({"algorithm": "maxrl", setting: value})
 
 

@@ -95,5 +95,5 @@ def test_credit_by_state_needs_a_state_for_each_turn():
     bare = make_trajectory(turns=episode(0, "s", 1.0).turns, terminal_reward=1.0)
     with pytest.raises(DataError, match=r"sample 0 has 0 states for 1 turns, because its environment gives no digest"):
         credit("state", bare, episode(1, "s", 0.0))
-    with pytest.raises(ValueError, match="credit_assignment: state compares the trajectories of a group by state"):
+    with pytest.raises(ValueError, match="credit_assignment: state needs a baseline of the group"):
         TrainingSettings(credit_assignment="state", algorithm="reinforce")

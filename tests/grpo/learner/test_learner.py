@@ -332,7 +332,7 @@ def test_a_sequence_that_does_not_fit_into_memory_is_an_error(
 
 def test_a_clip_that_an_algorithm_does_not_read_is_refused():
     """A setting without an effect is an error."""
-    with pytest.raises(ValueError, match="dual_clip is not read with algorithm rloo"):
+    with pytest.raises(ValueError, match="dual_clip has no effect with algorithm rloo"):
         TrainingSettings(algorithm="rloo", dual_clip=3.0)
 
 

@@ -156,8 +156,11 @@ def _request(desk: DeskRollout, nodes: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"sources": "other"}, "its sources of grpo differ from the first node's. Install the same version"),
-        ({"parent": Path("/absent")}, "/absent is not there. Set store to a folder that all nodes see at the same"),
+        ({"sources": "other"}, "this node has other sources of grpo than the first node. Install the same version"),
+        (
+            {"parent": Path("/absent")},
+            "/absent does not exist on this node. Set store to a folder that all nodes see at the same",
+        ),
     ],
 )
 def test_a_node_that_cannot_take_part_says_why(
@@ -177,7 +180,10 @@ def test_a_node_that_cannot_take_part_says_why(
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        ('{"sources": "other", "settings": {"a_new_setting": 1}}', "its sources of grpo differ from the first node's"),
+        (
+            '{"sources": "other", "settings": {"a_new_setting": 1}}',
+            "this node has other sources of grpo than the first node",
+        ),
         ('{"sources": "ours"', "request.json of the update is damaged"),
         ("[" * 100_000, "request.json of the update is damaged"),
     ],

@@ -142,7 +142,7 @@ def test_retention_deletes_days(tmp_path: Path):
     compact(tmp_path)
     assert expire(tmp_path, 4, today=(NOON + timedelta(days=5)).date()) == 1
     assert [record.id for record in read(tmp_path)] == ["b"]
-    with pytest.raises(ConfigError, match="a retention of 0 days keeps nothing"):
+    with pytest.raises(ConfigError, match="retention_days 0 would keep no turn"):
         expire(tmp_path, 0)
 
 
@@ -233,7 +233,10 @@ def test_an_erasure_that_a_writer_blocks_is_an_error(tmp_path: Path):
     [path] = ServedLog(tmp_path).segments().values()
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(StorageError, match=f"a process writes to segment {path} and began no other in 0.1 s"):
+        with pytest.raises(
+            StorageError,
+            match=f"a process still writes to segment {path}, and did not begin another segment within 0.1 s",
+        ):
             erase_records(tmp_path, conversation_id="c", wait_s=0.1)
     assert counted(erase_records(tmp_path, conversation_id="c")) == 1
 
@@ -251,7 +254,7 @@ def test_a_table_that_cannot_be_read_is_not_reported_as_erased(tmp_path: Path):
 @pytest.mark.parametrize("names", [{}, {"user": ""}, {"user": "a", "conversation_id": "b"}])
 def test_an_erasure_names_a_user_or_a_conversation(tmp_path: Path, names: dict[str, Any]):
     """The empty name stands for clients that name no user."""
-    with pytest.raises(ConfigError, match="erase a user or a conversation"):
+    with pytest.raises(ConfigError, match="name either a user or a conversation"):
         erase_records(tmp_path, **names)
 
 
@@ -307,7 +310,7 @@ def test_a_damaged_table_is_one_problem_and_the_others_are_read(tmp_path: Path):
     assert read(tmp_path) == [turn("d")]
     faults = problems(tmp_path)
     assert faults[0].startswith(f"damaged file: {first} is not a readable Parquet file")
-    assert faults[1].startswith(f"damaged file: {second} has serving log version 9, this code reads 2")
+    assert faults[1].startswith(f"damaged file: {second} has serving log version 9, but this release reads 2")
     assert faults[2].startswith("not a record: turn c: status 'asleep' is unknown")
     assert join(ServedLog(tmp_path).read()).counts.damaged == 3
 

@@ -73,16 +73,19 @@ def test_every_name_of_another_framework_is_tried():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_generations": 4, "group_size": 4}, "num_generations sets group_size, as another setting does"),
-        ({"clip_ratio": 0.2, "clip_high": 0.3}, "clip_ratio sets clip_low and clip_high, as another setting does"),
-        ({"num_episodes": 64, "num_outer_iterations": 2}, "num_episodes sets iterations, as another"),
+        ({"num_generations": 4, "group_size": 4}, "num_generations sets group_size, which another setting sets"),
+        (
+            {"clip_ratio": 0.2, "clip_high": 0.3},
+            "clip_ratio sets clip_low and clip_high, which another setting sets",
+        ),
+        ({"num_episodes": 64, "num_outer_iterations": 2}, "num_episodes sets iterations, which another"),
         ({"bf16": True, "precision": "bf16"}, "bf16 sets precision"),
         ({"num_episodes": 1}, "num_episodes: Input should be greater than or equal to 2"),
         ({"warmup_ratio": "much"}, "warmup_ratio: Input should be a valid number"),
         ({"num_generations": 1}, "group_size\n.*greater than or equal to 2"),
         ({"bf16": True, "fp16": True}, "exclude each other"),
-        ({"processes": 2, "engine": "trl"}, "processes is not read with engine trl"),
-        ({"num_epochs": 2, "algorithm": "reinforce"}, "epochs is not read with algorithm reinforce"),
+        ({"processes": 2, "engine": "trl"}, "processes has no effect with engine trl"),
+        ({"num_epochs": 2, "algorithm": "reinforce"}, "epochs has no effect with algorithm reinforce"),
     ],
 )
 def test_a_setting_twice_or_out_of_bounds_is_refused(given: dict[str, object], message: str):
@@ -93,7 +96,7 @@ def test_a_setting_twice_or_out_of_bounds_is_refused(given: dict[str, object], m
 
 def test_a_field_without_effect_on_the_algorithm_is_refused():
     """REINFORCE has no clip."""
-    with pytest.raises(ValidationError, match="clip_low is not read with algorithm reinforce"):
+    with pytest.raises(ValidationError, match="clip_low has no effect with algorithm reinforce"):
         TrainingConfig(algorithm="reinforce", clip_low=0.1)
 
 

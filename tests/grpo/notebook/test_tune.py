@@ -150,7 +150,7 @@ def test_a_quarter_is_held_out_by_default(tiny_folder: Path):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        ({"iterations": {"type": "int", "low": 2, "high": 9}}, "iterations are the length of a trial"),
+        ({"iterations": {"type": "int", "low": 2, "high": 9}}, "iterations cannot be tuned"),
         ({"logging_steps": {"type": "int", "low": 1, "high": 2}}, "logging_steps changes neither rollout nor update"),
         ({"group_size": {"type": "int", "low": 1, "high": 4}}, "group_size = 1 cannot be set"),
         ({}, "empty"),

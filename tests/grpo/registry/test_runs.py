@@ -106,7 +106,7 @@ def test_a_version_without_a_run_has_no_provenance(registry: Registry, tmp_path:
     with pytest.raises(SignatureError) as unsigned:
         registry.resolve("models:/echo/1")
     assert str(unsigned.value) == (
-        "models:/echo/1 is not signed, so nothing in it is believed. `grpo admit models:/echo/1 --reason WHY` shows "
+        "models:/echo/1 is not signed, so nothing in it is trusted. `grpo admit models:/echo/1 --reason WHY` shows "
         "what is in it, and signs it"
     )
     version = ModelVersion(name="echo", version=1, run_id="", source="", tags={})

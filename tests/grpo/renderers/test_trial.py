@@ -102,7 +102,7 @@ def test_a_second_call_that_the_template_leaves_out_is_refused_in_a_demonstratio
     renderer = _renderer(SINGLE)
     assert renderer.most_calls == 1
     with pytest.raises(
-        DataError, match=r"line 3 has 2 calls, and the model's chat template renders 1 a turn\. Write each"
+        DataError, match=r"line 3 has 2 calls, but the model's chat template renders at most 1 per turn\. Write each"
     ):
         check_read_back(BOTH, (user("x"),), renderer, "line 3")
     check_read_back(replace(BOTH, tool_calls=ORDERS[:1]), (user("x"),), renderer, "line 3")

@@ -22,5 +22,5 @@ def test_the_customer_service_preset_has_the_published_weights():
 
 def test_a_domain_without_a_reward_is_refused():
     """With those that have one."""
-    with pytest.raises(ConfigError, match=r"'plumbing' has no reward of its own\. Known are customer_service"):
+    with pytest.raises(ConfigError, match=r"'plumbing' has no reward\. Use one of customer_service"):
         create_domain_reward("plumbing")

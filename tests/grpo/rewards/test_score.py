@@ -139,7 +139,7 @@ def test_a_reward_with_a_missing_score_is_refused():
         async def compute_group(self, episodes: Sequence[Episode]) -> list[RewardResult | Unscored]:
             return (await super().compute_group(episodes))[1:]
 
-    with pytest.raises(RewardError, match="1 scores for 2 siblings"):
+    with pytest.raises(RewardError, match="returned 1 scores for a group of 2 episodes"):
         list(score([_trajectory("a"), _trajectory("b", sample=1)], Forgets()))
 
 
@@ -260,7 +260,7 @@ def test_a_reward_that_returns_no_result_ends_the_run_with_one_sentence(value: o
     ("value", "reason"),
     [
         (None, "reward returns raised TypeError: 'NoneType' object is not iterable"),
-        ([], "0 scores for 1 siblings"),
+        ([], "reward returns returned 0 scores for a group of 1 episodes"),
         ([None], "sample 0: reward returns returned None"),
         (3, "reward returns raised TypeError"),
     ],

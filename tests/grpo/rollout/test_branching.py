@@ -280,7 +280,7 @@ def test_a_policy_that_reads_messages_has_no_branches(renderer: Renderer):
     ("settings", "message"),
     [
         ({"trees": 8, "group_size": 8}, "trees 8 leaves no episode of a group of 8 that could branch off"),
-        ({"trees": 2, "mode": "continuous"}, "does not go with trees"),
+        ({"trees": 2, "mode": "continuous"}, "cannot be combined with trees"),
         ({"trees": 0}, "greater than or equal to 1"),
     ],
 )

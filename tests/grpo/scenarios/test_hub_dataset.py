@@ -108,13 +108,19 @@ def test_subsets_are_those_of_the_readme(server: Hub):
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({"README.md": b"# Nothing"}, "has no files of data"),
+        ({"README.md": b"# Nothing"}, "has no data files"),
         (
             {"train.xml": b"x"},
             r"split train has train.xml\. Files of .parquet, .arrow, .jsonl, .json, .csv",
         ),
-        ({"README.md": CARD.replace(b"english.jsonl", b"../../secret.jsonl")}, "names files elsewhere, ../../secret"),
-        ({"README.md": CARD.replace(b"english.jsonl", b"'https://x.org/a.csv'")}, "names files elsewhere, https://x"),
+        (
+            {"README.md": CARD.replace(b"english.jsonl", b"../../secret.jsonl")},
+            "names files outside of the repository, ../../secret",
+        ),
+        (
+            {"README.md": CARD.replace(b"english.jsonl", b"'https://x.org/a.csv'")},
+            "names files outside of the repository, https://x",
+        ),
         ({"README.md": CARD.replace(b"english.jsonl", b"[3]")}, "does not declare subsets as the hub's do"),
         ({"README.md": CARD}, "names english.jsonl, which it does not have"),
     ],

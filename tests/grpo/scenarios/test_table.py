@@ -84,7 +84,7 @@ def test_another_table_is_an_error(tmp_path: Path) -> None:
     """A Parquet file without the schema's version is not read as scenarios."""
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"id": ["a"]}), path)
-    with pytest.raises(DataError, match="schema version none, this code reads 2"):
+    with pytest.raises(DataError, match="schema version none, but this release reads 2"):
         list(read_scenarios(path))
 
 

@@ -124,7 +124,7 @@ def test_an_id_takes_new_messages_or_the_whole_conversation():
         place = find(known, *messages, conversation_id="c")
         assert (place.joined, place.before, place.new) == ("id", turn, (OTHER,))
         assert place.history == (USER, REPLY, OTHER)
-    with pytest.raises(APIError, match="neither new ones"):
+    with pytest.raises(APIError, match="neither the new messages"):
         find(known, USER, Message(role="assistant", content="Another"), OTHER, conversation_id="c")
     with pytest.raises(APIError, match="began with other tools"):
         find(known, OTHER, conversation_id="c", tools=(Tool(name="look_up"),))

@@ -278,15 +278,15 @@ def test_no_telemetry_is_sent(policy: TransformersPolicy, rollout: Path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "rloo", "epochs": 1}, "engine trl has no rloo, only grpo"),
-        ({"algorithm": "ppo"}, "engine trl has no ppo"),
-        ({"credit_assignment": "turn"}, "credit_assignment is not read with engine trl"),
-        ({"baseline": "leave_one_out"}, "baseline is not read with engine trl"),
-        ({"reward_clip": 1.0}, "reward_clip is not read"),
-        ({"overlong_limit": 9}, "overlong_limit is not read"),
-        ({"groups_per_step": 1}, "groups_per_step is not read"),
-        ({"lora": {}}, "lora is not read"),
-        ({"processes": 2}, "processes is not read"),
+        ({"algorithm": "rloo", "epochs": 1}, "engine trl does not support rloo, only grpo"),
+        ({"algorithm": "ppo"}, "engine trl does not support ppo"),
+        ({"credit_assignment": "turn"}, "credit_assignment has no effect with engine trl"),
+        ({"baseline": "leave_one_out"}, "baseline has no effect with engine trl"),
+        ({"reward_clip": 1.0}, "reward_clip has no effect"),
+        ({"overlong_limit": 9}, "overlong_limit has no effect"),
+        ({"groups_per_step": 1}, "groups_per_step has no effect"),
+        ({"lora": {}}, "lora has no effect"),
+        ({"processes": 2}, "processes has no effect"),
     ],
 )
 def test_settings_that_trl_does_not_have_are_refused(changes: dict[str, Any], message: str):

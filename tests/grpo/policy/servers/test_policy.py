@@ -393,7 +393,7 @@ def test_filtered_sampling_is_refused(server: ChatServer, clerk_checkpoint: Stor
             await sampler.open().generate(Prompt(new_ids=[1]), sampling)
 
     sampling = Sampling(temperature=1.0, max_new_tokens=2, seed=1, top_p=0.5)
-    with pytest.raises(ConfigError, match="rollout servers sample without top-p"):
+    with pytest.raises(ConfigError, match="rollout servers support neither top_p"):
         asyncio.run(sample(on_servers(clerk_checkpoint, server.url), sampling))
 
 

@@ -150,10 +150,10 @@ def test_the_identity_of_adapters_is_theirs_and_their_bases(tmp_path: Path, tiny
             "nowhere/near/it",
             "holds adapters for nowhere/near/it, and no model in .*. Correct base_model_name_or_path in",
         ),
-        (None, "names no folder or model on a hub that they are for"),
-        ("s3://bucket/model", "names no folder or model on a hub that they are for"),
-        ("models:/desk@champion", "names no folder or model on a hub that they are for"),
-        ("adapters", "which are adapters too. Merge those first"),
+        (None, "which is neither a folder nor a model on a hub"),
+        ("s3://bucket/model", "which is neither a folder nor a model on a hub"),
+        ("models:/desk@champion", "which is neither a folder nor a model on a hub"),
+        ("adapters", "which holds adapters too. Merge these"),
     ],
 )
 def test_adapters_without_their_base_say_what_to_set(tmp_path: Path, tiny_folder: Path, base: object, reason: str):
@@ -190,5 +190,5 @@ def test_a_registered_version_is_a_model(tmp_path: Path, tiny_folder: Path, monk
 
 def test_an_object_needs_its_digest(tmp_path: Path):
     """As everywhere where an artifact is named."""
-    with pytest.raises(ConfigError, match="is not an artifact: write the URI in a store, # and the artifact's sha256"):
+    with pytest.raises(ConfigError, match="is not the address of an artifact"):
         open_policy("s3://bucket/model")

@@ -62,7 +62,9 @@ def test_every_wording_of_a_refusal_probe_is_detected():
 def test_an_exploited_reward_is_refused_until_the_config_accepts_every_probe():
     """The message holds what to write."""
     exploited = RewardComponent(kind="keywords", weight=0.5, accepted_exploits=("stuffing", "copied"))
-    with pytest.raises(ConfigError, match=r"keywords is fooled by refusal .*\[stuffing, copied, refusal, negated\]"):
+    with pytest.raises(
+        ConfigError, match=r"keywords can be hacked by refusal .*\[stuffing, copied, refusal, negated\]"
+    ):
         check_rewards([exploited])
     check_rewards([exploited.model_copy(update={"accepted_exploits": ("stuffing", "copied", "refusal", "negated")})])
 

@@ -396,7 +396,7 @@ def test_usage_is_written_to_the_ledger_and_logged(model: Model, tmp_path: Path,
     usage = ruler.judge.client.ledger.usage
     assert (usage.answers, usage.prompt_tokens, usage.completion_tokens) == (2, 200, 40)
     assert usage.cost == pytest.approx(0.0004)
-    assert f"{model.url}#clerk: 2 answers, 200 + 40 tokens, 0.0004 in money in all" in caplog.text
+    assert f"judge {model.url}#clerk: 2 answers, 200 + 40 tokens, 0.0004 in money spent so far" in caplog.text
 
 
 def test_a_malformed_answer_counts_as_usage(model: Model, tmp_path: Path):

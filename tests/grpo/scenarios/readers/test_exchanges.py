@@ -90,7 +90,7 @@ def test_what_is_not_read_of_an_object_is_counted() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        ({"frage": "Why?"}, "no input: the record has frage. Name it in names"),
+        ({"frage": "Why?"}, "no input: the record has frage. Name its key in the source's names"),
         ({"input": {"a": "x", "b": "y"}, "output": "z"},
          "no question in input: it has a, b. Name the user's text in names: input: input.NAME"),
         ({"input": "Why?", "output": {"a": "x", "b": "y"}}, "no answer in output: it has a, b"),

@@ -43,7 +43,8 @@ def test_keys_of_instructions_are_settings(tmp_path: Path) -> None:
     record = read(tmp_path, "alpaca", {"question": "Why?", "context": "", "response": "So."}, names=keys)
     assert record.data is not None
     assert (record.data["user_responses"], record.data["expected"]["responses"]) == (["Why?"], ["So."])
-    assert read(tmp_path, "alpaca", {"q": "x"}).problem == "no instruction: the record has q. Name it in keys"
+    problem = read(tmp_path, "alpaca", {"q": "x"}).problem
+    assert problem == "no instruction: the record has q. Name its key in the source's names"
     assert (read(tmp_path, "alpaca", {"instruction": "x", "history": [["a"]]}).problem or "").startswith(
         "history is not"
     )

@@ -223,7 +223,7 @@ def test_labels_without_a_score_are_quarantined_with_their_reason(tmp_path: Path
     ("kind", "settings", "error"),
     [
         (PairFile, {"prompt": None}, "set layout: messages"),
-        (LabelFile, {"score": "s", "scores": {"a": 1}}, "give one of them"),
+        (LabelFile, {"score": "s", "scores": {"a": 1}}, "exclude each other"),
         (PairFile, {"choosen": "x"}, "Extra inputs are not permitted"),
     ],
 )

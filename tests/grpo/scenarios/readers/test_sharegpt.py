@@ -186,9 +186,11 @@ def test_unknown_fields_are_counted(tmp_path: Path) -> None:
 
 def test_settings_that_a_format_does_not_read_are_refused() -> None:
     """A key of another format, and tags where there are no speakers."""
-    with pytest.raises(ValidationError, match="names has instruction, but sharegpt has only role, content"):
+    with pytest.raises(
+        ValidationError, match="names has the key instruction, but sharegpt has only the keys role, content"
+    ):
         ChatSource(kind="sharegpt", path="x", names={"instruction": "q"})
-    with pytest.raises(ValidationError, match="column and tags are not read with alpaca"):
+    with pytest.raises(ValidationError, match="column and tags have no effect with alpaca"):
         ChatSource(kind="alpaca", path="x", tags={"a": "user"})
 
 

@@ -92,7 +92,7 @@ def test_a_row_is_a_chat_or_a_message() -> None:
     """Both settings at once, and columns for what the chat gives, are refused."""
     rows = {"group_by": "t", "speaker": "s", "text": "x"}
     for settings, reason in (
-        ({"chat": {}, "messages": rows}, "a row is a chat or a message"),
+        ({"chat": {}, "messages": rows}, "a row is either a chat or a message"),
         ({"messages": rows, "columns": {"user_responses": "x"}}, "columns has user_responses, which the chat gives"),
     ):
         with pytest.raises(ValidationError, match=reason):

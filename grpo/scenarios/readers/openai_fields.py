@@ -135,8 +135,15 @@ _OF_TOOLS = frozenset(
 """Keys of calls and results in the words of many programs, in lower case and without anything between the words."""
 
 
-def _folded(name: object) -> str:
-    return "".join(filter(str.isalnum, str(name))).lower()
+_REMEDIES = {
+    "message": "If they have OpenAI's form, name this key in the source's names, under tool_calls",
+    "record": "Write them into the messages that they belong to",
+}
+
+
+def _are_calls(name: object, value: object) -> bool:
+    """Are these calls or results of tools, by their key?"""
+    return isinstance(value, (list, dict)) and "".join(filter(str.isalnum, str(name))).lower() in _OF_TOOLS
 
 
 def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, place: str) -> tuple[str, ...]:
@@ -152,12 +159,9 @@ def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, pla
         if item is False and reason != _UNKNOWN:
             continue
         shown = f"{noun}.{excerpt(name, _SHOWN)}"
-        if reason == _UNKNOWN and isinstance(item, (list, dict)) and _folded(name) in _OF_TOOLS:
+        if reason == _UNKNOWN and _are_calls(name, item) and (remedy := _REMEDIES.get(noun)) is not None:
             where = f"; {place}" if place else ""
-            raise ValueError(
-                f"{shown} cannot be read: it has calls or results of tools under a key of its own{where}. If they have "
-                f"OpenAI's form, name the key in the source's names: tool_calls: {excerpt(name, _SHOWN)}"
-            )
+            raise ValueError(f"{shown} cannot be read: it has calls or results of tools{where}. {remedy}")
         if reason.startswith("!"):
             raise ValueError(f"{shown} cannot be read: {reason[1:]}{f'; {place}' if place else ''}")
         names.append(f"{shown}: {reason}")

@@ -82,7 +82,19 @@ def test_calls_under_a_key_of_an_unknown_program_are_not_left_out(tmp_path: Path
         {"role": "assistant", "content": DONE},
     ]
     record = read(tmp_path, *messages)
-    assert (record.problem or "").startswith(f"message.{key} cannot be read: it has calls or results of tools")
+    assert (record.problem or "").startswith(
+        f"message.{key} cannot be read: it has calls or results of tools; message 1"
+    )
     named = read(tmp_path, *messages, tool_calls=key)
     assert named.data is not None, named.problem
     assert [call["name"] for call in named.data["world"]["recorded"]] == ["look_up"]
+
+
+def test_calls_next_to_the_messages_are_not_left_out(tmp_path: Path):
+    """Nothing says to which message they belong."""
+    path = tmp_path / "chat.json"
+    messages = [{"role": "user", "content": "Where is order 7?"}, {"role": "assistant", "content": DONE}]
+    path.write_text(json.dumps({"messages": messages, "toolCalls": [{"name": "look_up"}]}))
+    (record,) = read_records(ChatSource(kind="openai_messages", path=str(path)))
+    problem = "record.toolCalls cannot be read: it has calls or results of tools. Write them into the messages"
+    assert (record.problem or "").startswith(problem)

@@ -1,21 +1,32 @@
 """Commands of the project, each in a process forked from one that has imported the slow packages of others.
 
 A fork has nothing of the project: it imports it with its own environment, and is killed like any other process. It
-is spared the eight seconds of torch, transformers, MLflow and the packages of Prefect.
+is spared the eight seconds of torch, transformers, MLflow and the packages of Prefect. `start` is for tests that call
+commands themselves. `program` is for shells and scripts, which find a `grpo` on their PATH.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import multiprocessing
 import os
 import runpy
+import shlex
+import shutil
+import socket
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import DupFd
 from pathlib import Path
+from typing import Any
 
 from tests.places import ROOT
 
@@ -63,27 +74,121 @@ class Command:
 
 
 def start(*arguments: str, environment: Mapping[str, str], output: Path, cwd: Path = ROOT) -> Command:
-    """Start `grpo ARGUMENTS` with this environment and nothing of the caller's."""
+    """Start `python -m grpo_cli ARGUMENTS` with this environment and nothing of the caller's."""
     output.write_text("", encoding="utf-8")
+    with output.open("ab") as both, Path(os.devnull).open("rb") as nothing:
+        streams = (nothing.fileno(), both.fileno(), both.fileno())
+        return Command(_forked(arguments, environment, streams, cwd=cwd, path=(str(cwd),)), output)
+
+
+@contextmanager
+def program() -> Iterator[Path]:
+    """A program that does what `grpo` does, in a forked process, while the block runs.
+
+    The process has the environment, the working folder and the streams of its caller, which waits for its end. It gets
+    the signals that its caller gets. If its caller is killed, it is killed as well, a moment later.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="grpo-program-"))  # short: the path of a socket has at most 107 characters
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(folder / "socket"))
+        server.listen()
+        threading.Thread(target=_answer_all, args=(server,), daemon=True).start()
+        client = (sys.executable, "-I", "-S", str(Path(__file__).with_name("client.py")), str(folder / "socket"))
+        script = folder / "grpo"
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
+        try:
+            yield script
+        finally:
+            server.shutdown(socket.SHUT_RDWR)  # its thread waits for the next caller
+            shutil.rmtree(folder)
+
+
+def _answer_all(server: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            caller, _ = server.accept()
+            threading.Thread(target=_answer, args=(caller,), daemon=True).start()
+
+
+def _answer(caller: socket.socket) -> None:
+    """Start the command of a caller, and tell it the id of the process and then its exit code."""
+    with caller, caller.makefile("rw", encoding="utf-8") as lines:
+        _, streams, _, _ = socket.recv_fds(caller, 1, 3)
+        asked: dict[str, Any] = json.loads(lines.readline())
+        process = _forked(
+            tuple(asked["arguments"]), asked["environment"], streams, cwd=Path(asked["cwd"]), umask=asked["umask"]
+        )
+        for stream in streams:
+            os.close(stream)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            lines.write(f"{process.pid}\n")
+            lines.flush()
+        wait([process.sentinel, caller])
+        if process.is_alive():
+            process.kill()  # its caller has ended
+        process.join()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            lines.write(f"{process.exitcode}\n")
+            lines.flush()
+
+
+class _Stream:
+    """A descriptor of this process, which arrives as one of the forked process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (DupFd(self._descriptor),)
+
+
+def _detached(duplicate: Any) -> int:
+    descriptor: int = duplicate.detach()
+    return descriptor
+
+
+def _forked(
+    arguments: tuple[str, ...],
+    environment: Mapping[str, str],
+    streams: tuple[int, ...] | list[int],
+    *,
+    cwd: Path,
+    path: tuple[str, ...] = (),
+    umask: int | None = None,
+) -> BaseProcess:
     process = _context.Process(
-        target=_run, args=(arguments, dict(environment), str(output), str(cwd)), name=f"grpo {' '.join(arguments)}"
+        target=_run,
+        args=(arguments, dict(environment), [_Stream(stream) for stream in streams], str(cwd), path, umask),
+        name=f"grpo {' '.join(arguments)}",
     )
     process.start()
-    return Command(process, output)
+    return process
 
 
-def _run(arguments: tuple[str, ...], environment: dict[str, str], output: str, cwd: str) -> None:
-    """Do what `python -m grpo_cli ARGUMENTS` does, its end included."""
-    file = os.open(output, os.O_WRONLY | os.O_APPEND)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(file, stream.fileno())
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+def _run(
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    streams: list[int],
+    cwd: str,
+    path: tuple[str, ...],
+    umask: int | None,
+) -> None:
+    """Do what `python -m grpo_cli ARGUMENTS` does, its end included. `path` is where it finds modules first."""
+    for stream, place in zip(streams, (0, 1, 2), strict=True):
+        os.dup2(stream, place)
+        os.close(stream)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115, multiprocessing has closed it
+    for output in (sys.stdout, sys.stderr):
+        output.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
+    if umask is not None:
+        os.umask(umask)
     ours = (ROOT, ROOT / "flows", ROOT / "tasks")
-    others = [path for path in sys.path if Path(path) not in (Path.cwd(), *ours)]
-    sys.path[:] = [cwd, *environment["PYTHONPATH"].split(os.pathsep), *map(str, ours), *others]
+    others = [entry for entry in sys.path if Path(entry) not in (Path.cwd(), *ours)]
+    sys.path[:] = [*path, *environment["PYTHONPATH"].split(os.pathsep), *map(str, ours), *others]
     sys.argv[1:] = arguments
     try:
         runpy.run_module("grpo_cli", run_name="__main__", alter_sys=True)

@@ -35,6 +35,13 @@ _PACKAGES = (
     *("mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store", "alembic.command"),
     *("griffe", "pydantic_settings", "pendulum", "rich.progress", "rich.table", "rich.traceback", "typer", "httpx"),
     *("websockets.asyncio.client", "coolname", "graphviz", "prometheus_client", "jsonschema", "fsspec"),
+    *(
+        "great_expectations",
+        "optuna",
+        "transformers.models.llama.modeling_llama",
+        "pathspec",
+        "opentelemetry.sdk.trace",
+    ),
 )
 """Not Prefect, which reads the environment when it is imported, but what it imports."""
 _context = multiprocessing.get_context("forkserver")
@@ -188,7 +195,8 @@ def _run(
         os.umask(umask)
     ours = (ROOT, ROOT / "flows", ROOT / "tasks")
     others = [entry for entry in sys.path if Path(entry) not in (Path.cwd(), *ours)]
-    sys.path[:] = [*path, *environment["PYTHONPATH"].split(os.pathsep), *map(str, ours), *others]
+    given = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [*path, *given, *map(str, ours), *others]
     sys.argv[1:] = arguments
     try:
         runpy.run_module("grpo_cli", run_name="__main__", alter_sys=True)

@@ -1,30 +1,36 @@
 """Commands of the project, each in a process forked from one that has imported the slow packages of others.
 
-A fork has nothing of the project: it imports it with its own environment, and is killed like any other process. It
-is spared the eight seconds of torch, transformers, MLflow and the packages of Prefect. `start` is for tests that call
-commands themselves. `program` is for shells and scripts, which find a `grpo` on their PATH.
+A fork is spared the ten seconds of torch, transformers, MLflow, Great Expectations and the packages of Prefect. It has
+nothing of the project: it imports it with its own environment, and is killed like any other process. `start` is for
+tests that call commands themselves. `program` is for shells and scripts, which find a `grpo` on their PATH.
+
+A command that is told a server by PREFECT_API_URL is forked from a process that has imported Prefect and the project as
+well, with the same variables of Prefect, because only these are read by an import. Commands that start their own server
+import Prefect later, with its address. The installed command is tested by tests/e2e/test_wheel.py.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
+import importlib
 import json
 import multiprocessing
 import os
 import runpy
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from functools import cache
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +43,60 @@ _PACKAGES = (
     *("websockets.asyncio.client", "coolname", "graphviz", "prometheus_client", "jsonschema", "fsspec"),
     *(
         "great_expectations",
-        "optuna",
         "transformers.models.llama.modeling_llama",
+        "optuna",
         "pathspec",
-        "opentelemetry.sdk.trace",
+        "slugify",
+        "asgi_lifespan",
     ),
 )
 """Not Prefect, which reads the environment when it is imported, but what it imports."""
+_OURS = ("grpo_cli.app", "grpo_flows.train", "grpo_flows.evaluate", "grpo_local.preflight", "grpo.learner.update")
+"""Modules that import Prefect and most of the project."""
+_READ = "PREFECT"
+"""Begin of the names of variables that are read when a module is imported."""
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(_PACKAGES))
+
+
+class Forked:
+    """The process of a command, a descendant of this one."""
+
+    def __init__(self, forker: Path, request: Mapping[str, Any], streams: tuple[int, int, int]) -> None:
+        self._answers = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._answers.connect(str(forker))
+        socket.send_fds(self._answers, [b"0"], streams)
+        self._answers.sendall(f"{json.dumps(request)}\n".encode())
+        self._lines = self._answers.makefile("rb", buffering=0)
+        self.pid = int(self._lines.readline())
+        self.exitcode: int | None = None
+        """Its exit code, or the negative number of the signal that ended it, once it was waited for."""
+
+    def is_alive(self) -> bool:
+        """True until it has ended."""
+        self.join(0)
+        return self.exitcode is None
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for its end, at most so long."""
+        if self.exitcode is None and wait([self._answers], timeout_s):
+            self.exitcode = int(self._lines.readline())
+            self._lines.close()
+            self._answers.close()
+
+    def kill(self) -> None:
+        """Send it SIGKILL, unless it has ended."""
+        if self.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command that was started; both of its streams go to one file."""
 
-    process: BaseProcess
+    process: Forked
+    name: str
     output: Path
 
     def lines(self) -> Iterator[str]:
@@ -76,16 +120,19 @@ class Command:
         printed = self.output.read_text(encoding="utf-8")
         if self.process.exitcode is None:
             self.process.kill()
-            raise TimeoutError(f"{self.process.name} had not ended after {timeout_s:.0f} s:\n{printed}")
+            raise TimeoutError(f"{self.name} had not ended after {timeout_s:.0f} s:\n{printed}")
         return self.process.exitcode, printed
 
 
 def start(*arguments: str, environment: Mapping[str, str], output: Path, cwd: Path = ROOT) -> Command:
     """Start `python -m grpo_cli ARGUMENTS` with this environment and nothing of the caller's."""
     output.write_text("", encoding="utf-8")
+    os.umask(umask := os.umask(0o077))
+    request = {"arguments": arguments, "environment": dict(environment), "cwd": str(cwd), "path": [str(cwd)]}
+    request["umask"] = umask
     with output.open("ab") as both, Path(os.devnull).open("rb") as nothing:
         streams = (nothing.fileno(), both.fileno(), both.fileno())
-        return Command(_forked(arguments, environment, streams, cwd=cwd, path=(str(cwd),)), output)
+        return Command(Forked(_forker(_read_by_imports(environment)), request, streams), f"grpo {arguments[0]}", output)
 
 
 @contextmanager
@@ -95,93 +142,89 @@ def program() -> Iterator[Path]:
     The process has the environment, the working folder and the streams of its caller, which waits for its end. It gets
     the signals that its caller gets. If its caller is killed, it is killed as well, a moment later.
     """
-    folder = Path(tempfile.mkdtemp(prefix="grpo-program-"))  # short: the path of a socket has at most 107 characters
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
-        server.bind(str(folder / "socket"))
-        server.listen()
-        threading.Thread(target=_answer_all, args=(server,), daemon=True).start()
-        client = (sys.executable, "-I", "-S", str(Path(__file__).with_name("client.py")), str(folder / "socket"))
-        script = folder / "grpo"
-        script.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
-        script.chmod(0o755)
-        try:
-            yield script
-        finally:
-            server.shutdown(socket.SHUT_RDWR)  # its thread waits for the next caller
-            shutil.rmtree(folder)
+    folder = Path(tempfile.mkdtemp(prefix="grpo-program-"))
+    client = (sys.executable, "-I", "-S", str(Path(__file__).with_name("client.py")), str(_forker(())))
+    script = folder / "grpo"
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    try:
+        yield script
+    finally:
+        shutil.rmtree(folder)
 
 
-def _answer_all(server: socket.socket) -> None:
-    with suppress(OSError):
-        while True:
-            caller, _ = server.accept()
-            threading.Thread(target=_answer, args=(caller,), daemon=True).start()
+def _read_by_imports(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Variables that Prefect reads when it is imported, if a command with this environment changes none of them."""
+    from grpo_local import settings
+
+    known = {*settings.offline_variables(), *settings.home_variables(Path()), "PREFECT_API_URL"}
+    if not known <= environment.keys():
+        return ()
+    return tuple(sorted((name, value) for name, value in environment.items() if name.startswith(_READ)))
 
 
-def _answer(caller: socket.socket) -> None:
-    """Start the command of a caller, and tell it the id of the process and then its exit code."""
-    with caller, caller.makefile("rw", encoding="utf-8") as lines:
-        _, streams, _, _ = socket.recv_fds(caller, 1, 3)
-        asked: dict[str, Any] = json.loads(lines.readline())
-        process = _forked(
-            tuple(asked["arguments"]), asked["environment"], streams, cwd=Path(asked["cwd"]), umask=asked["umask"]
-        )
-        for stream in streams:
-            os.close(stream)
-        with suppress(BrokenPipeError, ConnectionResetError):
-            lines.write(f"{process.pid}\n")
-            lines.flush()
-        wait([process.sentinel, caller])
-        if process.is_alive():
-            process.kill()  # its caller has ended
+@cache
+def _forker(variables: tuple[tuple[str, str], ...]) -> Path:
+    """Socket of a process that forks commands. If variables are given, it has imported Prefect and the project."""
+    path = Path(tempfile.mkdtemp(prefix="grpo-forker-")) / "socket"  # short: it has at most 107 characters
+    alive, ends = multiprocessing.Pipe(duplex=False)
+    with alive, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        process = _context.Process(target=_fork_commands, args=(listener, alive, dict(variables)))
+        process.start()
+
+    def end() -> None:
+        ends.close()
         process.join()
-        with suppress(BrokenPipeError, ConnectionResetError):
-            lines.write(f"{process.exitcode}\n")
-            lines.flush()
+
+    atexit.register(end)  # before multiprocessing waits for the process
+    return path
 
 
-class _Stream:
-    """A descriptor of this process, which arrives as one of the forked process."""
+def _fork_commands(listener: socket.socket, alive: Connection, variables: dict[str, str]) -> None:
+    """Fork a command for each caller, and tell it the id of the process and then its exit code, until the tests end."""
+    if variables:
+        for name in [name for name in os.environ if name.startswith(_READ)]:
+            del os.environ[name]
+        os.environ.update(variables)
+        sys.path[:0] = [str(path) for path in (ROOT, ROOT / "flows", ROOT / "tasks")]
+        for module in _OURS:
+            importlib.import_module(module)
+    gc.freeze()  # a collection in a fork would copy every page of them
+    fork = multiprocessing.get_context("fork")
+    running: dict[socket.socket, tuple[BaseProcess, int]] = {}
+    while alive not in (ready := wait([alive, listener, *running, *(end for _, end in running.values())])):
+        for caller, (process, end) in list(running.items()):
+            if caller in ready and process.is_alive():
+                process.kill()  # its caller has ended
+                process.join()
+            if not process.is_alive():
+                _tell(caller, process.exitcode)
+                caller.close()
+                os.close(end)
+                del running[caller]
+        if listener in ready:
+            caller, _ = listener.accept()
+            _, streams, _, _ = socket.recv_fds(caller, 1, 3)
+            with caller.makefile("rb", buffering=0) as lines:
+                request = json.loads(lines.readline())
+            process = fork.Process(target=_run, args=(streams, request))
+            process.start()
+            for stream in streams:
+                os.close(stream)
+            running[caller] = process, os.pidfd_open(process.pid or 0)
+            _tell(caller, process.pid)
+    shutil.rmtree(Path(listener.getsockname()).parent)
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _detached, (DupFd(self._descriptor),)
-
-
-def _detached(duplicate: Any) -> int:
-    descriptor: int = duplicate.detach()
-    return descriptor
+def _tell(caller: socket.socket, number: int | None) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):
+        caller.sendall(f"{number}\n".encode())
 
 
-def _forked(
-    arguments: tuple[str, ...],
-    environment: Mapping[str, str],
-    streams: tuple[int, ...] | list[int],
-    *,
-    cwd: Path,
-    path: tuple[str, ...] = (),
-    umask: int | None = None,
-) -> BaseProcess:
-    process = _context.Process(
-        target=_run,
-        args=(arguments, dict(environment), [_Stream(stream) for stream in streams], str(cwd), path, umask),
-        name=f"grpo {' '.join(arguments)}",
-    )
-    process.start()
-    return process
-
-
-def _run(
-    arguments: tuple[str, ...],
-    environment: dict[str, str],
-    streams: list[int],
-    cwd: str,
-    path: tuple[str, ...],
-    umask: int | None,
-) -> None:
-    """Do what `python -m grpo_cli ARGUMENTS` does, its end included. `path` is where it finds modules first."""
+def _run(streams: list[int], request: Mapping[str, Any]) -> None:
+    """Do what `python -m grpo_cli` does, its end included. `path` of the request is where it finds modules first."""
     for stream, place in zip(streams, (0, 1, 2), strict=True):
         os.dup2(stream, place)
         os.close(stream)
@@ -189,15 +232,14 @@ def _run(
     for output in (sys.stdout, sys.stderr):
         output.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(cwd)
-    if umask is not None:
-        os.umask(umask)
+    os.environ.update(request["environment"])
+    os.chdir(request["cwd"])
+    os.umask(request["umask"])
     ours = (ROOT, ROOT / "flows", ROOT / "tasks")
     others = [entry for entry in sys.path if Path(entry) not in (Path.cwd(), *ours)]
-    given = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:] = [*path, *given, *map(str, ours), *others]
-    sys.argv[1:] = arguments
+    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [*request.get("path", ()), *given, *map(str, ours), *others]
+    sys.argv[1:] = request["arguments"]
     try:
         runpy.run_module("grpo_cli", run_name="__main__", alter_sys=True)
     finally:

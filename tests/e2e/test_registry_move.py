@@ -20,6 +20,7 @@ from grpo.serving.access.keys import KeyStore
 from tests.doubles import changed
 from tests.e2e.commands import program
 from tests.e2e.postgres import Cluster, postgres
+from tests.new_homes import put_databases
 from tests.object_store import object_store
 from tests.places import ROOT
 from tests.ports import own_port
@@ -106,7 +107,7 @@ def test_a_machine_moves_into_postgresql_and_a_bucket_and_goes_on(
     for name in ("mlflow", "prefect"):
         cluster.database(name)
     project = tmp_path / "project"
-    project.mkdir()
+    put_databases(project / "runs")
     (project / "data").symlink_to(ROOT / "data")
     shutil.copy2(ROOT / "prefect.yaml", project)
     config = changed(

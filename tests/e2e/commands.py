@@ -24,7 +24,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -112,7 +111,7 @@ class Command:
                 elif not alive:
                     return
                 else:
-                    time.sleep(0.005)
+                    self.process.join(0.02)
 
     def end(self, *, timeout_s: float = 600) -> tuple[int, str]:
         """Wait for the end; returns the exit code and what was printed."""

@@ -46,7 +46,7 @@ from tests.processes import each
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 PATIENCE_S = 400.0
-until = partial(waiting.until, patience_s=PATIENCE_S)
+until = partial(waiting.until, patience_s=PATIENCE_S, every_s=waiting.ASKED_S)
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,9 @@ def server(home: Path) -> Iterator[str]:
     """A real Prefect server on a free port, started with the limit of open files that a shell has."""
     from grpo_local.servers import prefect_server
     from tests.file_limits import default_files
+    from tests.new_homes import PREFECT, put_databases
 
+    put_databases(home, PREFECT)
     with ExitStack() as stack:
         with default_files():
             url = stack.enter_context(prefect_server(home))

@@ -104,11 +104,11 @@ class PageShell:
         self._bash.stdin.flush()
 
 
-def clone(folder: Path, shorter: Mapping[str, tuple[str, ...]]) -> Path:
+def clone(folder: Path, grpo: Path, shorter: Mapping[str, tuple[str, ...]]) -> Path:
     """A clone of the repository with an environment, as `make` leaves it.
 
-    Its command `grpo` is that of the project. If the words after `grpo train` are in `shorter`, further settings stand
-    before the page's own, which therefore win.
+    Its command `grpo` calls the program `grpo` with the same words. If the words after `grpo train` are in `shorter`,
+    further settings stand before the page's own, which therefore win.
     """
     programs = folder / ".venv" / "bin"
     programs.mkdir(parents=True)
@@ -121,8 +121,7 @@ def clone(folder: Path, shorter: Mapping[str, tuple[str, ...]]) -> Path:
         f'{" ".join(f"--set {shlex.quote(setting)}" for setting in settings)} "$@" ;;\n'
         for words, settings in shorter.items()
     )
-    run = f'exec {python} -c "from grpo_cli.app import app; app()" "$@"'
-    _script(programs / "grpo", f'case "$*" in\n{cases}esac\n{run}')
+    _script(programs / "grpo", f'case "$*" in\n{cases}esac\nexec {shlex.quote(str(grpo))} "$@"')
     (programs / "activate").write_text(f"export PATH={programs}:$PATH\n", encoding="utf-8")
     (folder / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
     (folder / ".venv" / ".ready").touch()

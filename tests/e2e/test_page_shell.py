@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.commands import program
 from tests.e2e.page_shell import Block, PageShell, blocks, clone, environment
 from tests.places import ROOT
 
@@ -78,7 +79,7 @@ def _run(shell: PageShell, block: Block) -> str:
 def newcomer(tmp_path: Path) -> Iterator[PageShell]:
     """A shell in a new clone. Afterwards its servers are stopped."""
     variables = environment(tmp_path)
-    with PageShell(clone(tmp_path / "clone", SHORTER), variables) as shell:
+    with program() as grpo, PageShell(clone(tmp_path / "clone", grpo, SHORTER), variables) as shell:
         try:
             yield shell
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from grpo.evaluation.report import read_report
 from grpo.evaluation.schema import ReportDocument
 from grpo_local.login import CLIENT, PASSWORD, USERNAME
 from tests.doubles import short_run
+from tests.e2e.commands import Command, start
 from tests.e2e.picture import draw
 from tests.e2e.postgres import Cluster, postgres
 from tests.e2e.served import LOGIN, basic, mlflow_service, prefect_service
@@ -107,34 +107,26 @@ def _plan(name: str, services: Services, folder: Path, **sections: Any) -> Path:
     return path
 
 
-def _train(config: Path, services: Services) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "grpo_cli", "train", str(config)],
-        env={**services.environment, "GRPO_DEBUG": "1"},  # a line when a stage begins
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def _train(config: Path, services: Services, label: str) -> Command:
+    environment = {**services.environment, "GRPO_DEBUG": "1"}  # a line when a stage begins
+    return start("train", str(config), environment=environment, output=config.with_name(f"{label}.txt"))
 
 
-def _kill_at(line: str, times: int, process: subprocess.Popen[str]) -> None:
+def _kill_at(beginning: str, times: int, command: Command) -> None:
     """Let the run say this line so often, then end it as a lost machine would."""
-    assert process.stdout is not None
     seen: list[str] = []
-    for said in process.stdout:
+    for said in command.lines():
         seen.append(said)
-        if sum(one.startswith(line) for one in seen) == times:
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
+        if sum(one.startswith(beginning) for one in seen) == times:
+            command.process.kill()
+            command.process.join()
             return
-    pytest.fail(f"{line!r} was said too seldom:\n{''.join(seen)}")
+    pytest.fail(f"{beginning!r} was said too seldom:\n{''.join(seen)}")
 
 
-def _end(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode in (0, 3), output  # promoted or refused
-    return output
+def _end(command: Command) -> None:
+    code, printed = command.end()
+    assert code in (0, 3), printed  # promoted or refused
 
 
 @pytest.fixture(scope="module")
@@ -142,11 +134,11 @@ def reports(services: Services, tmp_path_factory: pytest.TempPathFactory) -> dic
     """Results of two concurrent runs; the second was killed after one of two iterations, and started again."""
     folder = tmp_path_factory.mktemp("configs")
     north, south = _plan("north", services, folder), _plan("south", services, folder, seed=4)
-    whole, killed = _train(north, services), _train(south, services)
+    whole, killed = _train(north, services, "whole"), _train(south, services, "killed")
     _kill_at("rollout 0/", 2, killed)
-    again = _train(south, services)
-    for process in (whole, again):
-        _end(process)
+    again = _train(south, services, "again")
+    for command in (whole, again):
+        _end(command)
     return {name: read_report(services.home / name / "report.json") for name in RUNS}
 
 

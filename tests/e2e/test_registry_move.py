@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ import yaml
 from grpo.evaluation.report import read_report
 from grpo.serving.access.keys import KeyStore
 from tests.doubles import changed
+from tests.e2e.commands import program
 from tests.e2e.postgres import Cluster, postgres
+from tests.new_homes import put_databases
 from tests.object_store import object_store
 from tests.places import ROOT
 from tests.ports import own_port
@@ -52,17 +53,20 @@ def _commands(bucket: str, cluster: Cluster) -> str:
     )
 
 
-def _environment() -> dict[str, str]:
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """Variables of a shell that finds `grpo`, and ports that no other test has."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "GRPO"))}
-    return {
-        **kept,
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PREFECT_SERVER_API_PORT": str(own_port()),
-        "GRPO_MLFLOW_PORT": str(own_port()),
-        "GRPO_SERVE_PORT": str(own_port()),
-        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "flows", ROOT / "tasks"))),
-        "OMP_NUM_THREADS": "1",
-    }
+    with program() as grpo:
+        yield {
+            **kept,
+            "PATH": f"{grpo.parent}:{os.environ['PATH']}",
+            "PREFECT_SERVER_API_PORT": str(own_port()),
+            "GRPO_MLFLOW_PORT": str(own_port()),
+            "GRPO_SERVE_PORT": str(own_port()),
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "flows", ROOT / "tasks"))),
+            "OMP_NUM_THREADS": "1",
+        }
 
 
 def _shell(script: str, folder: Path, environment: dict[str, str]) -> str:
@@ -94,7 +98,7 @@ def _chat(address: str, key: str) -> dict[str, Any]:
 
 
 def test_a_machine_moves_into_postgresql_and_a_bucket_and_goes_on(
-    desk_config: dict[str, Any], cluster: Cluster, bucket: str, tmp_path: Path
+    desk_config: dict[str, Any], cluster: Cluster, bucket: str, environment: dict[str, str], tmp_path: Path
 ):
     """Two promotions, the page's commands, then in a home that has only the key: all stages are cache hits.
 
@@ -103,7 +107,7 @@ def test_a_machine_moves_into_postgresql_and_a_bucket_and_goes_on(
     for name in ("mlflow", "prefect"):
         cluster.database(name)
     project = tmp_path / "project"
-    project.mkdir()
+    put_databases(project / "runs")
     (project / "data").symlink_to(ROOT / "data")
     shutil.copy2(ROOT / "prefect.yaml", project)
     config = changed(
@@ -112,7 +116,6 @@ def test_a_machine_moves_into_postgresql_and_a_bucket_and_goes_on(
         registry={"model_name": MODEL},
         training={"iterations": 1},
     )
-    environment = _environment()
     for seed in (3, 4):
         (project / f"{seed}.yaml").write_text(yaml.safe_dump({**config, "name": f"run-{seed}", "seed": seed}))
         _shell(f"grpo train {seed}.yaml", project, environment)

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 STORE = "s3://grpo/artifacts"
 PATIENCE_S = 600.0
-until = partial(waiting.until, patience_s=PATIENCE_S)
+until = partial(waiting.until, patience_s=PATIENCE_S, every_s=waiting.ASKED_S)
 
 
 @dataclass(frozen=True, slots=True)

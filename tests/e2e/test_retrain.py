@@ -29,6 +29,7 @@ from grpo.retraining.reports import RetrainingReport
 from grpo.scenarios.table import read_scenarios
 from grpo.storage.signing import KEY, key_file
 from tests.doubles import short_run
+from tests.e2e.commands import Command, start
 from tests.grpo.registry.making import put_into_service
 from tests.places import ROOT
 
@@ -128,8 +129,9 @@ def conversations(prefix: str, count: int, *, seed: int) -> list[LoggedConversat
     ]
 
 
-def command(desk: Desk, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "grpo_cli", "retrain", str(desk.config), *arguments]
+def command(desk: Desk, told: dict[str, str], *arguments: str, label: str) -> Command:
+    """Start `grpo retrain`; what it prints goes to a file of this label."""
+    return start("retrain", str(desk.config), *arguments, environment=told, output=desk.home / f"{label}.txt")
 
 
 def environment(server: str) -> dict[str, str]:
@@ -143,16 +145,14 @@ def debug(server: str) -> dict[str, str]:
 
 def run_until(line: str, desk: Desk, server: str) -> None:
     """Start the retraining, and kill it when it prints this."""
-    with subprocess.Popen(
-        command(desk), env=debug(server), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        shown = []
-        for text in process.stdout:
-            shown.append(text)
-            if text.startswith(line):
-                os.kill(process.pid, signal.SIGKILL)
-                return
+    started = command(desk, debug(server), label="killed")
+    shown = []
+    for text in started.lines():
+        shown.append(text)
+        if text.startswith(line):
+            started.process.kill()
+            started.process.join()
+            return
     raise AssertionError(f"{line} never came:\n{''.join(shown)}")
 
 
@@ -182,9 +182,9 @@ def test_a_night_without_a_trigger_needs_no_server(desk: Desk, tmp_path: Path):
     """Without a running server none is started; the triggers are the same, and the report lies in the home."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     variables |= {"GRPO_HOME": str(tmp_path), "PYTHONPATH": str(ROOT), KEY: key_file().read_text().strip()}
-    process = subprocess.run(command(desk), env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    assert "nothing to do" in process.stdout
+    code, printed = command(desk, variables, label="quiet").end()
+    assert code == 0, printed
+    assert "nothing to do" in printed
     report = RetrainingReport.model_validate_json((tmp_path / "again" / "retraining.json").read_bytes())
     assert (report.verdict, report.triggers.champion) == ("nothing to do", f"{MODEL}/1")
     assert not (tmp_path / "services" / "prefect.json").exists()
@@ -213,11 +213,10 @@ def test_a_retraining_that_is_killed_goes_on_as_it_began(desk: Desk, server: str
     live = desk.log(conversations("live", 60, seed=5))
     run_until("score 0/", desk, server)
     desk.log(conversations("late", 5, seed=6))
-    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    both = [subprocess.Popen(command(desk), env=debug(server), cwd=ROOT, **piped) for _ in range(2)]
-    for process in both:
-        shown = process.communicate(timeout=600)[0]
-        assert process.returncode in (0, 3), shown  # promoted or refused
+    both = [command(desk, debug(server), label=label) for label in ("once", "twice")]
+    for started in both:
+        code, shown = started.end()
+        assert code in (0, 3), shown  # promoted or refused
         assert "curate 0/" not in shown, "what was begun is finished, on the conversations that there were"
         trained, iteration, _ = shown.partition("iteration 1 of 1")
         assert iteration, shown
@@ -292,12 +291,10 @@ def test_an_event_starts_a_retraining_by_itself(desk: Desk, server: str):
     )
     before = len(states(server, "retrain"))
     with worker("retraining", server):
-        done = subprocess.run(
-            command(desk, "--check", "--set", "triggers=[{kind: new_conversations, min_conversations: 1}]"),
-            env=environment(server), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "grpo.drift-detected emitted" in done.stdout
+        trigger = "triggers=[{kind: new_conversations, min_conversations: 1}]"
+        code, printed = command(desk, environment(server), "--check", "--set", trigger, label="check").end()
+        assert code == 0, printed
+        assert "grpo.drift-detected emitted" in printed
         deadline = time.monotonic() + 500
         while time.monotonic() < deadline:
             started = states(server, "retrain")[before:]

@@ -37,6 +37,8 @@ from grpo_local.service import Service, port_is_free
 from grpo_local.workers.recovery import flow_run_processes
 from tests import waiting
 from tests.doubles import short_run
+from tests.e2e.commands import start
+from tests.new_homes import put_databases
 from tests.places import ROOT
 from tests.ports import own_port
 from tests.processes import each
@@ -44,7 +46,7 @@ from tests.processes import each
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 PATIENCE_S = 400.0
-until = partial(waiting.until, patience_s=PATIENCE_S)
+until = partial(waiting.until, patience_s=PATIENCE_S, every_s=waiting.ASKED_S)
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,24 @@ class Stack:
     def api(self) -> SyncPrefectClient:
         return SyncPrefectClient(self.login["PREFECT_API_URL"], auth_string=self.login["PREFECT_API_AUTH_STRING"])
 
-    def command(self, *arguments: str, **variables: str) -> str:
-        """Run a command of this project or of Prefect to its end; its output."""
+    def command(self, *arguments: str) -> str:
+        """Run `grpo` to its end; its output."""
+        output = self.home.parent / f"{arguments[0]}.txt"
+        code, printed = start(*arguments, environment=self.environment, output=output).end(timeout_s=PATIENCE_S)
+        assert code == 0, printed
+        return printed
+
+    def up(self, deployments: Path | None = None) -> str:
+        printed = self.command("up", "--deployments", str(deployments or self.deployments))
+        exports = shlex.split(self.command("env"))
+        self.login.update(assignment.split("=", 1) for assignment in exports if assignment != "export")
+        return printed
+
+    def prefect(self, *arguments: str) -> str:
+        """Run a command of Prefect to its end; its output."""
         done = subprocess.run(
-            [sys.executable, "-m", *arguments],
-            env={**self.environment, **variables},
+            [sys.executable, "-m", "prefect", *arguments],
+            env={**self.environment, **self.login},
             cwd=ROOT,
             capture_output=True,
             text=True,
@@ -74,15 +89,6 @@ class Stack:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-    def up(self, deployments: Path | None = None) -> str:
-        printed = self.command("grpo_cli", "up", "--deployments", str(deployments or self.deployments))
-        exports = shlex.split(self.command("grpo_cli", "env"))
-        self.login.update(assignment.split("=", 1) for assignment in exports if assignment != "export")
-        return printed
-
-    def prefect(self, *arguments: str) -> str:
-        return self.command("prefect", *arguments, **self.login)
 
     def start(self, deployment: str, *overrides: str) -> UUID:
         """Begin a run of a deployment as its form would."""
@@ -166,7 +172,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW", "GRPO"))}
     environment = {
         **kept,
-        "GRPO_HOME": str(folder / "home"),
+        "GRPO_HOME": str(put_databases(folder / "home")),
         "PREFECT_SERVER_API_PORT": str(own_port()),
         "GRPO_MLFLOW_PORT": str(own_port()),
         "PYTHONPATH": str(ROOT),
@@ -179,7 +185,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         with found.api:
             yield found
     finally:
-        found.command("grpo_cli", "down")
+        found.command("down")
         list(each(found.processes(), psutil.Process.kill))
 
 
@@ -257,7 +263,7 @@ def test_down_ends_everything_and_up_loses_nothing(stack: Stack):
     stack.let_schedule("train/weekly", active=False)
     run = stack.start("train/short", "name=continued", "seed=7", "training.iterations=3")
     until("the first update", lambda: stack.stage_is(run, "train", StateType.COMPLETED))
-    stack.command("grpo_cli", "down")
+    stack.command("down")
     assert not stack.processes()
     assert port_is_free("127.0.0.1", int(stack.environment["PREFECT_SERVER_API_PORT"]))
     stack.up()

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 MODEL = "trained-by-api"
 DEPLOYMENT = "train/by-api"
 PATIENCE_S = 240.0
-until = partial(waiting.until, patience_s=PATIENCE_S)
+until = partial(waiting.until, patience_s=PATIENCE_S, every_s=waiting.ASKED_S)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import optuna
@@ -19,8 +15,8 @@ from grpo.config.tuning import TuneConfig
 from grpo.tuning.document import StudyDocument
 from grpo_cli.app import app
 from tests.doubles import short_run
+from tests.e2e.commands import start
 from tests.e2e.served import own_environment
-from tests.places import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 
@@ -50,31 +46,23 @@ def study_file(folder: Path, **changes: object) -> Path:
     return path
 
 
-def command(config: Path, *options: str) -> list[str]:
-    return [sys.executable, "-m", "grpo_cli", "tune", str(config), *options]
-
-
 def killed_after_the_first(config: Path, told: dict[str, str]) -> None:
     """Start the search and kill it with -9 when its first trial is complete."""
-    with subprocess.Popen(
-        command(config), env=told, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        seen = []
-        for line in process.stdout:
-            seen.append(line)
-            if line.startswith("trial ") and " complete" in line:
-                os.kill(process.pid, signal.SIGKILL)
-                return
+    command = start("tune", str(config), environment=told, output=config.with_suffix(".txt"))
+    seen = []
+    for line in command.lines():
+        seen.append(line)
+        if line.startswith("trial ") and " complete" in line:
+            command.process.kill()
+            command.process.join()
+            return
     raise AssertionError("".join(seen))
 
 
-def finished(config: Path, told: dict[str, str], *options: str) -> str:
-    done = subprocess.run(
-        command(config, *options), env=told, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def finished(config: Path, told: dict[str, str]) -> str:
+    code, printed = start("tune", str(config), environment=told, output=config.with_suffix(".txt")).end()
+    assert code == 0, printed
+    return printed
 
 
 def document(home: Path) -> StudyDocument:

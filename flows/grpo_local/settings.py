@@ -157,7 +157,11 @@ def without_gc() -> Iterator[None]:
 
 
 def collect_rarely() -> None:
-    """Collect garbage after 10,000 new objects instead of Python's 700, which took a tenth of the CPU of a command."""
+    """Collect garbage after 10,000 new objects instead of Python's 700, which took a tenth of the CPU of a command.
+
+    A server of a model collects as often as Python does, because its streams wait for a collection
+    (`grpo.serving.garbage`).
+    """
     gc.set_threshold(10_000, 10, 10)
 
 

@@ -22,6 +22,8 @@ from tests.ports import own_port  # noqa: E402
 
 os.environ.update(settings.home_variables(HOME))  # each process of the tests has its own, whatever it inherits
 os.environ["PREFECT_SERVER_API_PORT"] = str(own_port())
+# collect as often as Python does, so that a socket that a test leaves open is found in that test and not in a later one
+settings.collect_rarely = lambda: None
 settings.apply()
 
 

@@ -37,8 +37,8 @@ def written(folder: Path, *records: object) -> WrittenPairs:
     [
         ({"rejected": [GOOD]}, "line 2 is not a preference pair .chosen and rejected are the same"),
         ({"chosen": [USER]}, "chosen must be a reply of the assistant"),
-        ({"chosen": [GOOD, BAD]}, "chosen is a list of one message"),
-        ({"rejected": "What?"}, "rejected is a list of one message"),
+        ({"chosen": [GOOD, BAD]}, "chosen must be a list of one message"),
+        ({"rejected": "What?"}, "rejected must be a list of one message"),
         ({"prompt": [USER, GOOD]}, "its prompt ends with a message of the assistant"),
         ({"prompt": []}, "the conversation has no messages"),
         ({"tools": [{"name": "look_up"}]}, "KeyError: 'function'"),

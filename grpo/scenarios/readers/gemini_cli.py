@@ -39,9 +39,8 @@ def read_gemini_cli(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 def _messages(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
     if message["type"] in _SHOWN:
         return
-    text = _text(message.get("content"), number)
     if message["type"] == _USER:
-        yield {"role": "user", "content": text}
+        yield {"role": "user", "content": message.get("content")}
         return
     calls = message.get("toolCalls") or []
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
@@ -50,7 +49,7 @@ def _messages(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any
     reasoning = "\n\n".join(str(thought.get("description", "")) for thought in thoughts)
     yield {
         "role": "assistant",
-        "content": text or None,
+        "content": message.get("content") or None,
         **({"reasoning": reasoning} if reasoning else {}),
         **({"tool_calls": [_call(call) for call in calls]} if calls else {}),
     }
@@ -64,26 +63,23 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(parts: Any, number: int) -> str:
-    """What the model read of a call: the text of `output`, the whole response, or the text of a part."""
+    """The text that the model read as the result of a call. Raises `ValueError` if a part is a file."""
     texts = []
     for part in parts if isinstance(parts, list) else [parts]:
-        answer = part.get("functionResponse") if isinstance(part, Mapping) else None
-        if answer is None:
-            texts.append(_text(part, number))
-            continue
-        response = answer.get("response") if isinstance(answer, Mapping) else answer
-        output = response.get("output") if isinstance(response, Mapping) and {*response} == {"output"} else response
-        texts.append(output if isinstance(output, str) else json.dumps(output, ensure_ascii=False))
+        fields = part if isinstance(part, Mapping) else {"text": part}
+        if "functionResponse" in fields:
+            texts.append(_response(fields["functionResponse"]))
+        elif isinstance(fields.get("text"), str):
+            texts.append(fields["text"])
+        else:
+            raise ValueError(
+                f"content is not text: part {', '.join(map(str, fields))} in message {number}. Only text is read"
+            )
     return "\n".join(texts)
 
 
-def _text(content: Any, number: int) -> str:
-    """A text, or the texts of parts. Raises `ValueError` for a file."""
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            shown = ", ".join(map(str, part)) if isinstance(part, Mapping) else type(part).__name__
-            raise ValueError(f"content is not text: part {shown} in message {number}. Only text is read")
-        texts.append(text)
-    return "".join(texts)
+def _response(answer: Any) -> str:
+    """The `output` of a response if it has nothing else, or the whole response as JSON, e.g. with an `error`."""
+    response = answer.get("response") if isinstance(answer, Mapping) else answer
+    output = response.get("output") if isinstance(response, Mapping) and {*response} == {"output"} else response
+    return output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)

@@ -15,7 +15,9 @@ import pytest
 HOME = Path(tempfile.mkdtemp(prefix="grpo-tests-"))
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # expectations are those of a CPU; `make gpu` shows the first device
+os.environ.setdefault(
+    "CUDA_VISIBLE_DEVICES", ""
+)  # tests expect the results of a CPU. `make gpu` shows the first device
 
 from grpo_local import settings  # noqa: E402
 from tests.ports import own_port  # noqa: E402

@@ -47,8 +47,9 @@ WITHOUT_BLOCKS = {
 def prefect_service(home: Path, *, for_pages: bool = True) -> Service:
     """Prefect's server of this home. It is started with its login in the environment, and without keys of others.
 
-    Its pages offer types of blocks, e.g. a message to Slack. It writes them into its database at its start, which takes
-    four seconds of CPU. A server that is not `for_pages` leaves that to a later one.
+    The pages offer types of blocks, e.g. a message to Slack. A server that is started `for_pages` writes these types
+    into the database at its start, which takes four seconds of CPU. A server of a single run leaves this to a later
+    one.
     """
     host, port = os.environ["PREFECT_SERVER_API_HOST"], int(os.environ["PREFECT_SERVER_API_PORT"])
     origins = ",".join(f"http://{name}:{port}" for name in dict.fromkeys((host, "127.0.0.1", "localhost")))

@@ -1,4 +1,4 @@
-"""The commands of README.md, and after them those of docs/serving.md, in one shell.
+"""The commands of README.md, and after them the commands of docs/serving.md, in one shell.
 
 The shell has only done what the pages said before. Trainings are shorter than the pages' by the settings in SHORTER.
 Other tests run the commands of docs/own.md (tests/e2e/test_own_objects.py), of a new project's README.md

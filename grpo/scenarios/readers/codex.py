@@ -1,13 +1,14 @@
-"""Sessions of Codex: a file of JSON lines, one for each event, of which some are what the model read and wrote.
+"""Sessions of Codex: a file of JSON lines with one event each. Some events are what the model read and wrote.
 
     {"timestamp": …, "type": "session_meta", "payload": {"id": "0199a2b3", "base_instructions": {"text": "Be brief."}}}
     {"timestamp": …, "type": "response_item", "payload": {"type": "message", "role": "user", "content": […]}}
     {"timestamp": …, "type": "response_item", "payload": {"type": "function_call", "call_id", "name", "arguments"}}
     {"timestamp": …, "type": "event_msg", "payload": {"type": "token_count", …}}
 
-The items are those of OpenAI's Responses API (`message_items`). Versions from before autumn 2025 write them without the
-object around, after a first line with `id` and `instructions`. When a context is full, Codex goes on with a summary of
-it. The chat ends there, because the model did not read the earlier turns in the later ones.
+The payloads of the type `response_item` are items of OpenAI's Responses API (`message_items`). Versions from before
+autumn 2025 write each item as a line, without `payload`, after a first line with `id` and `instructions`. When the
+context is full, Codex replaces the earlier turns with a summary. The chat is read up to this summary, because the model
+read the summary in the later turns instead of the earlier turns.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _BARE = ("message", "reasoning", "function_call", "function_call_output", "local
 _SUMMARIES = ("compaction", "compaction_summary", "context_compaction")
 _SKIPPED = ("ghost_snapshot", "other")
 _CALLS = {"custom_tool_call": ("name", "input"), "local_shell_call": (None, "action")}
-"""Calls in a form of their own: keys of the name and of what becomes the argument of that name."""
+"""Calls that are not calls of a function: the key of the tool's name, and the key of its input."""
 _EVENTS = "record: events of Codex, such as counts of tokens, and the instructions that a message repeats"
-_LATER = "record: turns after a summary of the earlier ones, which the model read instead of them"
+_LATER = "record: turns after a summary, which the model read instead of the earlier turns"
 
 
 def is_session_file(begin: Sequence[Mapping[str, Any] | None]) -> bool:
@@ -34,7 +35,7 @@ def is_session_file(begin: Sequence[Mapping[str, Any] | None]) -> bool:
 
 
 def is_session_item(line: Mapping[str, Any]) -> bool:
-    """Is this line one of those that the chat is made of?"""
+    """Is this line a part of the chat?"""
     return line.get("type") in (_ITEM, _COMPACTED) or _is_bare(line)
 
 
@@ -81,7 +82,7 @@ def _items(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def _plain(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item that the Responses API has too: calls in forms of their own become calls of a function."""
+    """The item as the Responses API has it. Calls of a shell or of a tool that takes a text become function calls."""
     kind = item.get("type")
     if (form := _CALLS.get(str(kind))) is not None:
         named, given = form

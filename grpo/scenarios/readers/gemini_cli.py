@@ -1,4 +1,4 @@
-"""Sessions of Gemini CLI: a document whose messages have the type of who speaks, and calls together with their results.
+"""Sessions of Gemini CLI: messages with the speaker as their `type`, and calls of tools together with their results.
 
     {"sessionId": …, "messages": [
         {"id": …, "type": "user", "content": "Where is order 7?"},

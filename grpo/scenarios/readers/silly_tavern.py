@@ -70,7 +70,7 @@ def _messages(line: Mapping[str, Any], number: int, ignored: list[str]) -> Itera
         return
     is_user = line.get("is_user")
     if not isinstance(is_user, bool):
-        raise ValueError(f"is_user of line {number} is neither true nor false, so that nobody speaks. Correct it")
+        raise ValueError(f"is_user of line {number} is neither true nor false, so the speaker is unknown. Correct it")
     reasoning = extra.get("reasoning") if not is_user else None
     yield {
         "role": "user" if is_user else "assistant",

@@ -88,7 +88,7 @@ def _is_tool(value: Any) -> bool:
 
 
 def with_written_calls(messages: Any, tools: Any) -> Any:
-    """Messages in OpenAI's format, in which texts that are calls have become calls. `tools` are those of the record.
+    """Messages in OpenAI's format, in which texts that are calls have become calls. `tools` are the record's tools.
 
     Raises `ValueError` if a text has the form of calls and cannot be read.
     """

@@ -87,7 +87,7 @@ class WeightFiles:
             message = f"the file has {size} bytes, and this server keeps {self._most_bytes} (rollouts.weights_bytes)"
             raise APIError(413, message, code="request_too_large", headers={"connection": "close"})
         if self._announced_bytes + size > self._most_bytes:
-            raise overloaded("there is no room for this file while others arrive", retry_after_s=10.0)
+            raise overloaded("this file does not fit into the store while other files arrive", retry_after_s=10.0)
 
     async def _receive(self, digest: str, size: int, chunks: AsyncIterator[bytes]) -> None:
         """Write exactly `size` bytes with this sha256. Raises `APIError` 400 or 408."""

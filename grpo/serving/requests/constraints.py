@@ -108,7 +108,7 @@ def _allowed(request: ChatRequest, tools: Sequence[Tool]) -> frozenset[str]:
         message = f"tool_choice names {unknown[0]}, and the tools are {', '.join(sorted(known)) or 'none'}"
         raise invalid_request(message, param="tool_choice", code="invalid_value")
     if request.must_call and not known:
-        raise invalid_request("tool_choice asks for a call, and there are no tools", param="tool_choice")
+        raise invalid_request("tool_choice requires a call, but the request has no tools", param="tool_choice")
     return frozenset(known if names is None else names)
 
 

@@ -53,7 +53,7 @@ def test_a_pool_has_workers_and_automations(client: SyncPrefectClient, pool: str
     """Each fault with the command that ends it."""
     from grpo_local.automations import RECOVERY, write_automations
 
-    for one in client.read_automations():  # those of other tests on this server
+    for one in client.read_automations():  # left by other tests on this server
         client.delete_automation(one.id)
     before = checked(home)
     assert (before[f"pool {pool}"].state, before["automations"].state) == ("warning", "warning")

@@ -47,7 +47,7 @@ class ServedTools:
     async def set_up(self, data: vf.TaskData | None = None) -> None:
         """Set the servers up once, and if a task is given, for this task."""
         async with self._lock:
-            for toolset in self._toolsets:
+            for toolset in tuple(self._toolsets):
                 if not self._ready:
                     await toolset.setup()
                 if data is not None:

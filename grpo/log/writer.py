@@ -129,7 +129,7 @@ class ServingLog:
     ) -> None:
         self._open = False
         self._queue.put(None)
-        for thread in self._threads:
+        for thread in tuple(self._threads):
             await asyncio.to_thread(thread.join)
 
     async def append(self, record: Record) -> None:

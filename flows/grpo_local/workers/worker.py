@@ -109,7 +109,7 @@ with warnings.catch_warnings():
             await super().sync_with_backend()
             await self._compare_clocks()
             with suppress(httpx.HTTPError, PrefectException):
-                ended = {run for run in self._taken if await self._ended_long_ago(run)}
+                ended = {run for run in tuple(self._taken) if await self._ended_long_ago(run)}
                 await _kill(ended, "have ended on the server")
                 self._taken -= ended
 

@@ -136,7 +136,7 @@ class ServersSampler:
 
     async def close(self) -> None:
         """Close the connections to the servers."""
-        for pool in self._pools.values():
+        for pool in tuple(self._pools.values()):
             await pool.close()
 
 
@@ -251,7 +251,7 @@ class _Pool:
         for task in self._loading:
             task.cancel()
         await asyncio.gather(*self._loading, return_exceptions=True)
-        for server in self._servers:
+        for server in tuple(self._servers):
             await server.close()
 
     def allow_loading(self, is_allowed: bool) -> None:

@@ -335,6 +335,6 @@ class Versions:
 
     async def close(self) -> None:
         """Stop all versions."""
-        for version in self._versions:
+        for version in tuple(self._versions):
             await version.close()
         self._versions.clear()

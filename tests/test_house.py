@@ -131,6 +131,28 @@ def test_a_variable_is_named_by_what_it_holds(path: Path):
     assert not house.variables(ast.parse(path.read_text(encoding="utf-8"))) & house.VAGUE
 
 
+def test_a_coroutine_that_waits_loops_over_a_copy():
+    """Python ends a loop over a set or a dictionary that changes with an error, and skips items of a list."""
+    loops = [(str(module.path), loop) for module in house.sources() for loop in house.waiting_loops(module.tree)]
+    assert loops == []
+
+
+def test_loops_that_wait_are_read_from_the_source():
+    """An attribute is meant, a copy and a local name are not, and neither is a loop that does not wait."""
+    module = """
+async def look(self, names):
+    a = {run for run in self.runs if await self.ended(run)}
+    for name, pool in self.pools.items():
+        await pool.close()
+    for pool in tuple(self.pools.values()):
+        await pool.close()
+    for name in names:
+        await self.ended(name)
+    return [run for run in self.runs]
+"""
+    assert house.waiting_loops(ast.parse(module)) == ["self.pools.items()", "self.runs"]
+
+
 def test_no_two_modules_import_each_other():
     """No import circle, imports for type checkers included."""
     assert circles(ROOT) == []

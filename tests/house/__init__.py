@@ -166,3 +166,29 @@ def variables(tree: ast.AST) -> set[str]:
     stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     return parameters | {name.id for name in stored if id(name) not in inside}
+
+
+def waiting_loops(tree: ast.AST) -> list[str]:
+    """Attributes of its object over which a coroutine loops while it waits. Another may change them in that time.
+
+    A loop over a copy is not meant, e.g. `for worker in tuple(self.workers)`.
+    """
+    loops = []
+    for coroutine in (node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)):
+        for node in ast.walk(coroutine):
+            if isinstance(node, ast.For):
+                loops += [(node.iter, node.body)]
+            elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+                loops += [(generator.iter, [node]) for generator in node.generators]
+    waits = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Yield)
+    return [
+        ast.unparse(over)
+        for over, body in loops
+        if any(isinstance(inner, waits) for node in body for inner in ast.walk(node)) and _is_own(over)
+    ]
+
+
+def _is_own(over: ast.expr) -> bool:
+    if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute):
+        return over.func.attr in ("keys", "values", "items") and _is_own(over.func.value)
+    return isinstance(over, ast.Attribute) and isinstance(over.value, ast.Name) and over.value.id == "self"

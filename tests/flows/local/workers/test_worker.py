@@ -6,17 +6,14 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID, uuid4
 
 import anyio
 import pytest
-
-if TYPE_CHECKING:
-    from uuid import UUID
 
 pytestmark = [pytest.mark.usefixtures("server"), pytest.mark.filterwarnings("ignore")]
 _SLEEP = "import time; time.sleep(600)"
@@ -28,7 +25,7 @@ def pool() -> str:
     from prefect import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
 
-    name = f"held-{uuid.uuid4().hex[:8]}"
+    name = f"held-{uuid4().hex[:8]}"
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=name, type="process"))
     return name
@@ -106,6 +103,27 @@ def test_a_process_that_hangs_frees_its_place_when_its_run_has_ended(pool: str, 
 
     with _hanging(run) as process:
         anyio.run(sync, process)
+
+
+def test_a_worker_may_take_a_run_while_it_asks_for_the_others(pool: str, monkeypatch: pytest.MonkeyPatch):
+    """Both loops of a worker change its runs; an error in one of them would end the worker and all its runs."""
+    late = UUID(int=1)
+
+    async def sync() -> set[UUID]:
+        async with _worker(pool) as worker:
+            read = worker.client.read_flow_run
+
+            async def read_while_another_is_taken(run: UUID) -> Any:
+                worker._taken.add(late)  # as the other loop does when it starts a process
+                return await read(run)
+
+            monkeypatch.setattr(worker.client, "read_flow_run", read_while_another_is_taken)
+            worker._taken |= {scheduled, gone}
+            await worker.sync_with_backend()
+            return worker._taken
+
+    scheduled, gone = _scheduled_run(pool), UUID(int=2)
+    assert anyio.run(sync) == {scheduled, late}, "a run that the server does not know any more is removed"
 
 
 class _TenMinutesBehind(datetime):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,15 +175,23 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
         steps, mismatch = train_with_learner(learner, batch, seed=seed, iteration=iteration)
     seconds = time.perf_counter() - began
     learner.optimizer.zero_grad(set_to_none=True)  # so that saving does not take more memory than a step
-    policy.hash = weights_hash(policy.model)
-    if policy.hash == before:
-        raise _unchanged_error(request, steps[-1], is_trust_region=algorithm.update == "trust_region")
-    _write_checkpoint(request, learner, policy, state, critic if process_group.rank == 0 else None)
+
+    def write() -> None:
+        policy.hash = weights_hash(policy.model)
+        if policy.hash == before:
+            raise _unchanged_error(request, steps[-1], is_trust_region=algorithm.update == "trust_region")
+        _write_checkpoint(request, learner, policy, state, critic if process_group.rank == 0 else None)
+
+    def kl_to_base() -> float:
+        return reference_kl(reference.model, batch.samples[:_KL_SAMPLES], max_tokens=learner.microbatch_tokens)
+
+    # shards are gathered in both, and adapters are disabled for the KL, so that neither can be done in two threads
+    kl = _in_background(write, kl_to_base, is_possible=settings.sharding != "sharded" and reference is not held)
     model_cache.put(policy)
     tokens_per_s = sum(metrics["processed_tokens"] for metrics in steps) / seconds
     return UpdateMetrics(
         informative_share=batch.informative_share,
-        kl_to_base=reference_kl(reference.model, batch.samples[:_KL_SAMPLES], max_tokens=learner.microbatch_tokens),
+        kl_to_base=kl,
         **mean_metrics(steps),
         teacher_kl=_mean_teacher_kl(steps),
         tokens=int(sum(metrics["tokens"] for metrics in steps)),
@@ -195,6 +204,18 @@ def run_update(request: UpdateRequest, process_group: ProcessGroup) -> UpdateMet
             policy.model, tokens_per_s=tokens_per_s / process_group.size, precision=settings.precision
         ),
     )
+
+
+def _in_background(write: Callable[[], None], measure: Callable[[], float], *, is_possible: bool) -> float:
+    """Write while the value is measured, because writing waits for the disk. Returns when both have ended."""
+    if not is_possible:
+        write()
+        return measure()
+    with ThreadPoolExecutor(max_workers=1) as background:
+        written = background.submit(write)
+        value = measure()
+        written.result()
+    return value
 
 
 def _write_checkpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from grpo.storage.files import file_digest
@@ -38,7 +39,10 @@ def file_states(path: Path) -> FileStates:
 
 def folder_digests(folder: Path) -> dict[str, str]:
     """sha256 of each file below a folder, by its relative path, without the manifest."""
-    return {str(path.relative_to(folder)): file_digest(path) for path in _files(folder) if path.name != MANIFEST}
+    files = [path for path in _files(folder) if path.name != MANIFEST]
+    with ThreadPoolExecutor() as threads:  # hashing lets other threads run
+        digests = list(threads.map(file_digest, files))
+    return {str(path.relative_to(folder)): digest for path, digest in zip(files, digests, strict=True)}
 
 
 def _computed(path: Path) -> str:

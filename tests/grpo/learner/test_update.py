@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from grpo.config.renderer import RendererSettings
 from grpo.config.training import TrainingSettings
 from grpo.environments.support_desk.desk import SupportDesk
 from grpo.errors import ConfigError, DataError, Diverged, NoEffect, NoLearningSignal, PolicyError, RatioError
-from grpo.learner.checkpoints import read_state, save_base
+from grpo.learner.checkpoints import read_state, save, save_base
 from grpo.learner.metrics import UpdateMetrics
 from grpo.learner.update import UpdateResult, mean_metrics, update
 from grpo.learner.worker_group import WorkerLost
@@ -463,6 +465,40 @@ def test_a_learning_rate_of_zero_is_an_error(desk_rollout: DeskRollout, tmp_path
     for options in ({}, {"lora": {"r": 2}}):
         with pytest.raises(NoEffect, match="changed no weight"):
             _update(desk_rollout, tmp_path / "x", learning_rate=0.0, **options)
+
+
+def test_a_disk_that_is_full_ends_the_update_although_the_checkpoint_is_written_in_the_background(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The policy that could not be written is not put into the model cache either."""
+    put: list[object] = []
+    threads = threading.active_count()
+
+    def full(*_: object, **__: object) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("grpo.learner.update.save", full)
+    monkeypatch.setattr(model_cache, "put", put.append)
+    with pytest.raises(OSError, match="No space left on device"):
+        _update(desk_rollout, tmp_path / "full")
+    assert put == []
+    assert threading.active_count() == threads
+
+
+def test_adapters_are_written_when_the_kl_has_no_need_of_them(
+    desk_rollout: DeskRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The KL to the base disables the adapters, which would be missing in what another thread writes."""
+    in_main: list[bool] = []
+
+    def note(*arguments: Any, **settings: Any) -> None:
+        in_main.append(threading.current_thread() is threading.main_thread())
+        save(*arguments, **settings)
+
+    monkeypatch.setattr("grpo.learner.update.save", note)
+    _update(desk_rollout, tmp_path / "adapted", lora={"r": 4})
+    assert in_main == [True]
 
 
 def test_critic_and_adapters_resume_from_the_checkpoint(desk_rollout: DeskRollout, tmp_path: Path):

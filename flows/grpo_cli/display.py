@@ -49,7 +49,7 @@ def print_summary(console: Console, document: ReportDocument) -> None:
     console.print(stages)
     console.print(
         f"{document.wall_s:.1f} s in all. Orchestration overhead {document.orchestration_share:.1%}, the time outside "
-        "of ingest, rollout, score, train and evaluate"
+        "of ingest, fine-tuning, rollout, score, train and evaluate"
     )
     console.print(f"forward path: {document.lineage.forward_path}")
     console.print(f"chat format: {document.lineage.chat_format or 'not recorded'}", soft_wrap=True)

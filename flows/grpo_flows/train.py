@@ -77,7 +77,7 @@ from grpo_tasks.write_served import with_written_data
 
 logger = logging.getLogger(__name__)
 
-COMPUTE = ("ingest", "rollout", "rollout_window", "score", "train", "evaluate")
+COMPUTE = ("ingest", "sft", "dpo", "rollout", "rollout_window", "score", "train", "evaluate")
 """Stages that do the work of a run. All other time is orchestration."""
 _LONGEST_NAME = 200
 

@@ -333,7 +333,7 @@ class ReportDocument(_Part):
     wall_s: float
     """From the start of the run to this report."""
     orchestration_share: float
-    """Share of the wall time outside the compute of ingest, rollout, score, train and evaluate."""
+    """Share of the wall time outside the compute of ingest, fine-tuning, rollout, score, train and evaluate."""
     lineage: RunProvenance
     config: str
     """The run's whole configuration, as YAML."""

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo.algorithms.kl import k3, kl_loss
+from grpo.algorithms.kl import k3, kl_loss, reverse_kl
 from grpo.algorithms.losses import (
     ClipRange,
     capped_policy_gradient,
@@ -162,6 +162,13 @@ def test_a_sequence_is_masked_by_the_geometric_mean_of_its_ratios():
     assert sequence_mask(one_side, torch.zeros(5), lengths, bound=1.1).tolist() == [False] * 3 + [True] * 2
 
 
+def test_a_sequence_exactly_at_the_bound_is_kept():
+    """Ratios 2 and ½ at bound 2."""
+    proximal = torch.tensor([2.0, 0.5], dtype=torch.float64).log()
+    kept = sequence_mask(proximal, torch.zeros(2, dtype=torch.float64), torch.tensor([1, 1]), bound=2.0)
+    assert kept.tolist() == [True, True]
+
+
 def test_the_most_uncertain_tokens_are_kept():
     """40 % of five: the two highest."""
     mask = high_entropy_mask(torch.tensor([0.1, 0.9, 0.3, 0.7, 0.2]), share=0.4)
@@ -230,3 +237,11 @@ def test_the_policy_gradient_equals_the_exact_expectation_on_an_enumerable_toy()
     estimated = torch.autograd.grad(surrogate, [first, second])
     for left, right in zip(estimated, exact, strict=True):
         assert torch.allclose(left, right, atol=1e-6)
+
+
+def test_the_exact_kl_to_a_teacher_is_a_sum_over_the_vocabulary_of_each_token():
+    """π = (¾, ¼) and teacher (½, ½): ¾ ln 1.5 + ¼ ln .5 = .130812. The second token has equal distributions."""
+    policy = torch.tensor([[0.75, 0.25], [0.5, 0.5]], dtype=torch.float64).log().requires_grad_()
+    teacher = torch.full((2, 2), 0.5, dtype=torch.float64).log()
+    kl = reverse_kl(policy, teacher)
+    assert kl.tolist() == pytest.approx([0.130812, 0.0], abs=1e-6)

@@ -79,3 +79,10 @@ def test_without_a_token_it_is_refused():
     """Empty replies have no distribution."""
     with pytest.raises(ValueError, match="at least one token"):
         _measure([[], []], [0, 1])
+
+
+def test_lengths_of_replies_are_no_dependence():
+    """Scenario 1 repeats the only word five times. The same word is 0 nats under each assignment of scenarios."""
+    replies = [[1]] * 6 + [[1] * 5] * 6
+    measured = _measure(replies, [0] * 6 + [1] * 6)
+    assert measured == MutualInformation(nats=pytest.approx(0.0), is_independent=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import DataError
-from grpo.scenario import Metadata, Scenario, SplitName
+from grpo.scenario import Metadata, Origin, Scenario, SplitName
 from grpo.scenarios.split import Split, assign_split, split, validation_split
 from grpo.scenarios.table import write_scenarios
 
@@ -149,3 +149,18 @@ def test_too_few_training_scenarios_for_a_validation_split_are_an_error(tmp_path
         f"{tmp_path / 'scenarios.parquet'}: 0 of {len(splits.train)} training scenarios are held out at share 0.001. "
         "Both splits need some: add scenarios or change validation_fraction"
     )
+
+
+def test_a_category_of_served_conversations_may_be_without_held_out_scenarios(tmp_path: Path) -> None:
+    """A retraining has no say in what users ask about. Without an origin, the same scenarios are refused."""
+    written = [scenario(f"s {index}", category="new", split="train") for index in range(20)]
+    base = many(40)
+    origin = Origin(keys=("abc",), user="anna")
+    served = [
+        item.model_copy(update={"metadata": item.metadata.model_copy(update={"origin": origin})}) for item in written
+    ]
+    assert set(run(tmp_path, [*base, *served]).train) > {item.id for item in served}
+    with pytest.raises(
+        DataError, match=r"none of the 20 scenarios of category new .* declare some of them heldout in the source$"
+    ):
+        run(tmp_path, [*base, *written])

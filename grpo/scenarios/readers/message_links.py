@@ -19,6 +19,10 @@ _LINKS = (
     ("uuid", "parent_message_uuid"), ("uuid", "parentUuid"),
 )  # fmt: skip
 """Keys of a message's id and of its predecessor's: of Open WebUI, llama.cpp, HuggingChat, LibreChat and Claude."""
+_LINKS_OF_ROWS = (("uuid", "parentUuid"), ("id", "parentId"), ("messageId", "parentMessageId"))
+"""Keys of rows that chat programs write: Claude Code, Le Chat and LibreChat."""
+_FIRST_OF_ALL = "parentUuid"
+"""Key that is null only for the first message of a branch."""
 _PARENTS = tuple(dict.fromkeys(parent_key for _, parent_key in _LINKS))
 _CHILDREN = ("children", "childrenIds")
 _SHOWN = 80  # characters of a value in a reason
@@ -52,6 +56,57 @@ def shown_branch(messages: Any, end: Any = None) -> tuple[Any, bool]:
         branch.append(message)
         message = by_id.get(_parent(message, parent_key))
     return [_without_links(message, by_id) for message in reversed(branch)], True
+
+
+def links(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Ids of a row and of the row before it, by their keys. Empty if the row has no such keys."""
+    return {key: row[key] for keys in _LINKS_OF_ROWS if {*keys} <= {*row} for key in keys}
+
+
+def shown_versions(rows: Sequence[Mapping[str, Any]], speakers: Sequence[str | None]) -> list[bool]:
+    """For each row in the order of time: is it shown? The others are versions that were replaced, and what follows.
+
+    Rows of one speaker after the same row are versions of one message, and the version that leads to the newest row is
+    shown. If rows of several speakers come after one row, it began a thread, and all of them are shown. A row without
+    a speaker, such as the result of a call, is not a version.
+    """
+    linked = [row for row in rows if links(row)]
+    keys = next((keys for keys in _LINKS_OF_ROWS if _are_linked(linked, *keys)), None)
+    if keys is None:
+        return [True] * len(rows)
+    id_key, parent_key = keys
+    places = {row[id_key]: place for place, row in enumerate(rows) if id_key in row}
+    parents = [places.get(_parent(row, parent_key)) for row in rows]
+    newest: dict[int, int] = {}
+    for place in reversed(range(len(rows))):
+        above: int | None = place
+        while above is not None and above not in newest:
+            newest[above] = place
+            above = parents[above]
+    after: dict[Any, list[int]] = {}
+    for place, row in enumerate(rows):
+        parent = _parent(row, parent_key)
+        if speakers[place] is not None and (parent is not None or parent_key == _FIRST_OF_ALL):
+            after.setdefault(parent, []).append(place)
+    replaced = {
+        place
+        for siblings in after.values()
+        if len({speakers[place] for place in siblings}) == 1
+        for place in siblings
+        if newest[place] < max(newest[sibling] for sibling in siblings)
+    }
+    return [not _leads_to(place, replaced, parents) for place in range(len(rows))]
+
+
+def _leads_to(place: int | None, replaced: set[int], parents: Sequence[int | None]) -> bool:
+    """Is this row or one before it replaced?"""
+    passed: set[int] = set()
+    while place is not None and place not in passed:
+        if place in replaced:
+            return True
+        passed.add(place)
+        place = parents[place]
+    return False
 
 
 def _flat(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -141,9 +141,15 @@ _REMEDIES = {
 }
 
 
-def _are_calls(name: object, value: object) -> bool:
-    """Are these calls or results of tools, by their key?"""
-    return isinstance(value, (list, dict)) and "".join(filter(str.isalnum, str(name))).lower() in _OF_TOOLS
+def calls_at(name: object, value: object) -> str | None:
+    """Place of calls or results of tools, by its key or by a key of the object, such as `metadata.tool_calls`."""
+    inside = value.items() if isinstance(value, Mapping) else ()
+    places = ((str(name), value), *((f"{name}.{key}", item) for key, item in inside))
+    return next((place for place, item in places if _are_calls(place.rpartition(".")[2], item)), None)
+
+
+def _are_calls(name: str, value: object) -> bool:
+    return isinstance(value, (list, dict)) and bool(value) and "".join(filter(str.isalnum, name)).lower() in _OF_TOOLS
 
 
 def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, place: str) -> tuple[str, ...]:
@@ -159,9 +165,10 @@ def left_out(fields: Mapping[str, str], value: Mapping[Any, Any], noun: str, pla
         if item is False and reason != _UNKNOWN:
             continue
         shown = f"{noun}.{excerpt(name, _SHOWN)}"
-        if reason == _UNKNOWN and _are_calls(name, item) and (remedy := _REMEDIES.get(noun)) is not None:
+        if reason == _UNKNOWN and noun in _REMEDIES and (calls := calls_at(name, item)) is not None:
             where = f"; {place}" if place else ""
-            raise ValueError(f"{shown} cannot be read: it has calls or results of tools{where}. {remedy}")
+            calls = f"{noun}.{excerpt(calls, _SHOWN)}"
+            raise ValueError(f"{calls} cannot be read: it has calls or results of tools{where}. {_REMEDIES[noun]}")
         if reason.startswith("!"):
             raise ValueError(f"{shown} cannot be read: {reason[1:]}{f'; {place}' if place else ''}")
         names.append(f"{shown}: {reason}")

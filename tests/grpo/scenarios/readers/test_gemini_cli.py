@@ -98,3 +98,10 @@ def test_calls_next_to_the_messages_are_not_left_out(tmp_path: Path):
     (record,) = read_records(ChatSource(kind="openai_messages", path=str(path)))
     problem = "record.toolCalls cannot be read: it has calls or results of tools. Write them into the messages"
     assert (record.problem or "").startswith(problem)
+
+
+def test_calls_in_an_object_of_a_message_are_not_left_out(tmp_path: Path):
+    """Programs keep them in the metadata of a message."""
+    reply = {"role": "assistant", "content": DONE, "extra": {"tool_calls": [{"id": "c1"}]}}
+    record = read(tmp_path, {"role": "user", "content": "Where is order 7?"}, reply)
+    assert (record.problem or "").startswith("message.extra.tool_calls cannot be read: it has calls or results")

@@ -173,6 +173,6 @@ def test_calls_in_another_column_are_not_left_out(tmp_path: Path, column: dict[s
     rows: list[dict[str, Any]] = [{"role": "user", "text": ASKED}, {"role": "bot", "text": ANSWERED, **column}]
     (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
     assert (record.problem or "").startswith(f"column {place} has calls or results of tools")
-    rows[1] = {**rows[1], next(iter(column)): {"tool_calls": []}}
+    rows[1] = {"role": "bot", "text": ANSWERED, "metadata": {"tool_calls": []}, "tool_calls": []}
     (record,) = read(tmp_path / "a.jsonl", rows, speaker="role", text="text")
     assert turns(record) == ([ASKED], [ANSWERED])

@@ -85,6 +85,7 @@ _OUTPUTS = ("output", "outputs", "attributes.llm.output_messages", "response.out
 _RECORD_LISTS = ("records", "rows", "items", "examples", "samples", "results", "data", "conversations", "simulations")
 _WRAPPERS = ("fields", "item", "data", "doc", "example")
 """Objects that hold the input of a record and what belongs to it, as Argilla, OpenAI's evals and Label Studio have."""
+_SPEAKERS = {"role", "speaker"}
 _CHATS_AND_QUESTIONS = ("messages", "chat", "conversation", "dialogue", *QUESTIONS)
 
 
@@ -318,6 +319,8 @@ def _place_of_records(path: Path) -> str | None:
 def _exchanges(path: Path) -> Iterator[dict[str, Any]]:
     """Names of the input, the output and the expected output of the first record, at its top or in an object."""
     record = next(iter(_first_records(path)), {})
+    if _SPEAKERS & {*record}:  # a message of one speaker is not a question
+        return
     for prefix in ("", *(f"{name}." for name in _WRAPPERS if isinstance(record.get(name), dict))):
         known = (_INPUTS, _OUTPUTS) if not prefix else (_CHATS_AND_QUESTIONS, ANSWERS)
         inputs, outputs = ([name for name in names if _is_there(record, f"{prefix}{name}")] for names in known)

@@ -52,6 +52,7 @@ _MARKUP = (
     "cashtag", "bot_command", "email", "phone", "plain", "blockquote",
 )  # fmt: skip
 """Types of parts that are a text with a format, as Telegram exports them."""
+_SYSTEM_KEYS = ("systeminstruction", "systemprompt", "systemmessage", "systemrole")
 _CUT_OFF = ("max_tokens", "MAX_TOKENS", "incomplete")
 
 
@@ -64,15 +65,25 @@ def rewrite_record(data: Mapping[str, Any]) -> dict[str, Any]:
         asked = {"role": "user", "content": record.pop("message")}
         record["messages"] = [*(_cohere(message) for message in record.pop("chat_history")), asked]
         record |= {"system": record.pop("preamble")} if "preamble" in record and "system" not in record else {}
-    for key in ("systemInstruction", "system_instruction"):
-        if key in record and "system" not in record:
-            record["system"] = record.pop(key)
+    if "system" not in record and not any(map(_begins_with_system, record.values())):
+        key = next((key for key in record if is_system_key(key) and record[key]), None)
+        record |= {"system": record.pop(key)} if key is not None else {}
     config = record.get("toolConfig")
     if isinstance(config, Mapping) and "tools" in config and "tools" not in record:
         record["tools"] = record.pop("toolConfig")["tools"]
     if "system" in record:
         record["system"] = _system_text(record["system"])
     return record
+
+
+def is_system_key(key: str) -> bool:
+    """Is this the name of a system prompt next to the messages, such as `systemInstruction` or `system_prompt`?"""
+    return key.replace("_", "").lower() in _SYSTEM_KEYS
+
+
+def _begins_with_system(messages: Any) -> bool:
+    first = messages[0] if isinstance(messages, list) and messages else None
+    return isinstance(first, Mapping) and (first.get("role") or first.get("from")) in ("system", "developer")
 
 
 def _cohere(message: Any) -> Any:

@@ -6,19 +6,83 @@
             {"id", "name", "args", "result": [{"functionResponse": {"response": {"output": "lost"}}}]}]},
         {"id": …, "type": "gemini", "content": "It is lost."}]}
 
-Messages of the types `info`, `warning` and `error` are shown to the user, and are left out because the model does not
-read them.
+Since 2026 a session is a file of JSON lines. The first line is about it, and each other line is a message or a change:
+
+    {"sessionId": …, "projectHash": …, "startTime": …}
+    {"id": "1", "type": "user", "content": [{"text": "Where is order 7?"}]}
+    {"$set": {"lastUpdated": …}}
+    {"$rewindTo": "1"}
+
+A message that was written again, e.g. with its calls, replaces the one with the same id. `$rewindTo` removes a message
+and all that follow, because the user went back. `$set` with `messages` replaces all messages, e.g. by a summary. The
+chat is read up to a summary, because the model read it in the later turns instead of the earlier ones. Messages of the
+types `info`, `warning` and `error` are shown to the user, and are left out because the model does not read them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from grpo.data_errors import excerpt
 
 _AGENT, _USER = "gemini", "user"
 _SHOWN = ("info", "warning", "error")
+_REWOUND = "record.messages: other turns, which the user took back"
+_LATER = "record: turns after a summary, which the model read instead of the earlier turns"
+_SET, _REWIND = "$set", "$rewindTo"
 _SETTINGS = "record: ids, dates and counts of tokens of Gemini CLI, and messages that only its user saw"
+
+
+def is_session_log(begin: Sequence[Mapping[str, Any] | None]) -> bool:
+    """Are these the first two lines of a session: one about it, and a message or a change?"""
+    if len(begin) < 2 or begin[0] is None or begin[1] is None:
+        return False
+    return {"sessionId", "projectHash"} <= {*begin[0]} and "type" not in begin[0] and _is_entry(begin[1])
+
+
+def is_session_entry(line: Mapping[str, Any]) -> bool:
+    """Does this line change the messages?"""
+    changes = line.get(_SET)
+    return not isinstance(changes, Mapping) or "messages" in changes
+
+
+def _is_entry(line: Any) -> bool:
+    return isinstance(line, Mapping) and (
+        _SET in line or _REWIND in line or line.get("type") in (_AGENT, _USER, *_SHOWN)
+    )
+
+
+def _after_changes(lines: Sequence[Mapping[str, Any]], ignored: list[str]) -> list[Any]:
+    """Messages that are left after all changes of a session's lines, up to a summary of earlier turns."""
+    messages: dict[str, Any] = {}
+    for number, line in enumerate(lines):
+        if _SET in line:
+            if _has_summary(line[_SET], messages):
+                ignored.append(_LATER)
+                break
+        elif _REWIND in line:
+            ids = [*messages]
+            if (end := str(line[_REWIND])) not in ids:
+                raise ValueError(f"{_REWIND} names no message: {excerpt(end, 80)}. Delete the line")
+            messages = {name: messages[name] for name in ids[: ids.index(end)]}
+            ignored.append(_REWOUND)
+        else:
+            messages[str(line.get("id") or f"line {number}")] = line
+    return [*messages.values()]
+
+
+def _has_summary(changes: Any, messages: Mapping[str, Any]) -> bool:
+    """Do other messages stand in the place of the user's? If results were only shortened, its messages keep their ids.
+
+    The results as the model first read them are in the lines before.
+    """
+    given = changes.get("messages") if isinstance(changes, Mapping) else None
+    if not isinstance(given, list):
+        return False
+    ids = {str(message.get("id")) for message in given if isinstance(message, Mapping)}
+    return any(message.get("type") == _USER and name not in ids for name, message in messages.items())
 
 
 def is_gemini_cli(data: Mapping[str, Any]) -> bool:
@@ -27,13 +91,15 @@ def is_gemini_cli(data: Mapping[str, Any]) -> bool:
     if "sessionId" not in data or not isinstance(messages, list) or not messages:
         return False
     kinds = [message.get("type") if isinstance(message, Mapping) else None for message in messages]
-    return _AGENT in kinds and all(kind in (_AGENT, _USER, *_SHOWN) for kind in kinds)
+    return _AGENT in kinds and all(map(_is_entry, messages))
 
 
 def read_gemini_cli(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The record with messages in OpenAI's format, and what was left out."""
-    messages = [message for number, given in enumerate(data["messages"]) for message in _messages(given, number)]
-    return {"id": data["sessionId"], "messages": messages}, [_SETTINGS]
+    ignored = [_SETTINGS]
+    left = _after_changes(data["messages"], ignored)
+    messages = [message for number, given in enumerate(left) for message in _messages(given, number)]
+    return {"id": data["sessionId"], "messages": messages}, ignored
 
 
 def _messages(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:

@@ -56,7 +56,7 @@ from grpo.scenarios.readers.json_file import document_items
 from grpo.scenarios.readers.logged_requests import is_exchange
 from grpo.scenarios.readers.parquet import read_parquet
 from grpo.scenarios.readers.places import parsed, value_at
-from grpo.scenarios.readers.record_file import column_of_chats, read_objects
+from grpo.scenarios.readers.record_file import column_of_chats, has_lines, read_objects
 from grpo.scenarios.readers.source_files import TABLES, data_suffix, open_json, read_document
 from grpo.scenarios.records import SourceRecord
 from grpo.storage.files import files_below
@@ -298,7 +298,8 @@ def _place_of_records(path: Path) -> str | None:
 
     It is the only list of objects, or the only one with messages of several chats, or the only one with a usual name.
     """
-    first = next(read_objects(path, chats=True), None) if _format(path) == "json" else None
+    is_document = _format(path) == "json" and not has_lines(path)
+    first = next(read_objects(path, chats=True), None) if is_document else None
     if first is None or first.data is None or any(kind not in PAGES for kind, _ in chat_kinds(list(first.data))):
         return None
     document = read_document(path)

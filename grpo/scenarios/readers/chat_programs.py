@@ -9,6 +9,8 @@
     Big-AGI                    messages of fragments, see `big_agi`
     LobeChat, Cherry Studio    documents with all chats, see `lobe_chat` and `cherry_studio`
     Agnai, RisuAI              see `role_play`
+    goose, opencode            see `coding_agents`
+    BFCL                       questions of a benchmark, see `bfcl`
     Glaive's data set          one text with the names of the speakers, see `glaive`
 
 A record belongs to a program if it has the program's own keys. Its keys are not guessed then, and no other reader of
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.data_errors import excerpt
+from grpo.scenarios.readers.bfcl import is_bfcl, is_bfcl_answer, read_bfcl, refuse_bfcl_answer
 from grpo.scenarios.readers.big_agi import is_big_agi, read_big_agi
 from grpo.scenarios.readers.chat_exports import (
     is_ai_studio,
@@ -46,6 +49,16 @@ from grpo.scenarios.readers.chat_exports import (
 )
 from grpo.scenarios.readers.cherry_studio import cherry_chats, is_cherry_studio, read_cherry_studio
 from grpo.scenarios.readers.codex import is_codex, read_codex
+from grpo.scenarios.readers.coding_agents import (
+    is_copilot_chat,
+    is_goose,
+    is_opencode,
+    is_zed,
+    read_goose,
+    read_opencode,
+    refuse_copilot_chat,
+    refuse_zed,
+)
 from grpo.scenarios.readers.gemini_cli import is_gemini_cli, read_gemini_cli
 from grpo.scenarios.readers.glaive import is_glaive, read_glaive
 from grpo.scenarios.readers.lm_studio import is_lm_studio, read_lm_studio
@@ -147,6 +160,9 @@ PROGRAMS = (
     Program(name="Cherry Studio", is_record=is_cherry_studio, read=read_cherry_studio),
     Program(name="Agnai", is_record=is_agnai, read=read_agnai),
     Program(name="RisuAI", is_record=is_risu, read=read_risu),
+    Program(name="goose", is_record=is_goose, read=read_goose),
+    Program(name="opencode", is_record=is_opencode, read=read_opencode),
+    Program(name="BFCL", is_record=is_bfcl, read=read_bfcl),
     Program(name="Open WebUI", is_record=is_open_webui, read=read_open_webui),
     Program(name="LibreChat", is_record=is_libre_chat, read=read_libre_chat),
     Program(name="llama.cpp", is_record=is_llama_cpp, read=read_llama_cpp),
@@ -159,4 +175,7 @@ PROGRAMS = (
     Program(name="Glaive", is_record=is_glaive, read=read_glaive, has_demonstrations=True),
     Program(name="character cards", is_record=_is_card, read=_refuse_card),
     Program(name="KoboldAI", is_record=_is_story, read=_refuse_story),
+    Program(name="BFCL, answers", is_record=is_bfcl_answer, read=refuse_bfcl_answer),
+    Program(name="Copilot Chat", is_record=is_copilot_chat, read=refuse_copilot_chat),
+    Program(name="Zed", is_record=is_zed, read=refuse_zed),
 )

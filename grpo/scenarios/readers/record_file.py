@@ -16,6 +16,7 @@ from grpo.scenarios.logged_chat import MAX_MESSAGES
 from grpo.scenarios.message_columns import find_group, is_group_name, is_time_name, leaves
 from grpo.scenarios.readers.chat_programs import chats_in
 from grpo.scenarios.readers.codex import is_session_file, is_session_item
+from grpo.scenarios.readers.coding_agents import is_goose_file
 from grpo.scenarios.readers.gemini_cli import is_session_entry, is_session_log
 from grpo.scenarios.readers.json_file import document_items, item_records, read_jsonl
 from grpo.scenarios.readers.langchain_messages import is_serialized
@@ -42,16 +43,16 @@ def read_objects(path: Path, records: str | None = None, *, chats: bool = False)
     is an object and another line follows, and a file of any other name unless it begins like a document. Blank lines do
     not count. The `line` of a record is its line, or in a document its number. With `chats`, a document that is a list
     of messages is one chat, and so is each list of messages in an object whose keys are ids, each chat of a document of
-    a program, and a file of lines of SillyTavern, Codex or Gemini CLI. Without it, each message is a record, because
-    the records of other formats may look like messages.
+    a program, and a file of lines of SillyTavern, Codex, Gemini CLI or goose. Without it, each message is a record,
+    because the records of other formats may look like messages.
 
     Raises `DataError` if a document is broken or over 64 MiB.
     """
-    if records is None and (data_suffix(path) in _LINES or _has_lines(path)):
+    if records is None and (data_suffix(path) in _LINES or has_lines(path)):
         lines = read_jsonl(path)
         begin = [*islice(lines, 2)] if chats else []
         first_lines = [record.data for record in begin]
-        if is_chat_file(first_lines):
+        if is_chat_file(first_lines) or is_goose_file(first_lines):
             yield _of_one_chat(begin[0], chain(begin[1:], lines))
         elif is_session_file(first_lines):
             yield _of_one_chat(begin[0], chain(begin[1:], lines), is_message=is_session_item)
@@ -166,7 +167,8 @@ def _tells_chats_apart(speakers: dict[str | int, list[str]]) -> bool:
     return len(speakers) > 1 and 2 * len(chats) > len(repeated) and 2 * sum(map(len, repeated)) > messages
 
 
-def _has_lines(path: Path) -> bool:
+def has_lines(path: Path) -> bool:
+    """Has a file one record per line? See `read_objects` on files that are not named so."""
     with open_json(path) as file:
         lines = (line for line in iter(partial(file.readline, LONGEST_LINE), b"") if line.strip())
         first, has_more = next(lines, b""), next(lines, None) is not None

@@ -222,6 +222,27 @@ RISU: list[dict[str, Any]] = [
     {"role": "char", "data": "a note", "time": 3, "disabled": True},
     {"role": "char", "data": DONE, "time": 4, "generationInfo": {"model": "m"}},
 ]
+GOOSE: list[dict[str, Any]] = [
+    {"role": "user", "created": 1, "content": [{"type": "text", "text": ASKED}]},
+    {"role": "assistant", "created": 2, "content": [
+        {"type": "thinking", "thinking": "7?", "signature": "x"},
+        {"type": "toolRequest", "id": "c1", "toolCall": {
+            "status": "success", "value": {"name": "look_up", "arguments": {"order": "7"}}}}]},
+    {"role": "user", "created": 3, "content": [
+        {"type": "toolResponse", "id": "c1", "toolResult": {
+            "status": "success", "value": [{"type": "text", "text": "lost"}]}}]},
+    {"role": "assistant", "created": 4, "content": [{"type": "text", "text": DONE}]},
+]  # fmt: skip
+OPENCODE: list[dict[str, Any]] = [
+    {"info": {"id": "m1", "role": "user", "sessionID": "s"}, "parts": [{"id": "p", "type": "text", "text": ASKED}]},
+    {"info": {"id": "m2", "role": "assistant", "sessionID": "s", "parentID": "m1"}, "parts": [
+        {"type": "step-start"}, {"type": "reasoning", "text": "7?"},
+        {"type": "tool", "callID": "c1", "tool": "look_up", "state": {
+            "status": "completed", "input": {"order": "7"}, "output": "lost", "title": "", "metadata": {}}},
+        {"type": "step-finish", "reason": "tool-calls"}]},
+    {"info": {"id": "m3", "role": "assistant", "sessionID": "s", "parentID": "m1"}, "parts": [
+        {"type": "text", "text": DONE}]},
+]  # fmt: skip
 _CALLED = (
     '<details type="tool_calls" done="true" id="c1" name="look_up" '
     f'arguments="{html.escape(json.dumps(json.dumps({"order": "7"})))}" '
@@ -363,6 +384,23 @@ PROGRAM_FILES = (
         content={"type": "risuAllChats", "ver": 1, "data": [
             {"message": RISU, "note": "Be kind.", "name": "Orders", "localLore": []}]},
         context="Be kind.\n\nYou opened the conversation: Welcome.",
+    ),
+    ProgramFile(
+        name="goose",
+        file="20261120_1.jsonl",
+        known_by="a first line with `working_dir`, then messages, or a `conversation` next to it",
+        reads="texts, reasoning, `toolRequest` and `toolResponse`, up to the first summary",
+        content=[{"id": "s", "working_dir": "/shop", "description": "Orders", "message_count": 4}, *GOOSE],
+        lines=True,
+        has_call=True,
+    ),
+    ProgramFile(
+        name="opencode",
+        file="session.json",
+        known_by="`info`, and messages with `info` and `parts`",
+        reads="texts, reasoning and tools with their results, up to the first summary",
+        content={"info": {"id": "s", "title": "Orders"}, "messages": OPENCODE},
+        has_call=True,
     ),
     ProgramFile(
         name="Open WebUI",
@@ -533,5 +571,9 @@ REFUSED = (
      "a card describes a character and has no chat. Export the chats"),
     ("KoboldAI's stories", {"gamestarted": True, "prompt": f"\nYou: {ASKED}", "actions": [f"\nDesk: {DONE}"]},
      "a story of KoboldAI does not say who wrote which part. Write its turns as a list"),
+    ("Copilot Chat", {"responderUsername": "Copilot", "requests": [{"message": {"text": ASKED}, "response": []}]},
+     "an export of Copilot Chat is not read, because it lacks what the model read"),
+    ("Zed", {"title": "Orders", "messages": [{"User": {"content": [{"Text": ASKED}]}}, "Resume"]},
+     "threads of Zed are not read: each message is under a key User or Agent. Write the messages as a list"),
 )  # fmt: skip
 """Files of such programs without a chat that can be read, each with the reason."""

@@ -101,7 +101,7 @@ def _rank(reply: Any) -> float:
     return rank if isinstance(rank, (int, float)) else float("inf")
 
 
-def _newest(nodes: Mapping[str, Any]) -> str | None:
+def _newest(nodes: Mapping[str, Any]) -> str:
     """Key of the newest message that no other follows, by the time, because the keys may be in any order.
 
     A question and its reply may have the same time. Without times, the last message of the file is the newest.
@@ -110,8 +110,8 @@ def _newest(nodes: Mapping[str, Any]) -> str | None:
     ends = [name for name, node in nodes.items() if _has_fragments(node) and name not in parents]
     times = [try_call(partial(instant, value_at(nodes[name], _TIME))) for name in ends]
     if not ends or not all(isinstance(time, float) for time in times):
-        return next(reversed(nodes), None)
-    return max(zip(times, range(len(ends)), ends, strict=True))[-1]  # type: ignore[type-var]
+        return [*nodes][-1]
+    return max(zip(times, range(len(ends)), ends, strict=True))[-1]
 
 
 def _has_fragments(node: Any) -> bool:

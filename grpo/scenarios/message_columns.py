@@ -208,7 +208,7 @@ def find_hidden(rows: Sequence[Row], group: str | None) -> dict[str, list[str]]:
         return {f"{prefix}{name}": ["true"] for name in _OF_CLAUDE_CODE[1 if is_own else 0 :]}
     for place in dict.fromkeys(place for row in rows for place in row):
         name = folded(place.rpartition(".")[2]).removeprefix("is")
-        if name in ("private", "internal", "public"):
+        if name in ("private", "internal", "public", "hidden", "deleted"):
             hidden, known = {*(_FALSE if name == "public" else _TRUE)}, {*_TRUE, *_FALSE, ""}
         elif name in ("type", "messagetype", "visibility", "kind"):
             hidden, known = {*_HIDDEN}, None

@@ -131,7 +131,7 @@ _OF_TOOLS = frozenset(
     for what in ("tool", "function")
     for part in ("call", "use", "invocation", "request", "result", "response", "output")
     for end in ("", "s")
-)
+) | {"usedtools", "toolsused", "calledtools", "intermediatesteps"}
 """Keys of calls and results in the words of many programs, in lower case and without anything between the words."""
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo.data_errors import excerpt
+from grpo.scenarios.readers.ai_sdk import with_page_parts
 from grpo.scenarios.readers.message_items import rewrite_items
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -52,7 +53,7 @@ _MARKUP = (
     "cashtag", "bot_command", "email", "phone", "plain", "blockquote",
 )  # fmt: skip
 """Types of parts that are a text with a format, as Telegram exports them."""
-_SYSTEM_KEYS = ("systeminstruction", "systemprompt", "systemmessage", "systemrole")
+_SYSTEM_KEYS = ("preprompt", "systeminstruction", "systemprompt", "systemmessage", "systemrole")
 _CUT_OFF = ("max_tokens", "MAX_TOKENS", "incomplete")
 
 
@@ -83,7 +84,9 @@ def is_system_key(key: str) -> bool:
 
 def _begins_with_system(messages: Any) -> bool:
     first = messages[0] if isinstance(messages, list) and messages else None
-    return isinstance(first, Mapping) and (first.get("role") or first.get("from")) in ("system", "developer")
+    if not isinstance(first, Mapping) or (first.get("role") or first.get("from")) not in ("system", "developer"):
+        return False
+    return first.get("content", first.get("value")) not in (None, "", [])
 
 
 def _cohere(message: Any) -> Any:
@@ -177,6 +180,7 @@ def split_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     Raises `ValueError` if a result has content other than text and JSON.
     """
+    message = with_page_parts(message)
     place = next((key for key in _PARTS if isinstance(message.get(key), list)), None)
     parts = message.get("content") if message.get("content") is not None or place is None else message[place]
     if not isinstance(parts, list) or all(_is_plain(part) for part in parts):
@@ -337,7 +341,7 @@ def _reasoning(part: Mapping[str, Any]) -> str:
     """Text of a part with reasoning. Encrypted reasoning has none."""
     body = part.get("reasoningContent", part)
     body = body.get("reasoningText", body) if isinstance(body, Mapping) else {}
-    value = _first(body, "thinking", "text", "content") if isinstance(body, Mapping) else body
+    value = _first(body, "thinking", "text", "content", "reasoning") if isinstance(body, Mapping) else body
     if isinstance(value, list):
         return "".join(str(item.get("text", "")) for item in value if isinstance(item, Mapping))
     return value if isinstance(value, str) else ""

@@ -148,6 +148,17 @@ def _refuse_story(data: Mapping[str, Any]) -> Read:
     )
 
 
+def _is_activity(data: Mapping[str, Any]) -> bool:
+    return {"header", "title", "time", "safeHtmlItem"} <= {*data}
+
+
+def _refuse_activity(data: Mapping[str, Any]) -> Read:
+    raise ValueError(
+        "an activity of Google's Takeout has one prompt with a reply in HTML, and does not say to which chat it "
+        "belongs. Write the messages of each chat as a list with roles"
+    )
+
+
 PROGRAMS = (
     Program(name="ChatGPT", is_record=is_chat_tree, read=_read_tree),
     Program(name="OpenAssistant", is_record=is_reply_tree, read=_read_reply_tree),
@@ -176,6 +187,7 @@ PROGRAMS = (
     Program(name="character cards", is_record=_is_card, read=_refuse_card),
     Program(name="KoboldAI", is_record=_is_story, read=_refuse_story),
     Program(name="BFCL, answers", is_record=is_bfcl_answer, read=refuse_bfcl_answer),
+    Program(name="Google Takeout", is_record=_is_activity, read=_refuse_activity),
     Program(name="Copilot Chat", is_record=is_copilot_chat, read=refuse_copilot_chat),
     Program(name="Zed", is_record=is_zed, read=refuse_zed),
 )

@@ -353,9 +353,10 @@ def _check_order(messages: Any, settings: ChatSettings) -> None:
         if not all(name in item for item in messages):
             continue
         times = [try_call(partial(instant, item[name])) for item in messages]
-        falls = all(isinstance(time, float) for time in times) and times == sorted({*times}, reverse=True)  # type: ignore[type-var]
-        is_clear = speaker == "assistant" or (len(times) > 2 and times[-1] > _LONGEST_DURATION)  # type: ignore[operator]
-        if falls and is_clear:
+        if not all(isinstance(time, float) for time in times):
+            continue
+        falls = times == sorted({*times}, reverse=True)  # type: ignore[type-var]
+        if falls and (speaker == "assistant" or (len(times) > 2 and times[-1] > _LONGEST_DURATION)):  # type: ignore[operator]
             raise ValueError(f"the newest message comes first, by {name}. Sort them by it, or read them as rows")
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from grpo.data_errors import excerpt
 from grpo.scenarios.readers.places import value_at
+from grpo.scenarios.readers.speaker_turns import separate_texts
 
 _SETTINGS = "record: titles, models and settings of Big-AGI"
 _SKIPPED = "message.userFlags: a message that the model did not read"
@@ -49,8 +50,9 @@ def read_big_agi(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             raise ValueError(f"the text that message {number} refers to cannot be read. Delete the reference")
         is_cut = message.get("pendingIncomplete") is True or value_at(message, "generator.tokenStopReason") is not None
         fragments = message.get("fragments")
-        texts = [message.get("text")] if not isinstance(fragments, list) else list(_parts(fragments, number, ignored))
-        messages.append({"role": message.get("role"), "content": texts, **({"weight": 0} if is_cut else {})})
+        is_list = isinstance(fragments, list)
+        content = separate_texts(_parts(fragments, number, ignored)) if is_list else message.get("text")
+        messages.append({"role": message.get("role"), "content": content, **({"weight": 0} if is_cut else {})})
     return {**({"id": data["id"]} if data.get("id") else {}), "messages": messages}, ignored
 
 

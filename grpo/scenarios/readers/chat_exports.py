@@ -135,6 +135,10 @@ def read_libre_chat(data: Mapping[str, Any]) -> Read:
 
 
 def _of_libre_chat(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message.get("plugin") or message.get("plugins"):
+        raise ValueError(
+            "calls of plugins, as LibreChat had them first, cannot be read. Delete the message with plugin"
+        )
     content = message.get("content")
     parts = [part for item in content for part in _part_of_libre_chat(item)] if isinstance(content, list) else []
     is_unlearned = (
@@ -240,7 +244,8 @@ def read_chatbox(data: Mapping[str, Any]) -> Read:
             }
         )
     threads = ["record.threads: earlier threads of the session"] if data.get("threads") else []
-    return {**_kept(data), "messages": messages}, [_settings("Chatbox"), *threads]
+    others = [OTHER_BRANCHES] if data.get("messageForksHash") else []
+    return {**_kept(data), "messages": messages}, [_settings("Chatbox"), *threads, *others]
 
 
 def _parts_of_chatbox(part: Any) -> list[Any]:

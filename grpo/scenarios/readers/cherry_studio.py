@@ -23,6 +23,7 @@ from typing import Any
 from grpo.data_errors import excerpt
 from grpo.scenarios.readers.message_links import OTHER_BRANCHES
 from grpo.scenarios.readers.places import parsed, value_at
+from grpo.scenarios.readers.speaker_turns import separate_texts
 
 _SETTINGS = "record: names, dates and settings of Cherry Studio"
 _STORE = "persist:cherry-studio"
@@ -109,7 +110,7 @@ def _message(message: Mapping[str, Any], number: int, blocks: Mapping[str, Any])
     names = [str(name) for name in message.get("blocks") or ()]
     if missing := next((name for name in names if name not in blocks), None):
         raise ValueError(f"block {excerpt(missing, _SHOWN)} of message {number} is not in the file. Back up again")
-    parts = [part for name in names for part in _parts(blocks[name], number)]
+    parts = separate_texts(part for name in names for part in _parts(blocks[name], number))
     content = parts if names else message.get("content")
     is_cut = message.get("status") in _UNFINISHED
     return {"role": message.get("role"), "content": content, **({"weight": 0} if is_cut else {})}

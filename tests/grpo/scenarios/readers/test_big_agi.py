@@ -78,3 +78,10 @@ def test_an_error_that_the_page_shows_is_not_said(tmp_path: Path):
 def test_what_is_not_a_text_or_a_call_quarantines_the_chat(tmp_path: Path, messages: list[Any], problem: str):
     """With the number of the message."""
     assert (read(tmp_path, *messages).problem or "").startswith(problem)
+
+
+def test_an_empty_line_separates_fragments_with_a_text(tmp_path: Path):
+    """As on the page."""
+    record = read(tmp_path, message("user", big_agi_text(ASKED), big_agi_text("Please.")), REPLY)
+    assert record.data is not None, record.problem
+    assert record.data["user_responses"] == [f"{ASKED}\n\nPlease."]

@@ -358,3 +358,19 @@ def test_files_next_to_the_messages_are_not_left_out(tmp_path: Path):
     """The question may be about them."""
     record = read(tmp_path, {"messages": [U, A], "attachments": [{"name": "a.png"}]})
     assert (record.problem or "").startswith("record.attachments cannot be read: content other than text is not read")
+
+
+def test_calls_of_plugins_of_librechat_are_not_left_out(tmp_path: Path):
+    """Older versions had plugins instead of parts with calls."""
+    (program,) = [program for program in PROGRAM_FILES if program.name == "LibreChat"]
+    content = json.loads(program.text())
+    content["messages"][-1]["plugin"] = {"latest": "look_up", "inputs": [{"plugin": "look_up"}]}
+    assert (read(tmp_path, content).problem or "").startswith("calls of plugins, as LibreChat had them first")
+
+
+def test_forks_of_a_message_of_chatbox_are_counted(tmp_path: Path):
+    """The shown one is in the list of messages."""
+    (program,) = [program for program in PROGRAM_FILES if program.name == "Chatbox"]
+    content = json.loads(program.text())
+    content["session:s"]["messageForksHash"] = {"2": {"position": 0, "lists": [{"id": "f", "messages": []}]}}
+    assert any("other replies" in reason for reason in read(tmp_path, content).ignored)

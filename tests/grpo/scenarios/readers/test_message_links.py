@@ -45,6 +45,18 @@ def test_a_first_question_that_was_edited_is_a_branch(end: Any, root: Any, names
     assert "".join(message["id"] for message in branch) == names
 
 
+def test_earlier_turns_stay_if_only_replies_name_a_message():
+    """A second question has no predecessor, so that a branch would begin with it. Its first reply was replaced."""
+    roles = ("user", "assistant", "user", "assistant", "assistant")
+    messages = linked([("a", None), ("b", "a"), ("c", None), ("d", "c"), ("e", "c")])
+    messages = [{**message, "role": role} for message, role in zip(messages, roles, strict=True)]
+    branch, has_others = shown_branch(messages)
+    assert ("".join(message["id"] for message in branch), has_others) == ("abce", True)
+    tools = [{**message, "role": "tool"} if message["id"] in "de" else message for message in messages]
+    branch, has_others = shown_branch(tools)
+    assert ("".join(message["id"] for message in branch), has_others) == ("abcde", False)
+
+
 @pytest.mark.parametrize(
     "messages",
     [

@@ -14,8 +14,8 @@ Since 2026 a session is a file of JSON lines. The first line is about it, and ea
     {"$rewindTo": "1"}
 
 A message that was written again, e.g. with its calls, replaces the one with the same id. `$rewindTo` removes a message
-and all that follow, because the user went back. `$set` with `messages` replaces all messages, e.g. by a summary. The
-chat is read up to a summary, because the model read it in the later turns instead of the earlier ones. Messages of the
+and all that follow, because the user went back. `$set` with `messages` has all messages so far, or a summary. The chat
+is read up to a summary, because the model read it in the later turns instead of the earlier ones. Messages of the
 types `info`, `warning` and `error` are shown to the user, and are left out because the model does not read them.
 """
 
@@ -31,6 +31,7 @@ _AGENT, _USER = "gemini", "user"
 _SHOWN = ("info", "warning", "error")
 _REWOUND = "record.messages: other turns, which the user took back"
 _LATER = "record: turns after a summary, which the model read instead of the earlier turns"
+_RESULT = "functionResponse"
 _SET, _REWIND = "$set", "$rewindTo"
 _SETTINGS = "record: ids, dates and counts of tokens of Gemini CLI, and messages that only its user saw"
 
@@ -59,9 +60,15 @@ def _after_changes(lines: Sequence[Mapping[str, Any]], ignored: list[str]) -> li
     messages: dict[str, Any] = {}
     for number, line in enumerate(lines):
         if _SET in line:
-            if _has_summary(line[_SET], messages):
+            given = line[_SET].get("messages") if isinstance(line[_SET], Mapping) else None
+            if not isinstance(given, list) or not all(isinstance(message, Mapping) for message in given):
+                continue
+            whole = {_name(message, number): message for number, message in enumerate(given)}
+            known, asked = _asked(messages), _asked(whole)
+            if known - asked:
                 ignored.append(_LATER)
                 break
+            messages = whole if asked - known or _replies(whole) > _replies(messages) else messages
         elif _REWIND in line:
             ids = [*messages]
             if (end := str(line[_REWIND])) not in ids:
@@ -69,20 +76,33 @@ def _after_changes(lines: Sequence[Mapping[str, Any]], ignored: list[str]) -> li
             messages = {name: messages[name] for name in ids[: ids.index(end)]}
             ignored.append(_REWOUND)
         else:
-            messages[str(line.get("id") or f"line {number}")] = line
+            messages[_name(line, number)] = line
     return [*messages.values()]
 
 
-def _has_summary(changes: Any, messages: Mapping[str, Any]) -> bool:
-    """Do other messages stand in the place of the user's? If results were only shortened, its messages keep their ids.
+def _name(message: Mapping[str, Any], number: int) -> str:
+    return str(message.get("id") or f"message {number}")
 
-    The results as the model first read them are in the lines before.
+
+def _asked(messages: Mapping[str, Any]) -> set[str]:
+    """Ids of the messages of the user, without the results of calls.
+
+    A summary has other ids. If only results were shortened, the ids are the same, and the results as the model first
+    read them are in the lines before.
     """
-    given = changes.get("messages") if isinstance(changes, Mapping) else None
-    if not isinstance(given, list):
-        return False
-    ids = {str(message.get("id")) for message in given if isinstance(message, Mapping)}
-    return any(message.get("type") == _USER and name not in ids for name, message in messages.items())
+    return {
+        name for name, message in messages.items() if message.get("type") == _USER and not _has_only(message, _RESULT)
+    }
+
+
+def _replies(messages: Mapping[str, Any]) -> int:
+    return sum(message.get("type") == _AGENT for message in messages.values())
+
+
+def _has_only(message: Mapping[str, Any], key: str) -> bool:
+    """Are all parts of the message of this kind?"""
+    parts = message.get("content")
+    return isinstance(parts, list) and bool(parts) and all(isinstance(part, Mapping) and key in part for part in parts)
 
 
 def is_gemini_cli(data: Mapping[str, Any]) -> bool:
@@ -90,16 +110,23 @@ def is_gemini_cli(data: Mapping[str, Any]) -> bool:
     messages = data.get("messages")
     if "sessionId" not in data or not isinstance(messages, list) or not messages:
         return False
-    kinds = [message.get("type") if isinstance(message, Mapping) else None for message in messages]
-    return _AGENT in kinds and all(map(_is_entry, messages))
+    return all(map(_is_entry, messages)) and any(
+        message.get("type") == _AGENT or _SET in message for message in messages
+    )
 
 
 def read_gemini_cli(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The record with messages in OpenAI's format, and what was left out."""
     ignored = [_SETTINGS]
     left = _after_changes(data["messages"], ignored)
+    has_results = any(call.get("result") for message in left for call in _objects(message.get("toolCalls")))
+    left = [message for message in left if not has_results or not _has_only(message, _RESULT)]
     messages = [message for number, given in enumerate(left) for message in _messages(given, number)]
     return {"id": data["sessionId"], "messages": messages}, ignored
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
 def _messages(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
@@ -111,11 +138,14 @@ def _messages(message: Mapping[str, Any], number: int) -> Iterator[dict[str, Any
     calls = message.get("toolCalls") or []
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise ValueError(f"toolCalls of message {number} is not a list of calls. Correct it, or delete the message")
+    content = message.get("content") or None
+    if calls and isinstance(content, list):  # the content may have the calls once more, under other ids
+        content = [part for part in content if not isinstance(part, Mapping) or "functionCall" not in part] or None
     thoughts = [thought for thought in message.get("thoughts") or () if isinstance(thought, Mapping)]
     reasoning = "\n\n".join(str(thought.get("description", "")) for thought in thoughts)
     yield {
         "role": "assistant",
-        "content": message.get("content") or None,
+        "content": content,
         **({"reasoning": reasoning} if reasoning else {}),
         **({"tool_calls": [_call(call) for call in calls]} if calls else {}),
     }

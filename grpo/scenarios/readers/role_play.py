@@ -19,7 +19,7 @@ from grpo.data_errors import excerpt
 
 _HIDDEN = "message: a message that the model did not read"
 _RISU, _RISU_CHATS = "risuChat", "risuAllChats"
-_RISU_ROLES = {"user": "user", "char": "assistant"}
+_RISU_ROLES = {"user": "user", "char": "assistant", "assistant": "assistant"}
 _SHOWN = 80  # characters of a value in a reason
 Read = tuple[dict[str, Any], list[str]]
 

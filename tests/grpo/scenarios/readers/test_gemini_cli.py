@@ -138,3 +138,27 @@ def test_a_way_back_to_no_message_is_quarantined(tmp_path: Path):
     """Nobody knows which turns are left."""
     record = lines_of(tmp_path, said("1", "user", "Hello."), said("2", "gemini", DONE), {"$rewindTo": "5"})
     assert (record.problem or "").startswith("$rewindTo names no message: 5. Delete the line")
+
+
+def test_messages_that_are_only_in_a_change_are_read(tmp_path: Path):
+    """A session that was resumed may have all of its messages in one line."""
+    whole = {"$set": {"messages": [said("1", "user", "Where is order 7?"), said("2", "gemini", DONE)]}}
+    record = lines_of(tmp_path, whole)
+    assert record.data is not None, record.problem
+    assert (record.data["user_responses"], record.data["expected"]["responses"]) == (["Where is order 7?"], [DONE])
+    record = lines_of(tmp_path, said("1", "user", "Where is order 7?"), {"$set": {"messages": "x"}}, whole,
+                      said("3", "user", "Thanks."))  # fmt: skip
+    assert record.data is not None, record.problem
+    assert record.data["user_responses"] == ["Where is order 7?", "Thanks."]
+    assert record.data["expected"]["responses"] == [DONE]
+
+
+def test_calls_and_results_that_are_in_the_content_too_are_read_once(tmp_path: Path):
+    """Under other ids than in `toolCalls`."""
+    messages = session()
+    messages[2]["content"] = [{"functionCall": {"id": "x", "name": "look_up", "args": {"order": "7"}}}]
+    messages.insert(3, {"id": "r", "type": "user", "content": response(output="lost")})
+    record = read(tmp_path, *messages)
+    assert record.data is not None, record.problem
+    assert [call["result"] for call in record.data["world"]["recorded"]] == ["lost"]
+    assert (record.data["user_responses"], record.data["expected"]) == (["Where is order 7?"], {"responses": [DONE]})

@@ -6,8 +6,8 @@
     RisuAI   {"type": "risuChat", "data": {"note": "Be kind.", "message": [
                  {"role": "user", "data": "Where is order 7?"}, {"role": "char", "data": "It is lost."}]}}
 
-Agnai exports the shown branch only. Messages that the model does not read (`ooc`, `disabled`) are left out. The
-description of the character is not in these files.
+Agnai exports the shown branch only. Messages that the model does not read (`ooc`, `disabled`, `isComment`) are left
+out. The description of the character is not in these files.
 """
 
 from __future__ import annotations
@@ -74,13 +74,16 @@ def read_risu(data: Mapping[str, Any]) -> Read:
         raise ValueError("message is not a list of objects. Export the chat again")
     messages: list[dict[str, Any]] = []
     for number, message in enumerate(given):
-        if message.get("disabled"):
+        if message.get("disabled") or message.get("isComment"):
             ignored.append(_HIDDEN)
-            messages = [] if message["disabled"] == "allBefore" else messages
+            messages = [] if message.get("disabled") == "allBefore" else messages
             continue
         if (role := _RISU_ROLES.get(str(message.get("role")))) is None:
             raise ValueError(f"unknown role: {excerpt(message.get('role'), _SHOWN)} in message {number}. Correct it")
         name = {"name": message["saying"]} if message.get("saying") else {}
         messages.append({"role": role, "content": message.get("data"), **name})
+    ignored += ["record.localLore: texts that the model reads if a message has their words"] * bool(
+        chat.get("localLore")
+    )
     note = {"system": chat["note"]} if chat.get("note") else {}
     return {"messages": messages, **note}, ignored

@@ -105,6 +105,19 @@ def test_the_newest_reply_of_deepseek_is_found_by_its_time(tmp_path: Path, time:
     assert record.data["expected"]["responses"] == [reply]
 
 
+@pytest.mark.parametrize(
+    "fragment", [{"type": "SEARCH", "results": [{"url": "x"}]}, {"type": "FILE", "files": [{"file_name": "a.png"}]}]
+)
+def test_a_search_and_a_file_of_deepseek_quarantine_the_chat(tmp_path: Path, fragment: dict[str, Any]):
+    """The model read what the export does not have."""
+    nodes = {"1": _fragments("root", "REQUEST", "Where is it?", None), "root": {"parent": None, "message": None}}
+    nodes["1"]["message"]["fragments"].insert(0, fragment)
+    path = tmp_path / "conversations.json"
+    path.write_text(json.dumps([{"id": "c", "mapping": dict(reversed(nodes.items()))}]))
+    [record] = read_records(ChatSource(kind="openai_messages", path=str(path)))
+    assert record.problem == f"a fragment {fragment['type']} cannot be read. Only texts and thoughts are read"
+
+
 def test_the_users_own_instructions_are_the_system_prompt(tmp_path: Path):
     """ChatGPT hides the message from the page, and reads it before each chat."""
     chat = _chat()

@@ -48,10 +48,14 @@ def test_a_message_of_an_unknown_speaker_quarantines_the_chat(tmp_path: Path, do
 def test_what_stands_before_a_cut_was_not_read_by_the_model(tmp_path: Path):
     """RisuAI disables one message, or all before it as well."""
     cut = {"role": "char", "data": "a note", "disabled": "allBefore"}
-    record = read(tmp_path, risu({"role": "user", "data": "Hello."}, cut, RISU[1], RISU[3]))
+    comment = {"role": "char", "data": "a note", "isComment": True}
+    chat = risu({"role": "user", "data": "Hello."}, cut, RISU[1], comment, RISU[3])
+    chat["data"]["localLore"] = [{"key": "order", "content": "Orders have numbers."}]
+    record = read(tmp_path, chat)
     assert record.data is not None, record.problem
     assert (record.data["user_responses"], record.data["expected"]["responses"]) == ([ASKED], [DONE])
     assert "message: a message that the model did not read" in record.ignored
+    assert "record.localLore: texts that the model reads if a message has their words" in record.ignored
 
 
 def test_a_message_with_a_speaker_is_not_taken_for_a_question(tmp_path: Path):

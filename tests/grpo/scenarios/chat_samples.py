@@ -268,7 +268,7 @@ FORMATS = (
     ),
     Format(
         name="AI SDK, messages of the model or of the page",
-        known_by="parts `tool-call` and `tool-result`, or `tool-NAME`, or `tool-invocation` (`toolInvocations`)",
+        known_by="parts `tool-call` and `tool-result`, or `tool-NAME`, or `tool-invocation`",
         chats=(AI_SDK_MODEL, AI_SDK_PAGE, AI_SDK_4),
     ),
     Format(

@@ -379,7 +379,7 @@ PROGRAM_FILES = (
     ProgramFile(
         name="RisuAI",
         file="Desk_2026-11-20.json",
-        known_by="`type`, which is `risuChat` or `risuAllChats`",
+        known_by="`type`, which is risuChat or `risuAllChats`",
         reads="the messages that are not disabled, and the note of the chat",
         content={"type": "risuAllChats", "ver": 1, "data": [
             {"message": RISU, "note": "Be kind.", "name": "Orders", "localLore": []}]},
@@ -388,7 +388,7 @@ PROGRAM_FILES = (
     ProgramFile(
         name="goose",
         file="20261120_1.jsonl",
-        known_by="a first line with `working_dir`, then messages, or a `conversation` next to it",
+        known_by="a first line with `working_dir`, then messages, or a conversation next to it",
         reads="texts, reasoning, `toolRequest` and `toolResponse`, up to the first summary",
         content=[{"id": "s", "working_dir": "/shop", "description": "Orders", "message_count": 4}, *GOOSE],
         lines=True,
